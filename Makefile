@@ -1,0 +1,48 @@
+# `make demo` and `make test` set everything up by themselves on a machine with Python 3.11+ and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+OUT ?= demo
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types imports unit format bench-paper clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+venv: $(READY) ## Build .venv from constraints.txt
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spearpp needs Python 3.11 or newer, found " + sys.version.split()[0] + "; try: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## Recover a batch of photographs from one simulated update
+	$(BIN)/python -m spearpp.demo --out $(OUT)
+
+test: lint types imports unit ## Everything CI checks
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports --no-cache
+
+unit: $(READY)
+	$(BIN)/python -m pytest
+
+format: $(READY) ## Let ruff format and fix what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-paper: $(READY) ## The paper's search, measured (SPEARPP_DATA names the CIFAR-10 npz; ARGS="--batches 20")
+	$(BIN)/python -m benchmarks.paper $(ARGS)
+
+clean: ## Remove the environment and everything built
+	rm -rf .venv demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,131 @@
+"""The pool of candidate directions: sparse enough, solved exactly, each there once up to sign."""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp import sphere
+from spearpp.nullspace import kernel_vectors
+from spearpp.problem import Problem
+from spearpp.shapes import Bool, Float, Int, Tensor
+
+_REFITS = 3
+_BYTES = 2**27
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The candidates S, in the order they were found."""
+
+    directions: Float[Tensor, "candidates b"]
+    """Unit vectors q."""
+    zeros: Bool[Tensor, "candidates m"]
+    """Which entries of L q are zero, by the noise rule."""
+
+    def __len__(self) -> int:
+        return self.directions.shape[0]
+
+    def sparsest_first(self) -> Int[Tensor, "candidates"]:
+        """Indices by falling number of zeros; equal ones in the order they were found."""
+        return self.zeros.sum(1).argsort(descending=True, stable=True)
+
+    @property
+    def rank(self) -> int:
+        """dim span(S)."""
+        return int(torch.linalg.matrix_rank(self.directions, rtol=1e-7)) if len(self) else 0
+
+
+def empty_pool(problem: Problem) -> Pool:
+    """A pool with nothing in it."""
+    left = problem.factors.left
+    return Pool(left.new_zeros(0, left.shape[1]), torch.zeros(0, left.shape[0], dtype=torch.bool, device=left.device))
+
+
+def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"]) -> Pool:
+    """The pool with those proposals added that are sparse enough and new.
+
+    A proposal needs τ·m entries that look zero at a search's precision. It is then solved again in
+    float64 for just those zeros (``refit``), must have τ·m zeros by the noise rule, and must not lie
+    in the pool already, itself or its negative.
+    """
+    m, b = problem.factors.left.shape
+    found = sphere.retract(proposed.double())
+    found = torch.cat([_sparse_enough(problem, part) for part in _parts(found, 24 * m)])
+    found = drop_neighbours(found)
+    found = torch.cat([refit(problem, part) for part in _parts(found, 24 * m * b)])
+    values = found @ problem.factors.left.T
+    zeros = problem.tolerance.zeros(values, found)
+    enough = _live_count(problem, zeros) >= problem.tolerance.least_zeros
+    found, zeros = found[enough], zeros[enough]
+    kept = _new_ones(pool, problem, found, zeros)
+    if not len(kept):
+        return pool
+    return Pool(torch.cat([pool.directions, found[kept]]), torch.cat([pool.zeros, zeros[kept]]))
+
+
+def refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
+    """Solve each direction again for its own zeros.
+
+    min Σ_k (w_k ℓ_k·q / σ_k)² on the sphere, over the rows k that look zero: the maximum-likelihood
+    direction given those zeros, the exact one without noise. A row that only looked zero would
+    spoil it, so w_k = min(1, t_k / |ℓ_k·q|) with t_k the largest entry that noise allows, and the
+    weights are renewed three times.
+    """
+    tolerance, live = problem.tolerance, problem.factors.live
+    rows = problem.live_rows / problem.factors.row_noise[live, None]
+    rows = rows / torch.linalg.vector_norm(rows, dim=1).max().clamp_min(torch.finfo(rows.dtype).tiny)
+    for _ in range(_REFITS):
+        values = directions @ problem.factors.left.T
+        weight = (tolerance.entry(directions) / values.abs()).clamp_max(1) * tolerance.look_zero(values, directions)
+        directions = kernel_vectors(torch.nan_to_num(weight, nan=1.0)[:, live, None] * rows)[0]
+    return directions
+
+
+def drop_neighbours(directions: Float[Tensor, "k b"]) -> Float[Tensor, "fewer b"]:
+    """Drop most directions that equal another up to sign, in n log n.
+
+    Many starts end at the same direction. Sorted by their component along a fixed vector, equal
+    ones are neighbours; the few that are not are found later, when they are compared one by one.
+    """
+    k, b = directions.shape
+    if k < 2:
+        return directions
+    probe = torch.cos(torch.arange(b, dtype=directions.dtype, device=directions.device) ** 2 + 0.5)
+    along = directions @ probe
+    directions = directions * torch.where(along < 0, -1.0, 1.0)[:, None]
+    order = along.abs().argsort(stable=True)
+    ordered = directions[order]
+    apart = torch.linalg.vector_norm(ordered[1:] - ordered[:-1], dim=1) > 1e-4
+    keep = torch.cat([apart.new_ones(1), apart])
+    return directions[order[keep].sort().values]
+
+
+def _new_ones(pool: Pool, problem: Problem, found: Tensor, zeros: Tensor) -> Int[Tensor, "kept"]:
+    """Which of the found directions are neither in the pool nor a repetition; sparsest first."""
+    order = zeros.sum(1).argsort(descending=True, stable=True)
+    if len(pool) and len(found):
+        order = order[~_same(problem, found[order], pool.directions).any(1)]
+    kept = []
+    while len(order):
+        first, rest = order[0], order[1:]
+        kept.append(first)
+        order = rest[~_same(problem, found[rest], found[first][None])[:, 0]]
+    return torch.stack(kept) if kept else order
+
+
+def _same(problem: Problem, these: Tensor, those: Tensor) -> Bool[Tensor, "these those"]:
+    sine = (1 - (these @ those.T).square()).clamp_min(0).sqrt()
+    return sine <= problem.tolerance.angle(those)
+
+
+def _sparse_enough(problem: Problem, directions: Tensor) -> Tensor:
+    near = problem.tolerance.look_zero(directions @ problem.factors.left.T, directions)
+    return directions[_live_count(problem, near) >= problem.tolerance.least_zeros]
+
+
+def _live_count(problem: Problem, zeros: Tensor) -> Int[Tensor, "k"]:
+    return zeros[:, problem.factors.live].sum(1)
+
+
+def _parts(directions: Tensor, row_bytes: int) -> tuple[Tensor, ...]:
+    return directions.split(max(1, _BYTES // row_bytes))

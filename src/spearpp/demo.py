@@ -1,0 +1,82 @@
+"""A client trains one step on photographs; the server gets them back. Run by ``make demo``."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+
+from spearpp import simulate
+from spearpp.errors import MissingExtraError
+from spearpp.invert import Inversion, Progress, invert
+from spearpp.metrics import Score, score
+from spearpp.search import RiemannianAdam
+from spearpp.shapes import Float, Tensor
+from spearpp.simulate import Batch
+
+WIDTH = 200
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Simulate, invert, print, draw. Returns the exit code: 0 if every input came back exactly."""
+    parser = argparse.ArgumentParser(prog="python -m spearpp.demo", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture (default: demo)")
+    parser.add_argument("--samples", type=int, default=16, help="batch size (default: 16)")
+    parser.add_argument("--seed", type=int, default=0, help="for data, network and search (default: 0)")
+    options = parser.parse_args(arguments)
+    generator = torch.Generator().manual_seed(options.seed)
+    batch = simulate.photographs(options.samples, generator=generator)
+    model = simulate.mlp(batch.inputs.shape[1], [WIDTH] * 3, 10, generator=generator)
+    print(
+        f"A client takes one training step on {options.samples} photographs (32 x 32 colour pixels), with a fresh "
+        f"network of three hidden ReLU layers of {WIDTH}.\n"
+        "The server sees the gradient of the first layer, nothing else."
+    )
+    seen = simulate.fedsgd(model, batch)
+    result = invert(*seen, search=RiemannianAdam(starts=65_536), generator=generator, progress=_show)
+    print(file=sys.stderr)
+    compared = score(result.inputs, batch.inputs, normalisation=batch.normalisation)
+    _print_result(result, compared)
+    options.out.mkdir(parents=True, exist_ok=True)
+    picture = options.out / "recovered.png"
+    _save(picture, _contact_sheet(batch, result, compared))
+    print(f"Picture: {picture} (above the client's photographs, below what the server recovered)")
+    return 0 if compared.exact else 1
+
+
+def _show(progress: Progress) -> None:
+    share = f"{progress.starts:,} of at most {progress.total_starts:,} starts"
+    print(f"\rfound {progress.found} of {progress.batch_size} directions, {share}", end="", file=sys.stderr, flush=True)
+
+
+def _print_result(result: Inversion, compared: Score) -> None:
+    seconds = ", ".join(f"{stage} {spent:.2f} s" for stage, spent in result.stats.seconds.items())
+    print(f"Batch size read off the gradient: {result.batch_size}")
+    print(f"Recovered without the truth: {result}")
+    print(f"Compared with the truth: {compared}")
+    print(f"Spent: {result.stats.starts:,} starts, {result.stats.steps:,} start-steps; {seconds}")
+
+
+def _contact_sheet(batch: Batch, result: Inversion, compared: Score) -> Float[Tensor, "height width 3"]:
+    """Originals in the upper row, the inputs assigned to them below, enlarged; black where none is."""
+    originals = batch.normalisation.undo(batch.inputs)
+    recovered = torch.zeros_like(originals)
+    there = compared.assignment >= 0
+    recovered[there] = batch.normalisation.undo(result.inputs[compared.assignment[there]]).to(recovered)
+    shape = batch.image_shape or (3, 32, 32)
+    rows = [torch.cat(list(images.reshape(-1, *shape)), dim=2) for images in (originals, recovered)]
+    sheet = torch.cat([rows[0], torch.ones_like(rows[0][:, :2]), rows[1]], dim=1).clamp(0, 1)
+    return sheet.permute(1, 2, 0).repeat_interleave(3, 0).repeat_interleave(3, 1)
+
+
+def _save(path: Path, picture: Float[Tensor, "height width 3"]) -> None:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("Pillow", "data") from error
+    Image.fromarray((picture * 255).round().numpy().astype(numpy.uint8)).save(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

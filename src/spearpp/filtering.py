@@ -1,0 +1,200 @@
+"""From candidates to the batch: choose b of them, fix their scale, score the choice.
+
+Names follow the paper's appendix. For a choice Q̄ of b unit directions (columns) with inverse P̄,
+input i is x̂_i = Rᵀp̄_i / s_i, where s = P̄ R[:, bias] makes its last coordinate 1; its
+pre-activations are z_i = A p̄_i / s_i and the zeros of column i of D are those of L q̄_i.
+Only the sign of z matters for the score, so s enters only through its sign.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.candidates import Pool
+from spearpp.problem import Problem
+from spearpp.shapes import Bool, Float, Int, Tensor
+
+_BYTES = 2**27
+_SINGULAR = 1e-9
+
+
+@dataclass(frozen=True)
+class Selection:
+    """b directions chosen as the columns of Q̄."""
+
+    directions: Float[Tensor, "b b"]
+    """Q̄ᵀ: one unit direction a row. Those found come first, then the orthogonal complement."""
+    zeros: Bool[Tensor, "b m"]
+    """The zero pattern of each column of D."""
+    found: int
+    """How many of the directions were found; the rest complete the basis."""
+    score: float
+    """λ."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all b directions were found and λ = 1."""
+        return self.found == self.directions.shape[0] and self.score == 1.0
+
+
+def init_filt(pool: Pool) -> Int[Tensor, "chosen"]:
+    """initFilt: the sparsest candidates that are linearly independent, at most b of them.
+
+    Returns their indices in the pool, sparsest first.
+    """
+    b = pool.directions.shape[1]
+    basis = pool.directions.new_zeros(0, b)
+    chosen: list[Tensor] = []
+    for index in pool.sparsest_first():
+        if len(chosen) == b:
+            break
+        q = pool.directions[index]
+        rest = q - (q @ basis.T) @ basis
+        rest = rest - (rest @ basis.T) @ basis  # twice is enough (Kahan)
+        size = torch.linalg.vector_norm(rest)
+        if float(size) > 1e-7:
+            basis = torch.cat([basis, (rest / size)[None]])
+            chosen.append(index)
+    return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.long, device=basis.device)
+
+
+def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
+    """The directions, followed by an orthonormal basis of their orthogonal complement."""
+    k, b = directions.shape
+    if k == b:
+        return directions
+    complement = torch.linalg.qr(directions.T, mode="complete")[0][:, k:].T
+    return torch.cat([directions, complement])
+
+
+def fix_scale(problem: Problem, inverse: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> Float[Tensor, "b"]:
+    """fixScale: s = Q̄⁻¹ L⁺ g, so that D = L Q̄ diag(s) sums to the bias gradient.
+
+    Without a bias the scale is not in the gradient: s is then the sign, ±1, that agrees better with
+    the zero pattern.
+    """
+    if problem.seen.has_bias:
+        return inverse @ problem.factors.right[:, -1]
+    fires = inverse @ problem.preactivations.T > 0
+    straight = (fires != zeros).sum(1)
+    return torch.where(2 * straight >= zeros.shape[1], 1.0, -1.0).to(inverse)
+
+
+def compute_score(problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> float:
+    """computeScore: λ, the share of entries where D is zero just where the neuron is silent."""
+    b, m = zeros.shape
+    inverse = torch.linalg.inv(directions.T)
+    scale = fix_scale(problem, inverse, zeros)
+    slack = torch.linalg.vector_norm(inverse * problem.tolerance.preactivation, dim=1)
+    unscaled = inverse @ problem.preactivations.T
+    return int(_agreement(problem, unscaled, scale, slack, zeros).sum()) / (m * b)
+
+
+def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, rest: Int[Tensor, "others"]) -> Selection:
+    """GreedyFilt: swap candidates in, each where it first improves λ, until λ = 1 or all were tried.
+
+    All b places for one candidate are scored in one batch: with u = P̄ s, putting s in place j turns
+    the inverse's rows into p_j / u_j and p_i - (u_i / u_j) p_j, so nothing is inverted again.
+    """
+    directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
+    b, m = zeros.shape
+    best = round(chosen.score * m * b)
+    found = chosen.found
+    state = _State.of(problem, directions)
+    for index in rest.tolist():
+        if best == m * b and found == b:
+            break
+        candidate, pattern = pool.directions[index], pool.zeros[index]
+        scores = _swap_scores(problem, state, zeros, candidate, pattern)
+        better = torch.nonzero(scores > best)
+        if not len(better):
+            continue
+        place = int(better[0])
+        best = int(scores[place])
+        directions[place], zeros[place] = candidate, pattern
+        state = _State.of(problem, directions)
+    return Selection(directions, zeros, found, best / (m * b))
+
+
+def select(problem: Problem, pool: Pool) -> Selection:
+    """Both stages: initFilt, completed to a basis if it is short, then GreedyFilt."""
+    first = init_filt(pool)
+    directions = complete_basis(pool.directions[first])
+    zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(len(directions) - len(first), pool.zeros.shape[1])])
+    zeros[len(first) :, ~problem.factors.live] = True
+    start = Selection(directions, zeros, len(first), compute_score(problem, directions, zeros))
+    order = pool.sparsest_first()
+    return greedy_filt(problem, start, pool, order[~torch.isin(order, first)])
+
+
+def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
+    """X = (Q⁻¹ R)ᵀ without the bias coordinate, one input a row.
+
+    A layer without bias has no scale: inputs then have unit norm.
+    """
+    inverse = torch.linalg.inv(chosen.directions.T)
+    scale = fix_scale(problem, inverse, chosen.zeros)
+    inputs = inverse @ problem.factors.right
+    if problem.seen.has_bias:
+        return inputs[:, :-1] / scale[:, None]
+    return inputs * scale[:, None] / torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What swaps need of the current Q̄."""
+
+    inverse: Tensor
+    scale: Tensor
+    """P̄ R[:, bias]; unused without a bias."""
+    unscaled: Tensor
+    """P̄ Aᵀ, (b, m)."""
+    slack_gram: Tensor
+    """Inner products of the rows t ∘ p̄_i, from which the slack after a swap follows."""
+
+    @classmethod
+    def of(cls, problem: Problem, directions: Tensor) -> "_State":
+        inverse = torch.linalg.inv(directions.T)
+        slack = inverse * problem.tolerance.preactivation
+        return cls(inverse, inverse @ problem.factors.right[:, -1], inverse @ problem.preactivations.T, slack @ slack.T)
+
+
+def _swap_scores(
+    problem: Problem, state: _State, zeros: Tensor, candidate: Tensor, pattern: Tensor
+) -> Int[Tensor, "b"]:
+    """m·b·λ for the candidate in each place; -1 where it would make Q̄ singular."""
+    b, m = zeros.shape
+    u = state.inverse @ candidate
+    scores = torch.full((b,), -1, dtype=torch.long, device=u.device)
+    places = torch.nonzero(u.abs() > _SINGULAR)[:, 0]
+    for part in places.split(max(1, _BYTES // (8 * b * m))):
+        ratio = u / u[part, None]  # (places, b)
+        own = torch.zeros_like(ratio, dtype=torch.bool)
+        own[torch.arange(len(part), device=u.device), part] = True
+        keep = torch.where(own, 0.0, 1.0)
+        ratio = torch.where(own, -1 / u[part, None], ratio)
+        # Row i becomes keep_i p_i - ratio_i p_j.
+        unscaled = keep[:, :, None] * state.unscaled - ratio[:, :, None] * state.unscaled[part, None, :]
+        scale = keep * state.scale - ratio * state.scale[part, None]
+        gram = state.slack_gram
+        squares = keep * gram.diagonal() - 2 * keep * ratio * gram[part] + ratio.square() * gram[part, part][:, None]
+        patterns = torch.where(own[:, :, None], pattern, zeros)
+        scores[part] = _agreement(problem, unscaled, scale, squares.clamp_min(0).sqrt(), patterns).sum(1)
+    return scores
+
+
+def _agreement(problem: Problem, unscaled: Tensor, scale: Tensor, slack: Tensor, zeros: Tensor) -> Int[Tensor, "*n b"]:
+    """For each input, the number of neurons that are silent just where its column of D is zero.
+
+    Args:
+        unscaled: A p̄_i, (…, b, m).
+        scale: s_i, (…, b); the sign of z is that of unscaled / s. Ignored without a bias.
+        slack: ‖t ∘ p̄_i‖, (…, b): below slack · ‖ŵ_k‖ a pre-activation has no sign and agrees.
+        zeros: zero patterns, (…, b, m).
+    """
+    undecided = unscaled.abs() <= slack[..., None] * problem.tolerance.weight_norms
+    straight = (((unscaled > 0) != zeros) | undecided).sum(-1)
+    flipped = (((unscaled < 0) != zeros) | undecided).sum(-1)
+    if problem.seen.has_bias:
+        return torch.where(scale > 0, straight, flipped)
+    return torch.maximum(straight, flipped)

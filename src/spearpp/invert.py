@@ -1,0 +1,256 @@
+"""The main routine: one layer's gradients and weights in, the training batch out."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from spearpp.candidates import Pool, admit, empty_pool
+from spearpp.errors import OptionError
+from spearpp.filtering import Selection, recover, select
+from spearpp.observation import observe
+from spearpp.problem import Problem, pose
+from spearpp.search import Search
+from spearpp.shapes import Bool, Float, Tensor
+from spearpp.tolerance import enough_neurons
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search has come, for whoever shows it."""
+
+    batch_size: int
+    """b, as read off the spectrum."""
+    found: int
+    """Independent directions in the pool, at most b."""
+    starts: int
+    """Starts spent so far."""
+    total_starts: int
+    """Starts at most."""
+    score: float | None
+    """λ of the best choice so far; None until b directions are there."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What an inversion cost and why it ended."""
+
+    starts: int = 0
+    steps: int = 0
+    """Gradient steps summed over starts."""
+    candidates: int = 0
+    """Directions in the pool at the end."""
+    found: int = 0
+    """Directions of the result that were found; the others complete the basis."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By stage: decompose, search, pool, filter."""
+    stopped: str = ""
+    """Why it ended, in words."""
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """What came out of a gradient.
+
+    ``inputs[i]`` belongs to ``directions[i]``. With fewer directions found than samples, the last
+    inputs come from the orthogonal complement and all of them are approximate.
+    """
+
+    inputs: Float[Tensor, "k n"]
+    """Recovered inputs, certified ones first."""
+    certified: Bool[Tensor, "k"]
+    """Exact by certificate: all b directions were found, λ = 1, and the layer has neurons enough
+    (30 + log₂ b with a gradient) to rule out chance."""
+    score: float
+    """λ, the sparsity matching coefficient: the share of entries of D that are zero just where the
+    recovered inputs silence the neuron."""
+    batch_size: int
+    """b: the samples visible in the gradient. Repeated samples count once, samples that fire no
+    neuron not at all."""
+    directions: Float[Tensor, "k b"]
+    """The unit directions q found and used, one a row."""
+    scale_known: bool
+    """False for a layer without bias: inputs are then known up to a positive factor, and given with
+    unit norm."""
+    stats: Stats
+
+    def __repr__(self) -> str:
+        scale = "" if self.scale_known else ", up to scale"
+        return (
+            f"Inversion({int(self.certified.sum())} of {self.batch_size} inputs certified{scale}, "
+            f"λ = {self.score:.6g}, {self.stats.starts:,} starts, {self.stats.stopped})"
+        )
+
+
+def invert(
+    grad_weight: Float[Tensor, "m n"],
+    grad_bias: Float[Tensor, "m"] | None,
+    weight: Float[Tensor, "m n"],
+    bias: Float[Tensor, "m"] | None,
+    *,
+    search: Search,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Inversion:
+    """Recover the inputs of a Linear layer followed by ReLU from its gradient.
+
+    The gradient is D Xᵀ with half of D zero. From any factorisation L R of it, the columns of the
+    one Q with D = L Q are the directions q that make L q sparse; given them all, Xᵀ = Q⁻¹ R.
+    ``search`` looks for such directions; the pool keeps the sparse ones; the weights tell which b of
+    them belong together, by λ; at λ = 1 the search stops. If it ends before, what was found is
+    completed by the orthogonal complement and returned, not certified.
+
+    Args:
+        grad_weight: dL/dW, (m, n), any float dtype, CPU or CUDA.
+        grad_bias: dL/db, (m,), or None together with ``bias`` for a layer without bias.
+        weight: W, (m, n), as the client had it.
+        bias: b, (m,).
+        search: how to look, for example ``spearpp.search.RiemannianAdam()``.
+        batch_size: b; None reads it off the spectrum.
+        generator: source of randomness; None is a generator with seed 0.
+        progress: called after every chunk of starts.
+
+    Returns:
+        The inversion. "Not found" is a result, not an error.
+
+    Raises:
+        SpearError: one of its subclasses, for input that is not a layer's gradient.
+
+    >>> import torch, spearpp
+    >>> from spearpp import simulate
+    >>> batch = simulate.random_batch(6, features=30, generator=torch.Generator().manual_seed(1))
+    >>> model = simulate.mlp(30, [60, 60], 10, generator=torch.Generator().manual_seed(2))
+    >>> result = spearpp.invert(*simulate.fedsgd(model, batch), search=spearpp.search.RiemannianAdam(starts=2048))
+    >>> bool(result.certified.all()), result.score
+    (True, 1.0)
+    """
+    _check_arguments(search, batch_size)
+    generator = generator or torch.Generator().manual_seed(0)
+    clock = _Clock()
+    with clock("decompose"):
+        seen = observe(grad_weight, grad_bias, weight, bias)
+        problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
+    if problem.batch_size == 0:
+        return _nothing(problem, clock)
+    outcome = (
+        _only_direction(problem) if problem.batch_size == 1 else _search(problem, search, generator, progress, clock)
+    )
+    with clock("filter"):
+        chosen = outcome.selection or select(problem, outcome.pool)
+        inputs = recover(problem, chosen)
+    certain = chosen.complete and enough_neurons(problem.factors.live_neurons, problem.batch_size)
+    return Inversion(
+        inputs=inputs.to(seen.dtype),
+        certified=torch.full((len(inputs),), certain, device=inputs.device),
+        score=chosen.score,
+        batch_size=problem.batch_size,
+        directions=chosen.directions[: chosen.found],
+        scale_known=seen.has_bias,
+        stats=Stats(
+            starts=outcome.starts,
+            steps=outcome.steps,
+            candidates=len(outcome.pool),
+            found=chosen.found,
+            seconds=clock.seconds,
+            stopped=outcome.stopped,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a search left behind."""
+
+    pool: Pool
+    selection: Selection | None
+    """The choice from the whole pool, where it was made already."""
+    stopped: str
+    starts: int = 0
+    steps: int = 0
+
+
+def _only_direction(problem: Problem) -> _Outcome:
+    """b = 1: there is one direction, and nothing to search."""
+    left = problem.factors.left
+    one = left.new_ones(1, 1)
+    return _Outcome(Pool(one, problem.tolerance.zeros(left.T, one)), None, "a single sample needs no search")
+
+
+def _search(
+    problem: Problem,
+    search: Search,
+    generator: torch.Generator,
+    progress: Callable[[Progress], None] | None,
+    clock: "_Clock",
+) -> _Outcome:
+    """Fill the pool until a choice of it scores λ = 1 or the search ends."""
+    b = problem.batch_size
+    pool, rank, starts, steps = empty_pool(problem), 0, 0, 0
+    selection: Selection | None = None
+    for proposed in clock.each("search", search.propose(problem, generator)):
+        starts, steps = starts + proposed.starts, steps + proposed.steps
+        with clock("pool"):
+            grown = admit(pool, problem, proposed.directions)
+        if len(grown) > len(pool):
+            pool = grown
+            with clock("filter"):
+                rank = rank if rank == b else pool.rank
+                selection = select(problem, pool) if rank == b else None
+        if progress is not None:
+            progress(Progress(b, rank, starts, search.starts, selection.score if selection else None))
+        if selection is not None and selection.complete:
+            return _Outcome(pool, selection, "λ = 1: the whole batch was found", starts, steps)
+    stopped = f"all starts were used with {rank} of {b} directions found"
+    return _Outcome(pool, selection, stopped, starts, steps)
+
+
+def _nothing(problem: Problem, clock: "_Clock") -> Inversion:
+    left, n = problem.factors.left, problem.seen.weight.shape[1] - problem.seen.has_bias
+    return Inversion(
+        inputs=left.new_zeros(0, n, dtype=problem.seen.dtype),
+        certified=torch.zeros(0, dtype=torch.bool, device=left.device),
+        score=0.0,
+        batch_size=0,
+        directions=left.new_zeros(0, 0),
+        scale_known=problem.seen.has_bias,
+        stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample fires a neuron of this layer"),
+    )
+
+
+def _check_arguments(search: Search, batch_size: int | None) -> None:
+    if not callable(getattr(search, "propose", None)) or isinstance(search, type):
+        raise OptionError(f"search={search!r}: pass a search object, for example spearpp.search.RiemannianAdam()")
+    if batch_size is not None and not isinstance(batch_size, int):
+        raise OptionError(f"batch_size={batch_size!r}: a whole number, or None to read it off the spectrum")
+
+
+class _Clock:
+    """Seconds by stage, of the host and of whatever the stage left running on a GPU."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
+
+    def each(self, stage: str, items: Iterator[Item]) -> Iterator[Item]:
+        """The same items, with the time each takes to arrive counted for the stage."""
+        while True:
+            with self(stage):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item

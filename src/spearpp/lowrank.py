@@ -1,0 +1,183 @@
+"""The low-rank structure of a gradient: factors, rank (the batch size) and noise floor.
+
+Ĝ = D X̂ᵀ has rank b. Its truncated singular value decomposition gives L = U_b, with orthonormal
+columns, and R = Σ_b V_bᵀ; there is one Q with D = L Q and X̂ᵀ = Q⁻¹ R.
+
+What is observed is Ĝ + E. Since L = (D X̂ᵀ + E) V_b Σ_b⁻¹, the true direction q_i gives
+L q_i = d_i + E V_b Σ_b⁻¹ q_i exactly, so entry k carries noise of standard deviation
+σ_k ‖Σ_b⁻¹ q_i‖, where σ_k is that of row k of E. The part of Ĝ outside the b leading singular
+directions is nothing but noise and tells σ_k: rounding of any float format, DP noise and the
+drift of local training all arrive here as one number a row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.errors import RankError
+from spearpp.observation import Observation
+from spearpp.shapes import Bool, Float, Tensor
+
+CLEAR_GAP = 10.0
+"""A ratio s_b / s_{b+1} that noise alone does not show (its own neighbours differ by less)."""
+FLAT_TAIL = 3.0
+"""How uneven the tail may be and still be noise: 1 for i.i.d. noise, up to 2.5 seen for rounding."""
+IID_TAIL = 1.15
+"""The same for noise that is i.i.d., as DP noise is; used where no gap is clear."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Ĝ ≈ L R with the noise that was left over."""
+
+    left: Float[Tensor, "m b"]
+    """L = U_b; rows of neurons whose gradient is zero are zero."""
+    right: Float[Tensor, "b columns"]
+    """R = Σ_b V_bᵀ."""
+    singular_values: Float[Tensor, "b"]
+    """The diagonal of Σ_b."""
+    spectrum: Float[Tensor, "r"]
+    """All singular values of Ĝ without its zero rows and columns."""
+    row_noise: Float[Tensor, "m"]
+    """σ_k, the standard deviation of the noise in row k of Ĝ."""
+    live: Bool[Tensor, "m"]
+    """Neurons with a gradient; the others fired for no sample and say nothing."""
+
+    @property
+    def batch_size(self) -> int:
+        """b, the number of factors."""
+        return self.left.shape[1]
+
+    @property
+    def live_neurons(self) -> int:
+        """The number of rows that carry information."""
+        return int(self.live.sum())
+
+
+def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
+    """Factor a gradient by singular value decomposition, in float64.
+
+    Args:
+        seen: the layer.
+        batch_size: b, or None to read it off the spectrum.
+
+    Raises:
+        RankError: if the rank fills the matrix, cannot be read, or is below the batch size given.
+
+    >>> import torch
+    >>> from spearpp.observation import observe
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> gradient = torch.rand(30, 4, generator=generator) @ torch.rand(4, 50, generator=generator)
+    >>> factors = decompose(observe(gradient, None, torch.zeros(30, 50), None))
+    >>> factors.batch_size
+    4
+    >>> bool(torch.allclose(factors.left @ factors.right, gradient.double(), atol=1e-5))
+    True
+    """
+    gradient = seen.gradient
+    live, used = (gradient != 0).any(1), (gradient != 0).any(0)
+    core = gradient[live][:, used]
+    u, s, vt = torch.linalg.svd(core, full_matrices=False)
+    rank = numerical_rank(s, (core.shape[0], core.shape[1]), seen.gradient_epsilon)
+    b = _agreed_rank(rank, batch_size, s, seen)
+    left = gradient.new_zeros(gradient.shape[0], b)
+    left[live] = u[:, :b]
+    right = gradient.new_zeros(b, gradient.shape[1])
+    right[:, used] = s[:b, None] * vt[:b]
+    noise = gradient.new_zeros(gradient.shape[0])
+    noise[live] = _row_noise(core, u[:, :b], s, s[:b, None] * vt[:b], seen.gradient_epsilon)
+    return Factors(left=left, right=right, singular_values=s[:b], spectrum=s, row_noise=noise, live=live)
+
+
+def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon: float) -> int | None:
+    """How many singular values stand above the noise; None if no rank below full can be read.
+
+    Args:
+        spectrum: singular values, falling.
+        shape: rows and columns of the matrix.
+        epsilon: relative spacing of the dtype it was stored in. Singular values under a hundredth
+            of that count as equal: exact copies of a column go down to zero and mean nothing.
+
+    For a noise matrix of p x q i.i.d. entries the largest singular value is close to
+    σ (√p + √q) and the norm to σ √(p q), so for the right k the flatness
+
+        t_k = s_{k+1} √(p q) / (‖s_{>k}‖ (√p + √q)),    p = rows - k, q = columns - k
+
+    is 1, and it is larger while signal is left in the tail. The rank is the k with the widest gap
+    s_k / s_{k+1} among those with a flat tail, if that gap is clear. If none is clear, the noise is
+    strong: then the rank is the least k ≤ r/2 whose tail is as flat as i.i.d. noise.
+
+    >>> import torch
+    >>> numerical_rank(torch.tensor([3.0, 2.0, 1e-7, 9e-8, 8e-8]).double(), (5, 9), 1e-7)
+    2
+    """
+    r = len(spectrum)
+    if r == 0:
+        return 0
+    s = spectrum.double().clamp_min(0.01 * epsilon * float(spectrum[0]))
+    k = torch.arange(r, device=s.device, dtype=s.dtype)
+    p, q = shape[0] - k, shape[1] - k
+    tail = s.square().flip(0).cumsum(0).flip(0).sqrt()
+    flatness = s * (p * q).sqrt() / (tail * (p.sqrt() + q.sqrt()))
+    rounding = s <= 100 * torch.finfo(torch.float64).eps * s[0]
+    gap = s[:-1] / s[1:]
+    possible = (flatness[1:] <= FLAT_TAIL) | rounding[1:]
+    # The last few singular values of a noise matrix fall towards zero by themselves.
+    short = r - 1 - torch.arange(r - 1, device=s.device) < max(3, r // 50)
+    gap = torch.where(possible & ~(short & (gap < CLEAR_GAP**2)), gap, 0.0)
+    if r > 1 and float(gap.max()) >= CLEAR_GAP:
+        return int(gap.argmax()) + 1
+    strong = torch.nonzero((flatness <= IID_TAIL) & (k >= 1) & (k <= r / 2))
+    return int(strong[0]) if len(strong) else None
+
+
+def _agreed_rank(rank: int | None, batch_size: int | None, spectrum: Tensor, seen: Observation) -> int:
+    rows, columns = seen.gradient.shape
+    full = min(rows, columns)
+    if batch_size is None:
+        if rank is not None:
+            return rank
+        raise RankError(
+            f"rank {len(spectrum)} fills the ({rows}, {columns}) gradient: no gap in its spectrum tells samples from "
+            "noise. Either the batch has more samples than this layer can hold, or the noise hides it; "
+            "pass batch_size= if you know it"
+        )
+    if batch_size < 1:
+        raise RankError(f"batch_size={batch_size}: a batch has at least one sample")
+    if batch_size >= full:
+        raise RankError(
+            f"batch_size={batch_size}, but a ({rows}, {columns}) gradient can hold at most {full - 1} samples "
+            "and still show which they are"
+        )
+    floor = torch.finfo(torch.float64).eps * max(rows, columns)
+    visible = int((spectrum > floor * spectrum[:1].sum()).sum())
+    if batch_size > visible or (rank is not None and batch_size > rank and _clear(spectrum, rank)):
+        rank = visible if rank is None else rank
+        raise RankError(
+            f"batch_size={batch_size}, but the gradient has rank {rank}: the other {batch_size - rank} samples repeat "
+            f"one in the batch or fire no neuron. Pass batch_size={rank} or leave it out"
+        )
+    return batch_size
+
+
+def _clear(spectrum: Tensor, rank: int) -> bool:
+    return rank == 0 or bool(spectrum[rank - 1] >= CLEAR_GAP * spectrum[rank])
+
+
+def _row_noise(core: Tensor, u: Tensor, s: Tensor, right: Tensor, epsilon: float) -> Float[Tensor, "rows"]:
+    """σ_k from row k of the residual, drawn towards the mean where a row has few degrees of freedom.
+
+    Never below the rounding of the dtype that the gradient arrived in, uniform within half a
+    spacing and so of standard deviation ε/√12 relative to the entry.
+    """
+    rows, columns = core.shape
+    b = u.shape[1]
+    outside = torch.linalg.vector_norm(s[b:]) / max(1.0, (rows - b) * (columns - b)) ** 0.5
+    leverage = u.square().sum(1)
+    freedom = (columns - b) * (1 - leverage).clamp_min(0)
+    prior = 8.0
+    squares = (core - u @ right).square().sum(1)
+    measured = ((squares + prior * outside**2) / (freedom + prior)).sqrt()
+    rounding = epsilon / 12**0.5 * core.square().mean(1).sqrt()
+    arithmetic = torch.finfo(torch.float64).eps * s[:1].sum() / max(1, min(rows, columns)) ** 0.5
+    return torch.maximum(torch.maximum(measured, rounding), arithmetic)

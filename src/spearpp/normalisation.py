@@ -1,0 +1,36 @@
+"""The affine map between a data set's own [0, 1] scale and what the network is fed."""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.shapes import Float, Tensor
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """x = (u - mean) / std, coordinate by coordinate, with u on the [0, 1] scale.
+
+    >>> import torch
+    >>> halves = Normalisation(torch.tensor([0.5]), torch.tensor([0.25]))
+    >>> halves.apply(torch.tensor([[1.0]]))
+    tensor([[2.]])
+    >>> halves.undo(torch.tensor([[2.0]]))
+    tensor([[1.]])
+    """
+
+    mean: Float[Tensor, "n"]
+    std: Float[Tensor, "n"]
+
+    def apply(self, unit: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
+        """From the [0, 1] scale to network inputs."""
+        return (unit - self.mean.to(unit)) / self.std.to(unit)
+
+    def undo(self, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
+        """From network inputs to the [0, 1] scale."""
+        return inputs * self.std.to(inputs) + self.mean.to(inputs)
+
+    @classmethod
+    def identity(cls, features: int) -> "Normalisation":
+        """The network is fed the [0, 1] scale itself."""
+        return cls(torch.zeros(features), torch.ones(features))

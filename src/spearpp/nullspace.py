@@ -1,0 +1,60 @@
+"""Vectors that a set of rows sends to zero, for many sets at once."""
+
+import torch
+
+from spearpp import sphere
+from spearpp.problem import Problem
+from spearpp.shapes import Float, Int, Tensor
+
+_ITERATIONS = 8
+
+
+def kernel_vectors(
+    rows: Float[Tensor, "sets r b"],
+) -> tuple[Float[Tensor, "sets b"], Float[Tensor, "sets 2"]]:
+    """The unit vector q with the least ‖A q‖ for each matrix A, and the two least singular values.
+
+    By inverse iteration with two vectors on AᵀA: the first value tells whether there is a kernel at
+    all, the second whether it has one dimension. Both are computed as ‖A v‖, so squaring A costs
+    them no digits; the vector's error is that of AᵀA's eigenvector, so give float64.
+
+    >>> import torch
+    >>> q, values = kernel_vectors(torch.tensor([[[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]]]).double())
+    >>> (q / q[0, 0]).round(decimals=6).tolist()
+    [[1.0, -1.0, 0.0]]
+    >>> bool(values[0, 0] < 1e-12 < values[0, 1])
+    True
+    """
+    sets, _, b = rows.shape
+    if sets == 0 or b == 1:
+        q = rows.new_ones(sets, b)
+        least = torch.linalg.vector_norm(rows[:, :, 0], dim=1)
+        return q, torch.stack([least, torch.full_like(least, torch.inf)], dim=1)
+    gram = rows.mT @ rows
+    shift = torch.finfo(rows.dtype).eps * gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)
+    gram.diagonal(dim1=1, dim2=2).add_(shift[:, None])
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if bool(failed.any()):  # rounding made it indefinite: shift by what is certainly enough
+        gram[failed > 0] += (b * shift[failed > 0])[:, None, None] * torch.eye(b, dtype=rows.dtype, device=rows.device)
+        factor = torch.linalg.cholesky_ex(gram)[0]
+    index = torch.arange(b, dtype=rows.dtype, device=rows.device)
+    block = torch.stack([1 + 0.5 * torch.cos(index), torch.sin(3 * index + 1)], dim=1).expand(sets, b, 2)
+    for _ in range(_ITERATIONS):
+        block = torch.cholesky_solve(block, factor)
+        least = sphere.retract(block[:, :, 0])
+        second = sphere.retract(sphere.tangent(least, sphere.retract(block[:, :, 1])))
+        block = torch.stack([least, second], dim=2)
+    return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
+
+
+def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
+    """The kernels of those sets of rows of L whose kernel is a line, up to the gradient's noise."""
+    q, values = kernel_vectors(rows)
+    allowed = problem.tolerance.kernel(rows.shape[1], q)
+    return q[(values[:, 0] <= allowed) & (values[:, 1] > allowed)]
+
+
+def random_subsets(sets: int, of: int, size: int, generator: torch.Generator) -> Int[Tensor, "sets size"]:
+    """Subsets of {0, …, of-1} drawn uniformly without replacement, one a row."""
+    keys = torch.rand(sets, of, generator=generator, device=generator.device)
+    return keys.topk(size, dim=1, largest=False, sorted=False).indices

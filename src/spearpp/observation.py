@@ -1,0 +1,105 @@
+"""What the attacker sees of one layer, checked and brought into one form.
+
+For a layer Z = W X + b with gradients G = dL/dW and g = dL/db, the bias is treated as one more
+input that is always 1: Ĝ = [G g], Ŵ = [W b], x̂ = [x; 1]. Then Ĝ = D X̂ᵀ and Z = Ŵ X̂.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.errors import DtypeError, NonFiniteError, ShapeError
+from spearpp.shapes import Float, Tensor
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Ĝ and Ŵ in float64, and what is known of where they came from."""
+
+    gradient: Float[Tensor, "m columns"]
+    """Ĝ: the weight gradient, with the bias gradient as last column where the layer has one."""
+    weight: Float[Tensor, "m columns"]
+    """Ŵ, likewise."""
+    has_bias: bool
+    gradient_epsilon: float
+    """Relative spacing of the dtype the gradient arrived in."""
+    weight_epsilon: float
+    """Relative spacing of the dtype the client computed in."""
+    dtype: torch.dtype
+    """The dtype to hand results back in: the gradient's, but float32 at least."""
+
+
+def observe(
+    grad_weight: Tensor,
+    grad_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Observation:
+    """Check the four tensors of a layer and append the bias.
+
+    Args:
+        grad_weight: G, (m, n).
+        grad_bias: g, (m,), or None for a layer without bias.
+        weight: W, (m, n).
+        bias: b, (m,), or None for a layer without bias.
+
+    Raises:
+        ShapeError, DtypeError, NonFiniteError: with what was seen.
+    """
+    given = {"grad_weight": grad_weight, "grad_bias": grad_bias, "weight": weight, "bias": bias}
+    for name, tensor in given.items():
+        if tensor is not None or name in ("grad_weight", "weight"):
+            _check_tensor(name, tensor)
+    if (grad_bias is None) != (bias is None):
+        missing, other = ("grad_bias", "bias") if grad_bias is None else ("bias", "grad_bias")
+        raise ShapeError(
+            f"{missing} is None but {other} is not: give both, or neither for a layer without bias "
+            "(inputs are then recovered up to scale)"
+        )
+    _check_shapes(grad_weight, grad_bias, weight, bias)
+    devices = {str(t.device) for t in given.values() if t is not None}
+    if len(devices) > 1:
+        raise DtypeError(f"tensors on {' and '.join(sorted(devices))}: move them to one device")
+    gradient, layer = grad_weight.detach().double(), weight.detach().double()
+    if grad_bias is not None and bias is not None:
+        gradient = torch.cat([gradient, grad_bias.detach().double()[:, None]], dim=1)
+        layer = torch.cat([layer, bias.detach().double()[:, None]], dim=1)
+    return Observation(
+        gradient=gradient,
+        weight=layer,
+        has_bias=bias is not None,
+        gradient_epsilon=torch.finfo(grad_weight.dtype).eps,
+        weight_epsilon=torch.finfo(weight.dtype).eps,
+        dtype=torch.promote_types(grad_weight.dtype, torch.float32),
+    )
+
+
+def _check_tensor(name: str, tensor: Tensor | None) -> None:
+    if not isinstance(tensor, Tensor):
+        raise DtypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+    if not tensor.is_floating_point():
+        raise DtypeError(f"{name} has dtype {tensor.dtype}: gradients and weights are floating-point tensors")
+    if tensor.layout != torch.strided:
+        raise DtypeError(f"{name} has layout {tensor.layout}: pass a dense tensor, for example {name}.to_dense()")
+    if not bool(torch.isfinite(tensor).all()):
+        nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
+        raise NonFiniteError(
+            f"{name} holds {nan} NaN and {inf} Inf in {tensor.numel()} values: "
+            "the update is damaged or the client's loss overflowed"
+        )
+
+
+def _check_shapes(grad_weight: Tensor, grad_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> None:
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise ShapeError(f"weight has shape {tuple(weight.shape)}: a Linear layer's is (m neurons, n inputs)")
+    if grad_weight.shape != weight.shape:
+        hint = ": it looks transposed" if grad_weight.shape == weight.T.shape else ""
+        raise ShapeError(
+            f"grad_weight has shape {tuple(grad_weight.shape)}, weight {tuple(weight.shape)}; they must agree{hint}"
+        )
+    for name, vector in (("grad_bias", grad_bias), ("bias", bias)):
+        if vector is not None and tuple(vector.shape) != (weight.shape[0],):
+            raise ShapeError(
+                f"{name} has shape {tuple(vector.shape)}, but the weight has {weight.shape[0]} neurons: "
+                f"expected ({weight.shape[0]},)"
+            )

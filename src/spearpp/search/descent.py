@@ -1,0 +1,81 @@
+"""Descent on the sphere from many random starts: what its variants share.
+
+A descent minimises φ(L q) over unit q. The Euclidean gradient is Lᵀ φ'(L q); how a step uses it is
+what the variants differ in.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from spearpp import sphere
+from spearpp.errors import OptionError
+from spearpp.losses import L1, Loss
+from spearpp.problem import Problem
+from spearpp.rounding import NoRounding, Rounding, SamplingRounding
+from spearpp.search.base import Proposals, check_options, chunk_sizes
+from spearpp.shapes import Float, Tensor
+
+Step = Callable[[Tensor, Tensor, float], None]
+"""Moves the points (first argument, in place) along their gradients (second) at a rate (third)."""
+
+
+@dataclass(frozen=True)
+class Descent(ABC):
+    """The options of a descent. Searches stop at λ = 1, so ``starts`` is an upper bound."""
+
+    loss: Loss = L1()
+    starts: int = 1_000_000
+    steps: int = 500
+    rates: tuple[tuple[int, float], ...] = ((0, 1e-1),)
+    """(first step, learning rate) pairs: ((0, 1e-1), (200, 1e-3)) drops the rate after 200 steps."""
+    rounding: Rounding | None = None
+    """None: by sampling for smooth losses, none for L1."""
+    sparsity: float | None = None
+    """τ, the least share of zeros of a candidate; None: the 1e-9 quantile of Bin(m, ½) over m."""
+    chunk: int | None = None
+    """Starts at a time; None: from the cache or memory of the device."""
+    dtype: torch.dtype = torch.float32
+    """Precision of the search; what it finds is solved again in float64."""
+
+    def __post_init__(self) -> None:
+        check_options(self, self.starts, self.sparsity, self.chunk)
+        name = type(self).__name__
+        if self.steps < 1:
+            raise OptionError(f"{name}(steps={self.steps}): at least one step is needed")
+        if not self.rates or self.rates[0][0] != 0 or any(rate <= 0 for _, rate in self.rates):
+            raise OptionError(f"{name}(rates={self.rates}): (first step, rate) pairs from step 0 on, rates positive")
+
+    @abstractmethod
+    def stepper(self, points: Float[Tensor, "starts b"]) -> Step:
+        """A new step rule, with whatever it remembers, for these points."""
+
+    def descend(self, rows: Float[Tensor, "m b"], points: Float[Tensor, "starts b"]) -> Float[Tensor, "starts b"]:
+        """All steps from the given points, which are moved in place and returned.
+
+        A step costs two thin matrix products, 4·m·b operations for each start.
+        """
+        step = self.stepper(points)
+        across = rows.T.contiguous()
+        y = rows.new_empty(points.shape[0], rows.shape[0])
+        gradient = torch.empty_like(points)
+        changes = dict(self.rates)
+        rate = changes[0]
+        for done in range(self.steps):
+            rate = changes.get(done, rate)
+            torch.mm(points, across, out=y)
+            torch.mm(self.loss.gradient(y, out=y), rows, out=gradient)
+            step(points, gradient, rate)
+        return points
+
+    def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
+        """The end points of all starts, rounded if the loss needs it, chunk by chunk."""
+        rounding = self.rounding or (NoRounding() if self.loss.sparse_minima else SamplingRounding())
+        rows = problem.live_rows.to(self.dtype)
+        row_bytes = rows.shape[0] * rows.element_size()
+        for size in chunk_sizes(self.starts, row_bytes, rows.device, self.chunk):
+            points = sphere.uniform(size, problem.batch_size, generator, dtype=self.dtype, device=rows.device)
+            found = rounding.round(problem, self.descend(rows, points).double(), generator)
+            yield Proposals(found, starts=size, steps=size * self.steps)

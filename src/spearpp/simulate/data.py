@@ -1,0 +1,237 @@
+"""Batches of data that is there offline: random, photographs, digits, a medical table, CIFAR-10.
+
+Every data set has a [0, 1] scale of its own; by default a network is fed the standard normalisation
+of it (mean and deviation of a colour channel for images, of a column for tables).
+"""
+
+import os
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy
+import torch
+
+from spearpp.errors import DataError, MissingExtraError
+from spearpp.normalisation import Normalisation
+from spearpp.shapes import Float, Int, Tensor
+
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "immunohistochemistry", "stereo_motorcycle")
+LARGEST_FILE = 2**31
+"""Bytes that a data file may unpack to."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one client trains on."""
+
+    inputs: Float[Tensor, "b n"]
+    """As the network is fed them."""
+    labels: Int[Tensor, "b"]
+    normalisation: Normalisation
+    """How the inputs came from the [0, 1] scale."""
+    image_shape: tuple[int, int, int] | None = None
+    """(channels, height, width) where a row is an image."""
+    feature_names: tuple[str, ...] | None = None
+    """Column names where a row is a record."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A whole data set on its [0, 1] scale."""
+
+    unit: Tensor
+    labels: Tensor
+    normalisation: Normalisation
+    image_shape: tuple[int, int, int] | None = None
+    feature_names: tuple[str, ...] | None = None
+
+
+def random_batch(
+    samples: int,
+    *,
+    features: int = 64,
+    classes: int = 10,
+    normalise: bool = True,
+    generator: torch.Generator | None = None,
+) -> Batch:
+    """Independent uniform inputs with random labels.
+
+    >>> random_batch(5, features=3).inputs.shape
+    torch.Size([5, 3])
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    if samples < 1 or features < 1 or classes < 1:
+        raise DataError(f"samples={samples}, features={features}, classes={classes}: each must be at least 1")
+    unit = torch.rand(samples, features, generator=generator)
+    labels = torch.randint(classes, (samples,), generator=generator)
+    uniform = Normalisation(torch.full((features,), 0.5), torch.full((features,), 12**-0.5))
+    return _batch(_Table(unit, labels, uniform), torch.arange(samples), normalise)
+
+
+def photographs(
+    samples: int, *, size: int = 32, normalise: bool = True, generator: torch.Generator | None = None
+) -> Batch:
+    """Square colour tiles cut at random from scikit-image's photographs, shrunk by four.
+
+    The label is the photograph that a tile is from.
+
+    >>> photographs(4).image_shape
+    (3, 32, 32)
+    """
+    generator = generator or torch.Generator().manual_seed(0)
+    pictures = _photographs()
+    largest = min(min(picture.shape[1:]) for picture in pictures)
+    if samples < 1 or not 1 <= size <= largest:
+        raise DataError(f"samples={samples}, size={size}: at least one tile, of 1 to {largest} pixels")
+    tiles, labels = [], torch.randint(len(pictures), (samples,), generator=generator)
+    for label in labels.tolist():
+        picture = pictures[label]
+        top, left = (int(torch.randint(extent - size + 1, (), generator=generator)) for extent in picture.shape[1:])
+        tiles.append(picture[:, top : top + size, left : left + size].reshape(-1))
+    channels = torch.cat([picture.reshape(3, -1) for picture in pictures], dim=1)
+    normalisation = _by_channel(channels.mean(1), channels.std(1), size * size)
+    table = _Table(torch.stack(tiles), labels, normalisation, (3, size, size))
+    return _batch(table, torch.arange(samples), normalise)
+
+
+def digits(samples: int, *, normalise: bool = True, generator: torch.Generator | None = None) -> Batch:
+    """Handwritten digits of 8 x 8 grey pixels (scikit-learn), drawn without replacement.
+
+    >>> digits(3).inputs.shape
+    torch.Size([3, 64])
+    """
+    return _draw(_digits(), samples, normalise, generator)
+
+
+def breast_cancer(samples: int, *, normalise: bool = True, generator: torch.Generator | None = None) -> Batch:
+    """Records of 30 measurements with a diagnosis (scikit-learn), drawn without replacement.
+
+    The [0, 1] scale is each column's own range.
+
+    >>> breast_cancer(3).feature_names[0]
+    'mean radius'
+    """
+    return _draw(_breast_cancer(), samples, normalise, generator)
+
+
+def cifar10(
+    samples: int,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    normalise: bool = True,
+    generator: torch.Generator | None = None,
+) -> Batch:
+    """CIFAR-10 images, drawn without replacement from an npz file.
+
+    Args:
+        samples: how many.
+        path: a file with ``x`` uint8 (count, 3, 32, 32) and ``y`` (count,), or a folder that holds
+            ``cifar10_test.npz``; None takes it from the environment variable SPEARPP_DATA.
+        normalise: with the usual channel means and deviations.
+        generator: source of randomness; None is a generator with seed 0.
+
+    >>> cifar10(8, path="nowhere.npz")
+    Traceback (most recent call last):
+    ...
+    spearpp.errors.DataError: no CIFAR-10 file at nowhere.npz
+    """
+    given = path if path is not None else os.environ.get("SPEARPP_DATA")
+    if not given:
+        raise DataError("no CIFAR-10 file: pass path=, or set SPEARPP_DATA to the npz file or its folder")
+    file = Path(given)
+    return _draw(_cifar10(file / "cifar10_test.npz" if file.is_dir() else file), samples, normalise, generator)
+
+
+def _draw(table: _Table, samples: int, normalise: bool, generator: torch.Generator | None) -> Batch:
+    generator = generator or torch.Generator().manual_seed(0)
+    if not 1 <= samples <= len(table.unit):
+        raise DataError(f"samples={samples}: the data set has {len(table.unit)}")
+    return _batch(table, torch.randperm(len(table.unit), generator=generator)[:samples], normalise)
+
+
+def _batch(table: _Table, rows: Tensor, normalise: bool) -> Batch:
+    normalisation = table.normalisation if normalise else Normalisation.identity(table.unit.shape[1])
+    return Batch(
+        inputs=normalisation.apply(table.unit[rows]),
+        labels=table.labels[rows],
+        normalisation=normalisation,
+        image_shape=table.image_shape,
+        feature_names=table.feature_names,
+    )
+
+
+def _by_channel(mean: Tensor, std: Tensor, pixels: int) -> Normalisation:
+    return Normalisation(mean.repeat_interleave(pixels), std.repeat_interleave(pixels))
+
+
+@cache
+def _photographs() -> tuple[Tensor, ...]:
+    """The photographs on the [0, 1] scale, (3, height, width), each pixel the mean of 4 x 4."""
+    try:
+        import skimage.data
+    except ImportError as error:
+        raise MissingExtraError("scikit-image", "data") from error
+    shrunk = []
+    for name in PHOTOGRAPHS:
+        loaded = getattr(skimage.data, name)()
+        picture = torch.from_numpy(numpy.array(loaded[0] if isinstance(loaded, tuple) else loaded))
+        image = picture.permute(2, 0, 1).float()[None] / 255
+        shrunk.append(torch.nn.functional.avg_pool2d(image, 4)[0])
+    return tuple(shrunk)
+
+
+@cache
+def _digits() -> _Table:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "data") from error
+    pixels, labels = load_digits(return_X_y=True)
+    unit = torch.from_numpy(pixels).float() / 16
+    normalisation = _by_channel(unit.mean()[None], unit.std()[None], 64)
+    return _Table(unit, torch.from_numpy(labels).long(), normalisation, (1, 8, 8))
+
+
+@cache
+def _breast_cancer() -> _Table:
+    try:
+        from sklearn.datasets import load_breast_cancer
+    except ImportError as error:
+        raise MissingExtraError("scikit-learn", "data") from error
+    loaded = load_breast_cancer()
+    records = torch.from_numpy(loaded.data)
+    least, most = records.amin(0), records.amax(0)
+    unit = ((records - least) / (most - least)).float()
+    return _Table(
+        unit,
+        torch.from_numpy(loaded.target).long(),
+        Normalisation(unit.mean(0), unit.std(0)),
+        feature_names=tuple(str(name) for name in loaded.feature_names),
+    )
+
+
+@cache
+def _cifar10(file: Path) -> _Table:
+    if not file.is_file():
+        raise DataError(f"no CIFAR-10 file at {file}")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > LARGEST_FILE:
+            raise DataError(f"{file} unpacks to {unpacked:,} bytes: CIFAR-10 has less than {LARGEST_FILE:,}")
+        with numpy.load(file, allow_pickle=False) as arrays:
+            pixels, labels = arrays["x"], arrays["y"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} is not an npz file with arrays x and y: {error}") from error
+    if pixels.dtype != numpy.uint8 or pixels.shape[1:] != (3, 32, 32) or labels.shape != pixels.shape[:1]:
+        raise DataError(
+            f"{file} holds x {pixels.dtype} {pixels.shape} and y {labels.shape}: "
+            "expected uint8 (count, 3, 32, 32) and (count,)"
+        )
+    unit = torch.from_numpy(pixels.reshape(len(pixels), -1)).float() / 255
+    normalisation = _by_channel(torch.tensor(CIFAR10_MEAN), torch.tensor(CIFAR10_STD), 1024)
+    return _Table(unit, torch.from_numpy(labels.astype(numpy.int64)), normalisation, (3, 32, 32))
