@@ -8,7 +8,7 @@ import numpy
 import torch
 
 from spearpp import simulate
-from spearpp.errors import MissingExtraError
+from spearpp.errors import MissingExtraError, SpearError
 from spearpp.invert import Inversion, Progress, invert
 from spearpp.metrics import Score, score
 from spearpp.search import RiemannianAdam
@@ -19,12 +19,23 @@ WIDTH = 200
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Simulate, invert, print, draw. Returns the exit code: 0 if every input came back exactly."""
+    """Simulate, invert, print, draw. Exit code 0: every input came back; 1: not every one; 2: an error."""
     parser = argparse.ArgumentParser(prog="python -m spearpp.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture (default: demo)")
     parser.add_argument("--samples", type=int, default=16, help="batch size (default: 16)")
+    parser.add_argument("--starts", type=int, default=65_536, help="starts at most (default: 65536)")
     parser.add_argument("--seed", type=int, default=0, help="for data, network and search (default: 0)")
     options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except (SpearError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    """The demo itself."""
+    options.out.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(options.seed)
     batch = simulate.photographs(options.samples, generator=generator)
     model = simulate.mlp(batch.inputs.shape[1], [WIDTH] * 3, 10, generator=generator)
@@ -34,11 +45,10 @@ def main(arguments: list[str] | None = None) -> int:
         "The server sees the gradient of the first layer, nothing else."
     )
     seen = simulate.fedsgd(model, batch)
-    result = invert(*seen, search=RiemannianAdam(starts=65_536), generator=generator, progress=_show)
-    print(file=sys.stderr)
+    result = invert(*seen, search=RiemannianAdam(starts=options.starts), generator=generator, progress=_show)
+    _show_end()
     compared = score(result.inputs, batch.inputs, normalisation=batch.normalisation)
     _print_result(result, compared)
-    options.out.mkdir(parents=True, exist_ok=True)
     picture = options.out / "recovered.png"
     _save(picture, _contact_sheet(batch, result, compared))
     print(f"Picture: {picture} (above the client's photographs, below what the server recovered)")
@@ -46,8 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _show(progress: Progress) -> None:
+    if not sys.stderr.isatty():
+        return
     share = f"{progress.starts:,} of at most {progress.total_starts:,} starts"
     print(f"\rfound {progress.found} of {progress.batch_size} directions, {share}", end="", file=sys.stderr, flush=True)
+
+
+def _show_end() -> None:
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
 
 
 def _print_result(result: Inversion, compared: Score) -> None:

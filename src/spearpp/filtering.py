@@ -91,28 +91,27 @@ def compute_score(problem: Problem, directions: Float[Tensor, "b b"], zeros: Boo
 
 
 def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, rest: Int[Tensor, "others"]) -> Selection:
-    """GreedyFilt: swap candidates in, each where it first improves λ, until λ = 1 or all were tried.
+    """GreedyFilt: swap candidates in, each where it improves λ most, until λ = 1 or all were tried.
 
-    All b places for one candidate are scored in one batch: with u = P̄ s, putting s in place j turns
-    the inverse's rows into p_j / u_j and p_i - (u_i / u_j) p_j, so nothing is inverted again.
+    All b places for one candidate are scored in one batch (``swap_scores``), so the best place costs
+    no more than the first that improves, which is what the paper takes.
     """
     directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
     b, m = zeros.shape
     best = round(chosen.score * m * b)
     found = chosen.found
-    state = _State.of(problem, directions)
+    inverse = Inverse.of(problem, directions)
     for index in rest.tolist():
         if best == m * b and found == b:
             break
         candidate, pattern = pool.directions[index], pool.zeros[index]
-        scores = _swap_scores(problem, state, zeros, candidate, pattern)
-        better = torch.nonzero(scores > best)
-        if not len(better):
+        scores = swap_scores(problem, inverse, zeros, candidate, pattern)
+        place = int(scores.argmax())
+        if int(scores[place]) <= best:
             continue
-        place = int(better[0])
         best = int(scores[place])
         directions[place], zeros[place] = candidate, pattern
-        state = _State.of(problem, directions)
+        inverse = Inverse.of(problem, directions)
     return Selection(directions, zeros, found, best / (m * b))
 
 
@@ -141,30 +140,40 @@ def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
 
 
 @dataclass(frozen=True)
-class _State:
-    """What swaps need of the current Q̄."""
+class Inverse:
+    """P̄ = Q̄⁻¹ and what swapping a column of Q̄ needs of it."""
 
-    inverse: Tensor
-    scale: Tensor
-    """P̄ R[:, bias]; unused without a bias."""
-    unscaled: Tensor
-    """P̄ Aᵀ, (b, m)."""
-    slack_gram: Tensor
+    rows: Float[Tensor, "b b"]
+    """p̄_i."""
+    scale: Float[Tensor, "b"]
+    """s = P̄ R[:, bias]; not used without a bias."""
+    unscaled: Float[Tensor, "b m"]
+    """P̄ Aᵀ: pre-activations before scaling."""
+    slack_gram: Float[Tensor, "b b"]
     """Inner products of the rows t ∘ p̄_i, from which the slack after a swap follows."""
 
     @classmethod
-    def of(cls, problem: Problem, directions: Tensor) -> "_State":
-        inverse = torch.linalg.inv(directions.T)
-        slack = inverse * problem.tolerance.preactivation
-        return cls(inverse, inverse @ problem.factors.right[:, -1], inverse @ problem.preactivations.T, slack @ slack.T)
+    def of(cls, problem: Problem, directions: Tensor) -> "Inverse":
+        """Invert Q̄, given as its columns one a row."""
+        rows = torch.linalg.inv(directions.T)
+        slack = rows * problem.tolerance.preactivation
+        return cls(rows, rows @ problem.factors.right[:, -1], rows @ problem.preactivations.T, slack @ slack.T)
 
 
-def _swap_scores(
-    problem: Problem, state: _State, zeros: Tensor, candidate: Tensor, pattern: Tensor
+def swap_scores(
+    problem: Problem,
+    inverse: Inverse,
+    zeros: Bool[Tensor, "b m"],
+    candidate: Float[Tensor, "b"],
+    pattern: Bool[Tensor, "m"],
 ) -> Int[Tensor, "b"]:
-    """m·b·λ for the candidate in each place; -1 where it would make Q̄ singular."""
+    """m·b·λ with the candidate in each of the b places; -1 where it would make Q̄ singular.
+
+    With u = P̄ s, putting s in place j turns the inverse's rows into p_j / u_j and
+    p_i - (u_i / u_j) p_j, so nothing is inverted again.
+    """
     b, m = zeros.shape
-    u = state.inverse @ candidate
+    u = inverse.rows @ candidate
     scores = torch.full((b,), -1, dtype=torch.long, device=u.device)
     places = torch.nonzero(u.abs() > _SINGULAR)[:, 0]
     for part in places.split(max(1, _BYTES // (8 * b * m))):
@@ -174,9 +183,9 @@ def _swap_scores(
         keep = torch.where(own, 0.0, 1.0)
         ratio = torch.where(own, -1 / u[part, None], ratio)
         # Row i becomes keep_i p_i - ratio_i p_j.
-        unscaled = keep[:, :, None] * state.unscaled - ratio[:, :, None] * state.unscaled[part, None, :]
-        scale = keep * state.scale - ratio * state.scale[part, None]
-        gram = state.slack_gram
+        unscaled = keep[:, :, None] * inverse.unscaled - ratio[:, :, None] * inverse.unscaled[part, None, :]
+        scale = keep * inverse.scale - ratio * inverse.scale[part, None]
+        gram = inverse.slack_gram
         squares = keep * gram.diagonal() - 2 * keep * ratio * gram[part] + ratio.square() * gram[part, part][:, None]
         patterns = torch.where(own[:, :, None], pattern, zeros)
         scores[part] = _agreement(problem, unscaled, scale, squares.clamp_min(0).sqrt(), patterns).sum(1)

@@ -72,7 +72,7 @@ class Inversion:
     batch_size: int
     """b: the samples visible in the gradient. Repeated samples count once, samples that fire no
     neuron not at all."""
-    directions: Float[Tensor, "k b"]
+    directions: Float[Tensor, "found b"]
     """The unit directions q found and used, one a row."""
     scale_known: bool
     """False for a layer without bias: inputs are then known up to a positive factor, and given with
@@ -88,10 +88,10 @@ class Inversion:
 
 
 def invert(
-    grad_weight: Float[Tensor, "m n"],
-    grad_bias: Float[Tensor, "m"] | None,
-    weight: Float[Tensor, "m n"],
-    bias: Float[Tensor, "m"] | None,
+    grad_weight: Tensor,
+    grad_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
     *,
     search: Search,
     batch_size: int | None = None,
@@ -125,7 +125,7 @@ def invert(
     >>> import torch, spearpp
     >>> from spearpp import simulate
     >>> batch = simulate.random_batch(6, features=30, generator=torch.Generator().manual_seed(1))
-    >>> model = simulate.mlp(30, [60, 60], 10, generator=torch.Generator().manual_seed(2))
+    >>> model = simulate.mlp(30, [90, 90], 10, generator=torch.Generator().manual_seed(2))
     >>> result = spearpp.invert(*simulate.fedsgd(model, batch), search=spearpp.search.RiemannianAdam(starts=2048))
     >>> bool(result.certified.all()), result.score
     (True, 1.0)
@@ -224,7 +224,7 @@ def _nothing(problem: Problem, clock: "_Clock") -> Inversion:
 
 
 def _check_arguments(search: Search, batch_size: int | None) -> None:
-    if not callable(getattr(search, "propose", None)) or isinstance(search, type):
+    if isinstance(search, type) or not isinstance(search, Search):
         raise OptionError(f"search={search!r}: pass a search object, for example spearpp.search.RiemannianAdam()")
     if batch_size is not None and not isinstance(batch_size, int):
         raise OptionError(f"batch_size={batch_size!r}: a whole number, or None to read it off the spectrum")

@@ -11,7 +11,7 @@ tensor([[ 1., -1.]])
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -19,6 +19,7 @@ from spearpp.errors import OptionError
 from spearpp.shapes import Float, Tensor
 
 
+@runtime_checkable
 class Loss(Protocol):
     """What a search needs of a loss."""
 

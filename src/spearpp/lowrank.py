@@ -10,6 +10,7 @@ directions is nothing but noise and tells σ_k: rounding of any float format, DP
 drift of local training all arrive here as one number a row.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,9 @@ CLEAR_GAP = 10.0
 FLAT_TAIL = 3.0
 """How uneven the tail may be and still be noise: 1 for i.i.d. noise, up to 2.5 seen for rounding."""
 IID_TAIL = 1.15
-"""The same for noise that is i.i.d., as DP noise is; used where no gap is clear."""
+"""The same for noise that is i.i.d., as DP noise is; its singular values, too, may be off by this factor."""
+FEWEST = 50
+"""Singular values needed to tell strong noise from signal by their distribution."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,8 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
 
     is 1, and it is larger while signal is left in the tail. The rank is the k with the widest gap
     s_k / s_{k+1} among those with a flat tail, if that gap is clear. If none is clear, the noise is
-    strong: then the rank is the least k ≤ r/2 whose tail is as flat as i.i.d. noise.
+    strong: then the rank is the least k ≤ r/2 for which s_k stands out by a quarter and the tail has
+    the singular values of i.i.d. noise (Marchenko and Pastur). A full-rank gradient has no such tail.
 
     >>> import torch
     >>> numerical_rank(torch.tensor([3.0, 2.0, 1e-7, 9e-8, 8e-8]).double(), (5, 9), 1e-7)
@@ -127,8 +131,31 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     gap = torch.where(possible & ~(short & (gap < CLEAR_GAP**2)), gap, 0.0)
     if r > 1 and float(gap.max()) >= CLEAR_GAP:
         return int(gap.argmax()) + 1
-    strong = torch.nonzero((flatness <= IID_TAIL) & (k >= 1) & (k <= r / 2))
-    return int(strong[0]) if len(strong) else None
+    above = torch.cat([s.new_zeros(1), s[:-1]]) * flatness / s  # s_k over the edge of the noise
+    strong = (flatness <= IID_TAIL) & (above >= 1.25) & (k <= r / 2) & (r - k >= FEWEST)
+    for candidate in torch.nonzero(strong)[:, 0].tolist():
+        if _is_noise(s[candidate:], shape[0] - candidate, shape[1] - candidate):
+            return int(candidate)
+    return None
+
+
+def _is_noise(tail: Float[Tensor, "t"], rows: int, columns: int) -> bool:
+    """Whether singular values are those of a rows x columns matrix of i.i.d. noise, but for the ends.
+
+    The squares of such a matrix's singular values, over σ² max(rows, columns), follow the
+    Marchenko-Pastur law with ratio β; σ is taken from the tail's own norm.
+    """
+    small, large = min(rows, columns), max(rows, columns)
+    beta = small / large
+    low, high = (1 - beta**0.5) ** 2, (1 + beta**0.5) ** 2
+    angle = torch.linspace(0, math.pi, 4001, dtype=tail.dtype, device=tail.device)
+    square = (low + high) / 2 - (high - low) / 2 * torch.cos(angle)  # density √((x-low)(high-x)) / x, times dx
+    mass = (torch.sin(angle).square() / square.clamp_min(1e-12)).cumsum(0)
+    places = torch.linspace(0.9, 0.1, 9, dtype=tail.dtype, device=tail.device)
+    expected = square[torch.searchsorted(mass / mass[-1], places).clamp_max(4000)].sqrt()
+    sigma = torch.linalg.vector_norm(tail) / (rows * columns) ** 0.5
+    seen = tail[((1 - places) * (len(tail) - 1)).round().long()] / (sigma * large**0.5)
+    return bool((seen / expected - 1).abs().max() <= IID_TAIL - 1)
 
 
 def _agreed_rank(rank: int | None, batch_size: int | None, spectrum: Tensor, seen: Observation) -> int:

@@ -68,8 +68,8 @@ def psnr(mean_squared_error: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
 
 
 def score(
-    recovered: Float[Tensor, "k n"],
-    truth: Float[Tensor, "b n"],
+    recovered: Tensor,
+    truth: Tensor,
     *,
     normalisation: Normalisation | None = None,
     threshold: float = EXACT_PSNR,
@@ -81,8 +81,8 @@ def score(
     gets that one's PSNR.
 
     Args:
-        recovered: what ``spearpp.invert`` returned.
-        truth: the batch as the network was fed it.
+        recovered: (k, n), what ``spearpp.invert`` returned.
+        truth: (b, n), the batch as the network was fed it.
         normalisation: how the network's inputs came from the [0, 1] scale; PSNR is measured there.
         threshold: PSNR in dB over which a sample, or a batch on average, counts as exact.
 

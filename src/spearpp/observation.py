@@ -47,9 +47,12 @@ def observe(
         ShapeError, DtypeError, NonFiniteError: with what was seen.
     """
     given = {"grad_weight": grad_weight, "grad_bias": grad_bias, "weight": weight, "bias": bias}
-    for name, tensor in given.items():
-        if tensor is not None or name in ("grad_weight", "weight"):
-            _check_tensor(name, tensor)
+    present = {name: t for name, t in given.items() if t is not None or name in ("grad_weight", "weight")}
+    for name, tensor in present.items():
+        _check_type(name, tensor)
+    devices = {str(tensor.device) for tensor in present.values() if tensor is not None}
+    if len(devices) > 1:
+        raise DtypeError(f"tensors on {' and '.join(sorted(devices))}: move them to one device")
     if (grad_bias is None) != (bias is None):
         missing, other = ("grad_bias", "bias") if grad_bias is None else ("bias", "grad_bias")
         raise ShapeError(
@@ -57,9 +60,9 @@ def observe(
             "(inputs are then recovered up to scale)"
         )
     _check_shapes(grad_weight, grad_bias, weight, bias)
-    devices = {str(t.device) for t in given.values() if t is not None}
-    if len(devices) > 1:
-        raise DtypeError(f"tensors on {' and '.join(sorted(devices))}: move them to one device")
+    for name, tensor in present.items():
+        if tensor is not None:
+            _check_finite(name, tensor)
     gradient, layer = grad_weight.detach().double(), weight.detach().double()
     if grad_bias is not None and bias is not None:
         gradient = torch.cat([gradient, grad_bias.detach().double()[:, None]], dim=1)
@@ -74,13 +77,16 @@ def observe(
     )
 
 
-def _check_tensor(name: str, tensor: Tensor | None) -> None:
+def _check_type(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise DtypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
     if not tensor.is_floating_point():
         raise DtypeError(f"{name} has dtype {tensor.dtype}: gradients and weights are floating-point tensors")
-    if tensor.layout != torch.strided:
-        raise DtypeError(f"{name} has layout {tensor.layout}: pass a dense tensor, for example {name}.to_dense()")
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise DtypeError(f"{name} is {tensor.layout} on {tensor.device}: pass a dense tensor that holds data")
+
+
+def _check_finite(name: str, tensor: Tensor) -> None:
     if not bool(torch.isfinite(tensor).all()):
         nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
         raise NonFiniteError(

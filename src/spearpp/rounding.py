@@ -6,7 +6,7 @@ draws for each).
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy
 import torch
@@ -19,6 +19,7 @@ from spearpp.shapes import Float, Tensor
 _BYTES = 2**28
 
 
+@runtime_checkable
 class Rounding(Protocol):
     """What a search needs of a rounding."""
 

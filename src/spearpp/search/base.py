@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -22,6 +22,7 @@ class Proposals:
     """Gradient steps taken, summed over the starts."""
 
 
+@runtime_checkable
 class Search(Protocol):
     """A frozen description of a search; ``propose`` runs it."""
 
@@ -40,24 +41,20 @@ class Search(Protocol):
         ...
 
 
-FIRST_CHUNK = 2048
-CACHE_BYTES = 2**20
+FIRST_CHUNK = 1024
+CACHE_BYTES = 2**22
 DEVICE_BYTES = 2**29
 
 
 def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | None) -> Iterator[int]:
     """Cut ``starts`` into chunks whose working set (``row_bytes`` for each start) stays bounded.
 
-    On a CPU a chunk fits the second-level cache. On a GPU chunks begin small, so that easy batches
-    stop early, and double up to half a gigabyte.
+    Chunks begin small, so that easy batches stop early, and double up to what a CPU's cache or half
+    a gigabyte of a GPU holds. A given ``chunk`` is the size of all of them.
     """
-    if chunk is not None:
-        size = limit = chunk
-    elif device.type == "cpu":
-        size = limit = max(64, CACHE_BYTES // row_bytes)
-    else:
-        limit = max(256, DEVICE_BYTES // row_bytes)
-        size = min(FIRST_CHUNK, limit)
+    bound = CACHE_BYTES if device.type == "cpu" else DEVICE_BYTES
+    limit = max(128, bound // row_bytes) if chunk is None else chunk
+    size = min(FIRST_CHUNK, limit) if chunk is None else chunk
     while starts > 0:
         yield min(size, starts)
         starts -= size

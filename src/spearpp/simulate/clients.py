@@ -18,6 +18,15 @@ class LayerGradient(NamedTuple):
     weight: Float[Tensor, "m n"]
     bias: Float[Tensor, "m"] | None
 
+    def to(self, target: torch.dtype | torch.device | str) -> "LayerGradient":
+        """The same in another wire precision or on another device."""
+        return LayerGradient(
+            grad_weight=self.grad_weight.to(target),
+            grad_bias=None if self.grad_bias is None else self.grad_bias.to(target),
+            weight=self.weight.to(target),
+            bias=None if self.bias is None else self.bias.to(target),
+        )
+
 
 def fedsgd(model: nn.Module, batch: Batch, *, layer: int = 0) -> LayerGradient:
     """One FedSGD round: the gradient of the mean cross-entropy over the batch, at one Linear layer.
@@ -29,7 +38,7 @@ def fedsgd(model: nn.Module, batch: Batch, *, layer: int = 0) -> LayerGradient:
 
     >>> import torch
     >>> from spearpp.simulate import mlp, random_batch
-    >>> fedsgd(mlp(8, [5], 3), random_batch(4, features=8)).grad_weight.shape
+    >>> fedsgd(mlp(8, [5], 10), random_batch(4, features=8)).grad_weight.shape
     torch.Size([5, 8])
     """
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -37,7 +46,10 @@ def fedsgd(model: nn.Module, batch: Batch, *, layer: int = 0) -> LayerGradient:
         raise OptionError(f"layer={layer}: the model has {len(linear)} Linear layers")
     seen = linear[layer]
     inputs = batch.inputs.to(seen.weight)
-    loss = nn.functional.cross_entropy(model(inputs), batch.labels.to(inputs.device))
+    outputs = model(inputs)
+    if int(batch.labels.max()) >= outputs.shape[1]:
+        raise OptionError(f"the batch has label {int(batch.labels.max())}, the model {outputs.shape[1]} outputs")
+    loss = nn.functional.cross_entropy(outputs, batch.labels.to(inputs.device))
     parameters = [seen.weight] if seen.bias is None else [seen.weight, seen.bias]
     gradients = torch.autograd.grad(loss, parameters)
     bias = None if seen.bias is None else seen.bias.detach().clone()

@@ -5,7 +5,6 @@ of it (mean and deviation of a colour channel for images, of a column for tables
 """
 
 import os
-import zipfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,13 +14,12 @@ import torch
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
+from spearpp.npz import read_npz
 from spearpp.shapes import Float, Int, Tensor
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "immunohistochemistry", "stereo_motorcycle")
-LARGEST_FILE = 2**31
-"""Bytes that a data file may unpack to."""
 
 
 @dataclass(frozen=True)
@@ -218,15 +216,10 @@ def _breast_cancer() -> _Table:
 def _cifar10(file: Path) -> _Table:
     if not file.is_file():
         raise DataError(f"no CIFAR-10 file at {file}")
-    try:
-        with zipfile.ZipFile(file) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-        if unpacked > LARGEST_FILE:
-            raise DataError(f"{file} unpacks to {unpacked:,} bytes: CIFAR-10 has less than {LARGEST_FILE:,}")
-        with numpy.load(file, allow_pickle=False) as arrays:
-            pixels, labels = arrays["x"], arrays["y"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} is not an npz file with arrays x and y: {error}") from error
+    arrays = read_npz(file)
+    if not {"x", "y"} <= arrays.keys():
+        raise DataError(f"{file} holds {sorted(arrays)}: expected arrays x and y")
+    pixels, labels = arrays["x"], arrays["y"]
     if pixels.dtype != numpy.uint8 or pixels.shape[1:] != (3, 32, 32) or labels.shape != pixels.shape[:1]:
         raise DataError(
             f"{file} holds x {pixels.dtype} {pixels.shape} and y {labels.shape}: "

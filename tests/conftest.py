@@ -1,0 +1,102 @@
+"""Checks every annotated shape in every call, and offers small clients that carry their own answer."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxtyping import install_import_hook
+
+with install_import_hook("spearpp", "checking.check"):
+    import spearpp
+
+import pytest
+import torch
+from hypothesis import settings
+
+from spearpp import simulate
+from spearpp.observation import observe
+from spearpp.problem import Problem, pose
+from spearpp.simulate import Batch, LayerGradient
+
+# The machines are noisy: no test depends on how long an example takes.
+settings.register_profile("noisy", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("noisy")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A batch, what the server sees of it, and the truth about Q."""
+
+    batch: Batch
+    seen: LayerGradient
+
+    @property
+    def problem(self) -> Problem:
+        return pose(observe(*self.seen))
+
+    @property
+    def grad_bias(self) -> torch.Tensor:
+        assert self.seen.grad_bias is not None
+        return self.seen.grad_bias.double()
+
+    @property
+    def preactivations(self) -> torch.Tensor:
+        """Z, one sample a row, in float64."""
+        assert self.seen.bias is not None
+        return self.batch.inputs.double() @ self.seen.weight.double().T + self.seen.bias.double()
+
+    def true_directions(self, problem: Problem) -> torch.Tensor:
+        """The unit q_i, one a row, from the inputs: X̂ᵀ = Q⁻¹ R."""
+        inputs = self.batch.inputs.double()
+        if problem.seen.has_bias:
+            inputs = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)], dim=1)
+        right = problem.factors.right
+        inverse = inputs @ torch.linalg.pinv(right)
+        return torch.nn.functional.normalize(torch.linalg.inv(inverse).T)
+
+    def score(self, result: spearpp.Inversion) -> spearpp.Score:
+        return spearpp.score(result.inputs, self.batch.inputs, normalisation=self.batch.normalisation)
+
+
+MakeClient = Callable[..., Client]
+
+
+@pytest.fixture(scope="session")
+def make_client() -> MakeClient:
+    def make(
+        b: int = 6,
+        m: int = 80,
+        n: int = 40,
+        *,
+        seed: int = 0,
+        depth: int = 2,
+        bias: bool = True,
+        dtype: torch.dtype = torch.float32,
+        batch: Batch | None = None,
+        layer: int = 0,
+    ) -> Client:
+        generator = torch.Generator().manual_seed(seed)
+        batch = batch or simulate.random_batch(b, features=n, generator=generator)
+        model = simulate.mlp(batch.inputs.shape[1], [m] * depth, 10, bias=bias, generator=generator, dtype=dtype)
+        return Client(batch, simulate.fedsgd(model, batch, layer=layer))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def cifar_path() -> Path:
+    """CIFAR-10 from SPEARPP_DATA or the folder beside the checkout; skipped where there is none."""
+    places = [os.environ.get("SPEARPP_DATA", ""), str(Path(__file__).parents[2] / "shared" / "data")]
+    for place in places:
+        file = Path(place) / "cifar10_test.npz" if Path(place).is_dir() else Path(place)
+        if place and file.is_file():
+            return file
+    pytest.skip("no CIFAR-10: set SPEARPP_DATA to the npz file")
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device("cuda")

@@ -1,0 +1,159 @@
+"""The filtering of the appendix, against the appendix written out."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import Client, MakeClient
+from spearpp import score
+from spearpp.candidates import Pool, admit, empty_pool
+from spearpp.filtering import (
+    Inverse,
+    Selection,
+    complete_basis,
+    compute_score,
+    fix_scale,
+    greedy_filt,
+    init_filt,
+    recover,
+    select,
+    swap_scores,
+)
+from spearpp.problem import Problem
+
+
+@pytest.fixture(scope="module")
+def client(make_client: MakeClient) -> Client:
+    return make_client(5, 90, 50, dtype=torch.float64)
+
+
+def pool_of(problem: Problem, directions: torch.Tensor) -> Pool:
+    return Pool(directions, problem.tolerance.zeros(directions @ problem.factors.left.T, directions))
+
+
+def random_directions(k: int, b: int, seed: int = 0) -> torch.Tensor:
+    drawn = torch.randn(k, b, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.nn.functional.normalize(drawn)
+
+
+def literal_score(problem: Problem, directions: torch.Tensor, client: Client) -> float:
+    """computeScore as the paper prints it, entry by entry."""
+    left, right = problem.factors.left, problem.factors.right
+    q = directions.T
+    scale = torch.linalg.inv(q) @ torch.linalg.pinv(left) @ client.grad_bias
+    q = q * scale
+    inputs = (torch.linalg.inv(q) @ right[:, :-1]).T
+    z = problem.seen.weight[:, :-1] @ inputs + problem.seen.weight[:, -1:]
+    zero = problem.tolerance.zeros(directions @ left.T, directions).T
+    return float(((z <= 0) & zero | (z > 0) & ~zero).double().mean())
+
+
+def test_the_true_choice_scores_one_and_gives_the_inputs(client: Client) -> None:
+    problem = client.problem
+    chosen = select(problem, pool_of(problem, client.true_directions(problem)))
+    assert chosen.score == 1.0
+    assert chosen.complete
+    assert score(recover(problem, chosen), client.batch.inputs, normalisation=client.batch.normalisation).exact
+
+
+@given(place=st.integers(0, 4), seed=st.integers(0, 10_000))
+def test_replacing_any_column_lowers_the_score(client: Client, place: int, seed: int) -> None:
+    problem = client.problem
+    directions = client.true_directions(problem).clone()
+    directions[place] = random_directions(1, 5, seed)[0]
+    pool = pool_of(problem, directions)
+    assert compute_score(problem, pool.directions, pool.zeros) < 1.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_score_is_the_papers(client: Client, seed: int) -> None:
+    problem = client.problem
+    for directions in (client.true_directions(problem), random_directions(5, 5, seed)):
+        pool = pool_of(problem, directions)
+        assert compute_score(problem, directions, pool.zeros) == pytest.approx(
+            literal_score(problem, directions, client)
+        )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_swap_is_scored_as_if_done(client: Client, seed: int) -> None:
+    problem = client.problem
+    true = client.true_directions(problem)
+    pool = pool_of(problem, torch.cat([true[:3], random_directions(2, 5, seed)]))
+    for candidate in (true[3], true[0], random_directions(1, 5, seed + 100)[0]):
+        pattern = pool_of(problem, candidate[None]).zeros[0]
+        scores = swap_scores(problem, Inverse.of(problem, pool.directions), pool.zeros, candidate, pattern)
+        for place in range(5):
+            swapped = pool.directions.clone()
+            swapped[place] = candidate
+            if int(torch.linalg.matrix_rank(swapped, rtol=1e-9)) < 5:
+                assert int(scores[place]) == -1
+            else:
+                assert int(scores[place]) / (90 * 5) == pytest.approx(literal_score(problem, swapped, client))
+
+
+def test_greedy_swaps_never_lose_and_report_the_score_they_have(client: Client) -> None:
+    problem = client.problem
+    for seed in range(6):
+        pool = pool_of(problem, torch.cat([random_directions(9, 5, seed), client.true_directions(problem)]))
+        start = Selection(
+            pool.directions[:5], pool.zeros[:5], 5, compute_score(problem, pool.directions[:5], pool.zeros[:5])
+        )
+        end = greedy_filt(problem, start, pool, torch.arange(5, len(pool)))
+        assert end.score > start.score
+        assert end.score == pytest.approx(literal_score(problem, end.directions, client))
+
+
+def test_one_wrong_column_is_swapped_for_the_true_one(client: Client) -> None:
+    problem = client.problem
+    true = client.true_directions(problem)
+    for place in range(5):
+        start = true.clone()
+        start[place] = random_directions(1, 5, place)[0]
+        pool = pool_of(problem, torch.cat([start, true[place][None], random_directions(3, 5, 7)]))
+        first = Selection(start, pool.zeros[:5], 5, compute_score(problem, start, pool.zeros[:5]))
+        assert first.score < 1.0
+        assert greedy_filt(problem, first, pool, torch.arange(5, 9)).complete
+
+
+def test_the_first_choice_is_the_sparsest_independent_one(client: Client) -> None:
+    problem = client.problem
+    true = client.true_directions(problem)
+    sums = torch.nn.functional.normalize(true[:1] + true[1:2])
+    pool = pool_of(problem, torch.cat([sums, random_directions(3, 5), true]))
+    assert sorted(init_filt(pool).tolist()) == [4, 5, 6, 7, 8]
+    repeated = pool_of(problem, torch.cat([true[:2], true[:2]]))
+    assert sorted(init_filt(repeated).tolist()) == [0, 1]
+
+
+@given(st.integers(1, 8), st.data())
+def test_the_complement_is_orthonormal_and_completes(b: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, b))
+    found = random_directions(k, b, seed=b)
+    whole = complete_basis(found)
+    assert torch.equal(whole[:k], found)
+    rest = whole[k:]
+    torch.testing.assert_close(rest @ rest.T, torch.eye(b - k, dtype=torch.float64), atol=1e-12, rtol=0)
+    torch.testing.assert_close(rest @ found.T, torch.zeros(b - k, k, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+def test_the_scale_makes_the_columns_sum_to_the_bias_gradient(client: Client) -> None:
+    problem = client.problem
+    directions = random_directions(5, 5)
+    zeros = pool_of(problem, directions).zeros
+    scale = fix_scale(problem, torch.linalg.inv(directions.T), zeros)
+    columns = problem.factors.left @ directions.T * scale
+    torch.testing.assert_close(columns.sum(1), client.grad_bias, atol=1e-12, rtol=0)
+
+
+def test_with_one_direction_missing_that_input_is_exact_and_the_rest_are_not(client: Client) -> None:
+    """Its p is orthogonal to all the q found, and the complement is just that line."""
+    problem = client.problem
+    true = client.true_directions(problem)
+    chosen = select(problem, admit(empty_pool(problem), problem, true[:4]))
+    assert not chosen.complete
+    recovered = recover(problem, chosen)
+    error = (recovered[4] - client.batch.inputs[4]).abs().max()
+    assert float(error) < 1e-6
+    assert float((recovered[:4] - client.batch.inputs[:4]).abs().amax(1).min()) > 1e-3

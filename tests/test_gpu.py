@@ -1,0 +1,57 @@
+"""The same on a CUDA device. Run where there is one with ``pytest -m gpu``."""
+
+import pytest
+import torch
+
+import spearpp
+from conftest import MakeClient
+from spearpp.losses import LogCosh
+from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        RiemannianAdam(starts=8192),
+        RiemannianAdam(loss=LogCosh(1 / 300), starts=8192),
+        ProjectedGradient(starts=8192),
+        KernelSampling(starts=50_000),
+    ],
+    ids=["l1", "logcosh", "projected gradient", "kernels"],
+)
+def test_a_planted_batch_comes_back_on_the_device(make_client: MakeClient, cuda: torch.device, search: Search) -> None:
+    client = make_client(8, 200, 100)
+    seen = client.seen.to(cuda)
+    result = spearpp.invert(*seen, search=search)
+    assert result.inputs.device.type == "cuda"
+    assert bool(result.certified.all())
+    assert client.score(result).exact
+
+
+def test_one_seed_gives_one_result_on_the_device(make_client: MakeClient, cuda: torch.device) -> None:
+    seen = make_client(8, 200, 100).seen.to(cuda)
+    first, second = (spearpp.invert(*seen, search=RiemannianAdam(starts=4096)) for _ in range(2))
+    assert torch.equal(first.inputs, second.inputs)
+
+
+def test_the_generator_may_live_on_either_device(make_client: MakeClient, cuda: torch.device) -> None:
+    client = make_client(8, 200, 100)
+    seen = client.seen.to(cuda)
+    for device in ("cpu", "cuda"):
+        generator = torch.Generator(device).manual_seed(0)
+        assert client.score(spearpp.invert(*seen, search=RiemannianAdam(starts=4096), generator=generator)).exact
+
+
+def test_memory_does_not_grow_with_the_number_of_starts(make_client: MakeClient, cuda: torch.device) -> None:
+    client = make_client(12, 200, 100)
+    seen = client.seen.to(cuda)
+    peaks = []
+    for starts in (200_000, 1_000_000):
+        torch.cuda.reset_peak_memory_stats()
+        search = RiemannianAdam(starts=starts, steps=2)
+        spearpp.invert(*seen, search=search)
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] <= 3 * 2**30
+    assert peaks[1] < 2.5 * peaks[0]

@@ -1,0 +1,140 @@
+"""The package as a stranger meets it: bare imports, the README's example, the papers it names."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import spearpp
+from spearpp import demo
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a new interpreter, without the checkers of this suite."""
+    return subprocess.run(  # noqa: S603
+        [sys.executable, "-c", textwrap.dedent(code), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_import_and_inversion_need_torch_numpy_and_scipy_alone() -> None:
+    done = run(
+        """
+        import importlib.abc, sys
+        import torch, numpy, scipy.optimize
+        known = {name.split(".")[0] for name in sys.modules} | {"spearpp"} | set(sys.stdlib_module_names)
+        class Refuse(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] not in known:
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        sys.meta_path.insert(0, Refuse())
+        assert "jaxtyping" not in sys.modules
+        import spearpp
+        from spearpp import simulate
+        seen = simulate.fedsgd(simulate.mlp(30, [60, 60], 10), simulate.random_batch(4, features=30))
+        result = spearpp.invert(*seen, search=spearpp.search.RiemannianAdam(starts=2048))
+        assert result.score == 1.0, result
+        assert "jaxtyping" not in sys.modules
+        for data in (simulate.photographs, simulate.digits, simulate.breast_cancer):
+            try:
+                data(2)
+            except spearpp.SpearError as error:
+                assert "pip install 'spearpp[data]'" in str(error), error
+            else:
+                raise AssertionError(data)
+        try:
+            spearpp.invert(*seen, search="l1")
+        except spearpp.SpearError as error:
+            assert "pass a search object" in str(error), error
+        else:
+            raise AssertionError("a string passed for a search")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readmes_example_runs_as_printed() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+    done = run(example)
+    assert done.returncode == 0, done.stderr
+    assert "12 of 12 inputs certified" in done.stdout
+    assert "12 of 12 inputs over 90 dB" in done.stdout
+
+
+def test_readme_and_makefile_name_the_same_commands() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for target in set(re.findall(r"make ([a-z][a-z-]+)", readme)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+        for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+            if not link.startswith("http"):
+                assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+def test_citation_names_the_paper_and_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert "SPEAR++: Scaling Gradient Inversion via Sparsely-Used Dictionary Learning" in citation
+    assert f"version: {spearpp.__version__}" in citation
+    assert f"## {spearpp.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_everything_public_is_documented_and_exists() -> None:
+    for name in spearpp.__all__:
+        assert getattr(spearpp, name).__doc__, name
+
+
+def test_every_error_is_a_spear_error() -> None:
+    from spearpp import errors
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert len(kinds) > 5
+    assert all(issubclass(kind, spearpp.SpearError) and kind.__doc__ for kind in kinds)
+
+
+def test_the_demo_recovers_its_photographs_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    assert demo.main(["--out", str(tmp_path / "new" / "folder"), "--samples", "8"]) == 0
+    printed = capsys.readouterr()
+    assert "8 of 8 inputs certified" in printed.out
+    assert "8 of 8 inputs over 90 dB" in printed.out
+    with Image.open(tmp_path / "new" / "folder" / "recovered.png") as picture:
+        pixels = torch.from_numpy(numpy.array(picture))
+    rows = pixels.shape[0] // 2 - 3
+    difference = pixels[:rows].int() - pixels[-rows:].int()
+    assert int(difference.abs().max()) <= 1  # the recovered row equals the original one, up to rounding
+    assert float(pixels.float().std()) > 20  # and both show something
+
+
+def test_the_demo_says_so_when_it_does_not_succeed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["--out", str(tmp_path), "--samples", "60", "--starts", "64"]) == 1
+    assert "0 of 60 inputs certified" in capsys.readouterr().out
+
+
+def test_no_colour_codes_or_carriage_returns_reach_a_pipe() -> None:
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "spearpp.demo", "--out", os.devnull + "/not-a-folder", "--samples", "4"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 2
+    assert "\r" not in done.stdout + done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error:")
+    assert "Traceback" not in done.stderr
