@@ -193,7 +193,7 @@ def _speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
     peak = _peak(device)
     sizes = [(20, 200, 8192), (65, 1000, 4096)]
     if device.type == "cuda":
-        sizes = [(20, 200, 65_536), (65, 1000, 65_536), (150, 4000, 16_384)]
+        sizes = [(20, 200, 65_536), (20, 200, 1_000_000), (65, 1000, 65_536), (150, 4000, 32_768)]
     for b, m, starts in sizes:
         _, seen = _client(FIRST_SEED, b, m, data, device)
         problem = pose(observe(*seen))

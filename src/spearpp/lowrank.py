@@ -107,7 +107,7 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
         t_k = s_{k+1} √(p q) / (‖s_{>k}‖ (√p + √q)),    p = rows - k, q = columns - k
 
     is 1, and it is larger while signal is left in the tail. The rank is the k with the widest gap
-    s_k / s_{k+1} among those with a flat tail, if that gap is clear. If none is clear, the noise is
+    s_k / s_{k+1} among those with a flat tail, or one at the level of rounding, if that gap is clear. If none is clear, the noise is
     strong: then the rank is the least k ≤ r/2 for which s_k stands out by a quarter and the tail has
     the singular values of i.i.d. noise (Marchenko and Pastur). A full-rank gradient has no such tail.
 
@@ -123,7 +123,7 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     p, q = shape[0] - k, shape[1] - k
     tail = s.square().flip(0).cumsum(0).flip(0).sqrt()
     flatness = s * (p * q).sqrt() / (tail * (p.sqrt() + q.sqrt()))
-    rounding = s <= 100 * torch.finfo(torch.float64).eps * s[0]
+    rounding = s <= max(epsilon, 100 * torch.finfo(torch.float64).eps) * s[0]
     gap = s[:-1] / s[1:]
     possible = (flatness[1:] <= FLAT_TAIL) | rounding[1:]
     # The last few singular values of a noise matrix fall towards zero by themselves.

@@ -41,7 +41,7 @@ class Search(Protocol):
         ...
 
 
-FIRST_CHUNK = 1024
+FIRST_CHUNK = 2048
 CACHE_BYTES = 2**22
 DEVICE_BYTES = 2**29
 
@@ -49,8 +49,8 @@ DEVICE_BYTES = 2**29
 def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | None) -> Iterator[int]:
     """Cut ``starts`` into chunks whose working set (``row_bytes`` for each start) stays bounded.
 
-    Chunks begin small, so that easy batches stop early, and double up to what a CPU's cache or half
-    a gigabyte of a GPU holds. A given ``chunk`` is the size of all of them.
+    The first is small, so that easy batches stop early; the others are as large as a CPU's cache or
+    half a gigabyte of a GPU allows. A given ``chunk`` is the size of all of them.
     """
     bound = CACHE_BYTES if device.type == "cpu" else DEVICE_BYTES
     limit = max(128, bound // row_bytes) if chunk is None else chunk
@@ -58,7 +58,7 @@ def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | 
     while starts > 0:
         yield min(size, starts)
         starts -= size
-        size = min(2 * size, limit)
+        size = limit
 
 
 def check_options(search: object, starts: int, sparsity: float | None, chunk: int | None) -> None:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp import sphere
 from spearpp.search.descent import Descent, Step
 from spearpp.shapes import Float, Tensor
 
@@ -47,13 +46,19 @@ class AdamStep:
         self.taken = 0
 
     def __call__(self, points: Tensor, gradient: Tensor, rate: float) -> None:
-        """Move the points in place."""
+        """Move the points in place. The gradient is used up."""
         first, second = self.betas
         self.taken += 1
-        riemannian = sphere.tangent(points, gradient)
-        self.momentum.lerp_(riemannian, 1 - first)
-        self.second.lerp_(riemannian.square().sum(1, keepdim=True), 1 - second)
+        _to_tangent(points, gradient)
+        self.momentum.lerp_(gradient, 1 - first)
+        norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        self.second.mul_(second).addcmul_(norm, norm, value=1 - second)
         size = (self.second / (1 - second**self.taken)).sqrt_().add_(self.epsilon)
-        points.addcmul_(self.momentum, size.reciprocal_(), value=-rate / (1 - first**self.taken))
+        points.addcdiv_(self.momentum, size, value=-rate / (1 - first**self.taken))
         points.div_(torch.linalg.vector_norm(points, dim=1, keepdim=True))
-        self.momentum.copy_(sphere.tangent(points, self.momentum))
+        _to_tangent(points, self.momentum)
+
+
+def _to_tangent(points: Tensor, vectors: Tensor) -> None:
+    """``sphere.tangent`` in place."""
+    vectors.addcmul_(points, (points * vectors).sum(1, keepdim=True), value=-1)
