@@ -107,9 +107,10 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
         t_k = s_{k+1} √(p q) / (‖s_{>k}‖ (√p + √q)),    p = rows - k, q = columns - k
 
     is 1, and it is larger while signal is left in the tail. The rank is the k with the widest gap
-    s_k / s_{k+1} among those with a flat tail, or one at the level of rounding, if that gap is clear. If none is clear, the noise is
-    strong: then the rank is the least k ≤ r/2 for which s_k stands out by a quarter and the tail has
-    the singular values of i.i.d. noise (Marchenko and Pastur). A full-rank gradient has no such tail.
+    s_k / s_{k+1} among those with a flat tail, or one at the level of rounding, if that gap is clear.
+    If none is, the noise is strong: then the rank is the least k ≤ r/2 for which s_k stands out by a
+    quarter and the tail has the singular values of i.i.d. noise (Marchenko and Pastur). A full-rank
+    gradient has no such tail.
 
     >>> import torch
     >>> numerical_rank(torch.tensor([3.0, 2.0, 1e-7, 9e-8, 8e-8]).double(), (5, 9), 1e-7)
