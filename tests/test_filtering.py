@@ -53,7 +53,7 @@ def test_the_true_choice_scores_one_and_gives_the_inputs(client: Client) -> None
     problem = client.problem
     chosen = select(problem, pool_of(problem, client.true_directions(problem)))
     assert chosen.score == 1.0
-    assert chosen.complete
+    assert chosen.full
     assert score(recover(problem, chosen), client.batch.inputs, normalisation=client.batch.normalisation).exact
 
 
@@ -114,7 +114,7 @@ def test_one_wrong_column_is_swapped_for_the_true_one(client: Client) -> None:
         pool = pool_of(problem, torch.cat([start, true[place][None], random_directions(3, 5, 7)]))
         first = Selection(start, pool.zeros[:5], 5, compute_score(problem, start, pool.zeros[:5]))
         assert first.score < 1.0
-        assert greedy_filt(problem, first, pool, torch.arange(5, 9)).complete
+        assert greedy_filt(problem, first, pool, torch.arange(5, 9)).score == 1.0
 
 
 def test_the_first_choice_is_the_sparsest_independent_one(client: Client) -> None:
@@ -152,7 +152,7 @@ def test_with_one_direction_missing_that_input_is_exact_and_the_rest_are_not(cli
     problem = client.problem
     true = client.true_directions(problem)
     chosen = select(problem, admit(empty_pool(problem), problem, true[:4]))
-    assert not chosen.complete
+    assert not chosen.full
     recovered = recover(problem, chosen)
     error = (recovered[4] - client.batch.inputs[4]).abs().max()
     assert float(error) < 1e-6

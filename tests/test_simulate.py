@@ -63,7 +63,7 @@ def test_any_layer_can_be_looked_at() -> None:
     assert shapes == [(7, 8), (6, 7), (10, 6), (10, 6)]
     with pytest.raises(OptionError, match="has 3 Linear layers"):
         simulate.fedsgd(model, batch, layer=3)
-    with pytest.raises(OptionError, match="label 9, the model 3 outputs"):
+    with pytest.raises(OptionError, match="labels 0 to 9, the model 3 outputs"):
         simulate.fedsgd(simulate.mlp(8, [7], 3), simulate.random_batch(40, features=8))
     with pytest.raises(OptionError, match="at least one hidden layer"):
         simulate.mlp(8, [], 10)

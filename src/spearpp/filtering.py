@@ -32,9 +32,9 @@ class Selection:
     """λ."""
 
     @property
-    def complete(self) -> bool:
-        """Whether all b directions were found and λ = 1."""
-        return self.found == self.directions.shape[0] and self.score == 1.0
+    def full(self) -> bool:
+        """Whether all b directions were found."""
+        return self.found == self.directions.shape[0]
 
 
 def init_filt(pool: Pool) -> Int[Tensor, "chosen"]:
@@ -83,11 +83,8 @@ def fix_scale(problem: Problem, inverse: Float[Tensor, "b b"], zeros: Bool[Tenso
 def compute_score(problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> float:
     """computeScore: λ, the share of entries where D is zero just where the neuron is silent."""
     b, m = zeros.shape
-    inverse = torch.linalg.inv(directions.T)
-    scale = fix_scale(problem, inverse, zeros)
-    slack = torch.linalg.vector_norm(inverse * problem.tolerance.preactivation, dim=1)
-    unscaled = inverse @ problem.preactivations.T
-    return int(_agreement(problem, unscaled, scale, slack, zeros).sum()) / (m * b)
+    inverse = Inverse.of(problem, directions)
+    return int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / (m * b)
 
 
 def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, rest: Int[Tensor, "others"]) -> Selection:
@@ -102,7 +99,7 @@ def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, rest: Int[Tenso
     found = chosen.found
     inverse = Inverse.of(problem, directions)
     for index in rest.tolist():
-        if best == m * b and found == b:
+        if best == m * b:
             break
         candidate, pattern = pool.directions[index], pool.zeros[index]
         scores = swap_scores(problem, inverse, zeros, candidate, pattern)
@@ -129,13 +126,14 @@ def select(problem: Problem, pool: Pool) -> Selection:
 def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
     """X = (Q⁻¹ R)ᵀ without the bias coordinate, one input a row.
 
-    A layer without bias has no scale: inputs then have unit norm.
+    A layer without bias has no scale: inputs then have unit norm. Neither has a sample whose bias
+    gradient vanishes: its input is left at the scale of Q̄.
     """
     inverse = torch.linalg.inv(chosen.directions.T)
     scale = fix_scale(problem, inverse, chosen.zeros)
     inputs = inverse @ problem.factors.right
     if problem.seen.has_bias:
-        return inputs[:, :-1] / scale[:, None]
+        return inputs[:, :-1] / torch.where(scale == 0, 1.0, scale)[:, None]
     return inputs * scale[:, None] / torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
 
 
@@ -149,15 +147,12 @@ class Inverse:
     """s = P̄ R[:, bias]; not used without a bias."""
     unscaled: Float[Tensor, "b m"]
     """P̄ Aᵀ: pre-activations before scaling."""
-    slack_gram: Float[Tensor, "b b"]
-    """Inner products of the rows t ∘ p̄_i, from which the slack after a swap follows."""
 
     @classmethod
     def of(cls, problem: Problem, directions: Tensor) -> "Inverse":
         """Invert Q̄, given as its columns one a row."""
         rows = torch.linalg.inv(directions.T)
-        slack = rows * problem.tolerance.preactivation
-        return cls(rows, rows @ problem.factors.right[:, -1], rows @ problem.preactivations.T, slack @ slack.T)
+        return cls(rows, rows @ problem.factors.right[:, -1], rows @ problem.preactivations.T)
 
 
 def swap_scores(
@@ -185,25 +180,21 @@ def swap_scores(
         # Row i becomes keep_i p_i - ratio_i p_j.
         unscaled = keep[:, :, None] * inverse.unscaled - ratio[:, :, None] * inverse.unscaled[part, None, :]
         scale = keep * inverse.scale - ratio * inverse.scale[part, None]
-        gram = inverse.slack_gram
-        squares = keep * gram.diagonal() - 2 * keep * ratio * gram[part] + ratio.square() * gram[part, part][:, None]
         patterns = torch.where(own[:, :, None], pattern, zeros)
-        scores[part] = _agreement(problem, unscaled, scale, squares.clamp_min(0).sqrt(), patterns).sum(1)
+        scores[part] = _agreement(problem, unscaled, scale, patterns).sum(1)
     return scores
 
 
-def _agreement(problem: Problem, unscaled: Tensor, scale: Tensor, slack: Tensor, zeros: Tensor) -> Int[Tensor, "*n b"]:
+def _agreement(problem: Problem, unscaled: Tensor, scale: Tensor, zeros: Tensor) -> Int[Tensor, "*n b"]:
     """For each input, the number of neurons that are silent just where its column of D is zero.
 
     Args:
         unscaled: A p̄_i, (…, b, m).
         scale: s_i, (…, b); the sign of z is that of unscaled / s. Ignored without a bias.
-        slack: ‖t ∘ p̄_i‖, (…, b): below slack · ‖ŵ_k‖ a pre-activation has no sign and agrees.
         zeros: zero patterns, (…, b, m).
     """
-    undecided = unscaled.abs() <= slack[..., None] * problem.tolerance.weight_norms
-    straight = (((unscaled > 0) != zeros) | undecided).sum(-1)
-    flipped = (((unscaled < 0) != zeros) | undecided).sum(-1)
     if problem.seen.has_bias:
-        return torch.where(scale > 0, straight, flipped)
+        return ((unscaled * scale.sign()[..., None] > 0) != zeros).sum(-1)
+    straight = ((unscaled > 0) != zeros).sum(-1)
+    flipped = ((unscaled < 0) != zeros).sum(-1)
     return torch.maximum(straight, flipped)

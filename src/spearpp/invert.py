@@ -1,5 +1,6 @@
 """The main routine: one layer's gradients and weights in, the training batch out."""
 
+import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,13 +10,13 @@ from typing import TypeVar
 import torch
 
 from spearpp.candidates import Pool, admit, empty_pool
+from spearpp.certificate import Certificates, certify
 from spearpp.errors import OptionError
 from spearpp.filtering import Selection, recover, select
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
-from spearpp.search import Search
+from spearpp.search import Gated, Search
 from spearpp.shapes import Bool, Float, Tensor
-from spearpp.tolerance import enough_neurons
 
 Item = TypeVar("Item")
 
@@ -53,7 +54,7 @@ class Stats:
     """Why it ended, in words."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Inversion:
     """What came out of a gradient.
 
@@ -64,8 +65,7 @@ class Inversion:
     inputs: Float[Tensor, "k n"]
     """Recovered inputs, certified ones first."""
     certified: Bool[Tensor, "k"]
-    """Exact by certificate: all b directions were found, λ = 1, and the layer has neurons enough
-    (30 + log₂ b with a gradient) to rule out chance."""
+    """Exact by certificate, which needs no truth; see ``certificates``."""
     score: float
     """λ, the sparsity matching coefficient: the share of entries of D that are zero just where the
     recovered inputs silence the neuron."""
@@ -77,6 +77,8 @@ class Inversion:
     scale_known: bool
     """False for a layer without bias: inputs are then known up to a positive factor, and given with
     unit norm."""
+    certificates: Certificates | None
+    """The evidence for each input; None if fewer directions were found than samples."""
     stats: Stats
 
     def __repr__(self) -> str:
@@ -93,7 +95,7 @@ def invert(
     weight: Tensor,
     bias: Tensor | None,
     *,
-    search: Search,
+    search: Search | None = None,
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -103,15 +105,15 @@ def invert(
     The gradient is D Xᵀ with half of D zero. From any factorisation L R of it, the columns of the
     one Q with D = L Q are the directions q that make L q sparse; given them all, Xᵀ = Q⁻¹ R.
     ``search`` looks for such directions; the pool keeps the sparse ones; the weights tell which b of
-    them belong together, by λ; at λ = 1 the search stops. If it ends before, what was found is
-    completed by the orthogonal complement and returned, not certified.
+    them belong together, by λ; at λ = 1, or once every input is certified, the search stops. If it
+    ends before, what was found is completed by the orthogonal complement and returned, not certified.
 
     Args:
         grad_weight: dL/dW, (m, n), any float dtype, CPU or CUDA.
         grad_bias: dL/db, (m,), or None together with ``bias`` for a layer without bias.
         weight: W, (m, n), as the client had it.
         bias: b, (m,).
-        search: how to look, for example ``spearpp.search.RiemannianAdam()``.
+        search: how to look; None is ``spearpp.search.Gated()``.
         batch_size: b; None reads it off the spectrum.
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every chunk of starts.
@@ -130,8 +132,10 @@ def invert(
     >>> bool(result.certified.all()), result.score
     (True, 1.0)
     """
-    _check_arguments(search, batch_size)
-    generator = generator or torch.Generator().manual_seed(0)
+    search = Gated() if search is None else search
+    _check_arguments(search, generator)
+    batch_size = _whole_number(batch_size)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
     clock = _Clock()
     with clock("decompose"):
         seen = observe(grad_weight, grad_bias, weight, bias)
@@ -144,14 +148,16 @@ def invert(
     with clock("filter"):
         chosen = outcome.selection or select(problem, outcome.pool)
         inputs = recover(problem, chosen)
-    certain = chosen.complete and enough_neurons(problem.factors.live_neurons, problem.batch_size)
+        certificates = certify(problem, chosen) if chosen.full else None
+    certified = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return Inversion(
         inputs=inputs.to(seen.dtype),
-        certified=torch.full((len(inputs),), certain, device=inputs.device),
+        certified=certified if certificates is None else certificates.exact,
         score=chosen.score,
         batch_size=problem.batch_size,
         directions=chosen.directions[: chosen.found],
         scale_known=seen.has_bias,
+        certificates=certificates,
         stats=Stats(
             starts=outcome.starts,
             steps=outcome.steps,
@@ -197,16 +203,17 @@ def _search(
         starts, steps = starts + proposed.starts, steps + proposed.steps
         with clock("pool"):
             grown = admit(pool, problem, proposed.directions)
-        if len(grown) > len(pool):
-            pool = grown
+        grew, pool = len(grown) > len(pool), grown
+        if grew:
             with clock("filter"):
                 rank = rank if rank == b else pool.rank
                 selection = select(problem, pool) if rank == b else None
         if progress is not None:
             progress(Progress(b, rank, starts, search.starts, selection.score if selection else None))
-        if selection is not None and selection.complete:
-            return _Outcome(pool, selection, "λ = 1: the whole batch was found", starts, steps)
-    stopped = f"all starts were used with {rank} of {b} directions found"
+        if grew and selection is not None and _settled(problem, selection):
+            return _Outcome(pool, selection, "the whole batch was found", starts, steps)
+    stopped = f"the search ended with {rank} of {b} independent directions"
+    stopped += f" and λ = {selection.score:.4f}" if selection is not None else ""
     return _Outcome(pool, selection, stopped, starts, steps)
 
 
@@ -219,15 +226,33 @@ def _nothing(problem: Problem, clock: "_Clock") -> Inversion:
         batch_size=0,
         directions=left.new_zeros(0, 0),
         scale_known=problem.seen.has_bias,
+        certificates=None,
         stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample fires a neuron of this layer"),
     )
 
 
-def _check_arguments(search: Search, batch_size: int | None) -> None:
+def _settled(problem: Problem, selection: Selection) -> bool:
+    """Whether more searching could not improve the choice: λ = 1, or every input certified."""
+    return selection.full and (selection.score == 1.0 or bool(certify(problem, selection).consistent.all()))
+
+
+def _check_arguments(search: Search, generator: torch.Generator | None) -> None:
     if isinstance(search, type) or not isinstance(search, Search):
         raise OptionError(f"search={search!r}: pass a search object, for example spearpp.search.RiemannianAdam()")
-    if batch_size is not None and not isinstance(batch_size, int):
-        raise OptionError(f"batch_size={batch_size!r}: a whole number, or None to read it off the spectrum")
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise OptionError(f"generator={generator!r}: pass a torch.Generator, or None for one with seed 0")
+
+
+def _whole_number(batch_size: int | None) -> int | None:
+    if batch_size is None:
+        return None
+    try:
+        if isinstance(batch_size, bool):
+            raise TypeError
+        return operator.index(batch_size)
+    except TypeError:
+        message = f"batch_size={batch_size!r}: a whole number, or None to read it off the spectrum"
+        raise OptionError(message) from None
 
 
 class _Clock:

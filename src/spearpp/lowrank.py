@@ -22,7 +22,7 @@ from spearpp.shapes import Bool, Float, Tensor
 CLEAR_GAP = 10.0
 """A ratio s_b / s_{b+1} that noise alone does not show (its own neighbours differ by less)."""
 FLAT_TAIL = 3.0
-"""How uneven the tail may be and still be noise: 1 for i.i.d. noise, up to 2.5 seen for rounding."""
+"""How uneven the tail may be and still be noise: 1 for i.i.d. noise, up to 3.04 seen for rounding."""
 IID_TAIL = 1.15
 """The same for noise that is i.i.d., as DP noise is; its singular values, too, may be off by this factor."""
 FEWEST = 50
@@ -106,11 +106,11 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
 
         t_k = s_{k+1} √(p q) / (‖s_{>k}‖ (√p + √q)),    p = rows - k, q = columns - k
 
-    is 1, and it is larger while signal is left in the tail. The rank is the k with the widest gap
-    s_k / s_{k+1} among those with a flat tail, or one at the level of rounding, if that gap is clear.
-    If none is, the noise is strong: then the rank is the least k ≤ r/2 for which s_k stands out by a
-    quarter and the tail has the singular values of i.i.d. noise (Marchenko and Pastur). A full-rank
-    gradient has no such tail.
+    is 1, and it is larger while signal is left in the tail. The rank is the last k with a clear gap
+    s_k / s_{k+1} and a flat tail, or one at the level of rounding: weak samples may follow on strong
+    ones after a gap of their own. If there is none, the noise is strong: then the rank is the least
+    k ≤ r/2 for which s_k stands out by a quarter and the tail has the singular values of i.i.d. noise
+    (Marchenko and Pastur). A full-rank gradient has no such tail.
 
     >>> import torch
     >>> numerical_rank(torch.tensor([3.0, 2.0, 1e-7, 9e-8, 8e-8]).double(), (5, 9), 1e-7)
@@ -130,8 +130,11 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     # The last few singular values of a noise matrix fall towards zero by themselves.
     short = r - 1 - torch.arange(r - 1, device=s.device) < max(3, r // 50)
     gap = torch.where(possible & ~(short & (gap < CLEAR_GAP**2)), gap, 0.0)
-    if r > 1 and float(gap.max()) >= CLEAR_GAP:
-        return int(gap.argmax()) + 1
+    if shape[1] == 1:  # all inputs are zero: one sample to the gradient
+        return 1
+    clear = torch.nonzero(gap >= CLEAR_GAP)
+    if len(clear):
+        return int(clear[-1]) + 1
     above = torch.cat([s.new_zeros(1), s[:-1]]) * flatness / s  # s_k over the edge of the noise
     strong = (flatness <= IID_TAIL) & (above >= 1.25) & (k <= r / 2) & (r - k >= FEWEST)
     for candidate in torch.nonzero(strong)[:, 0].tolist():

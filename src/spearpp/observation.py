@@ -4,6 +4,7 @@ For a layer Z = W X + b with gradients G = dL/dW and g = dL/db, the bias is trea
 input that is always 1: Ĝ = [G g], Ŵ = [W b], x̂ = [x; 1]. Then Ĝ = D X̂ᵀ and Z = Ŵ X̂.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -68,20 +69,28 @@ def observe(
         gradient = torch.cat([gradient, grad_bias.detach().double()[:, None]], dim=1)
         layer = torch.cat([layer, bias.detach().double()[:, None]], dim=1)
     return Observation(
-        gradient=gradient,
+        gradient=_in_range(gradient),
         weight=layer,
         has_bias=bias is not None,
-        gradient_epsilon=torch.finfo(grad_weight.dtype).eps,
+        gradient_epsilon=max(torch.finfo(t.dtype).eps for t in (grad_weight, grad_bias) if t is not None),
         weight_epsilon=torch.finfo(weight.dtype).eps,
         dtype=torch.promote_types(grad_weight.dtype, torch.float32),
     )
 
 
+def _in_range(gradient: Tensor) -> Tensor:
+    """The gradient, times a power of two if its squares would overflow or vanish: a loss has no unit."""
+    size = float(gradient.abs().max())
+    if size == 0 or 1e-100 < size < 1e100:
+        return gradient
+    return torch.ldexp(gradient, torch.tensor(-math.frexp(size)[1], device=gradient.device))
+
+
 def _check_type(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise DtypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
-    if not tensor.is_floating_point():
-        raise DtypeError(f"{name} has dtype {tensor.dtype}: gradients and weights are floating-point tensors")
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise DtypeError(f"{name} has dtype {tensor.dtype}: expected a float tensor of 16, 32 or 64 bits")
     if tensor.layout != torch.strided or tensor.device.type == "meta":
         raise DtypeError(f"{name} is {tensor.layout} on {tensor.device}: pass a dense tensor that holds data")
 

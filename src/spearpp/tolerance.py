@@ -16,7 +16,7 @@ gradients that is rounding, with DP noise or FedAvg it is what those add. For a 
 - **two directions are the same** when the sine of their angle is at most 1e-6, or at most what the
   noise can turn a direction by: 4 σ ‖Σ⁻¹q‖ √(b/τ), where τ is the least share of zeros;
 - **a pre-activation has no sign** when |z_k| ≤ c (σ ‖p‖ + ε ‖x̂‖) ‖ŵ_k‖: noise in x̂ = Rᵀp, and
-  the rounding ε of the client's own arithmetic, could turn it. It then agrees with either mask.
+  the rounding ε of the client's own arithmetic, could turn it. Certificates leave it out.
 """
 
 import math
@@ -114,18 +114,6 @@ def tolerance(seen: Observation, factors: Factors, sparsity: float | None = None
         least_sparsity=max(share, b / max(1, live)),
         least_zeros=max(math.ceil(share * live), b),
     )
-
-
-def enough_neurons(neurons: int, batch_size: int) -> bool:
-    """Whether chance can be ruled out: b · 2^-m ≤ 1e-9.
-
-    Two samples that fire the same neurons can be one to the gradient, their mean. With half of m
-    neurons firing that happens by chance with probability 2^-m a pair.
-
-    >>> enough_neurons(20, 4), enough_neurons(40, 4)
-    (False, True)
-    """
-    return neurons >= math.log2(max(1, batch_size) / RARE)
 
 
 def default_sparsity(neurons: int) -> float:

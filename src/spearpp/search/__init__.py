@@ -1,8 +1,9 @@
 """Searches for sparse directions: one file each, all interchangeable in ``spearpp.invert``."""
 
 from spearpp.search.base import Proposals, Search
+from spearpp.search.gated import Gated
 from spearpp.search.kernel_sampling import KernelSampling
 from spearpp.search.projected_gradient import ProjectedGradient
 from spearpp.search.riemannian_adam import RiemannianAdam
 
-__all__ = ["KernelSampling", "ProjectedGradient", "Proposals", "RiemannianAdam", "Search"]
+__all__ = ["Gated", "KernelSampling", "ProjectedGradient", "Proposals", "RiemannianAdam", "Search"]

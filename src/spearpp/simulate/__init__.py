@@ -1,6 +1,6 @@
 """Clients to attack: networks, data that is there offline, and what a client would send."""
 
-from spearpp.simulate.clients import LayerGradient, fedsgd
+from spearpp.simulate.clients import LayerGradient, dp_sgd, fedavg, fedsgd
 from spearpp.simulate.data import Batch, breast_cancer, cifar10, digits, photographs, random_batch
 from spearpp.simulate.models import mlp
 
@@ -10,6 +10,8 @@ __all__ = [
     "breast_cancer",
     "cifar10",
     "digits",
+    "dp_sgd",
+    "fedavg",
     "fedsgd",
     "mlp",
     "photographs",

@@ -1,5 +1,8 @@
 """What a client computes and the server sees."""
 
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -41,21 +44,110 @@ def fedsgd(model: nn.Module, batch: Batch, *, layer: int = 0) -> LayerGradient:
     >>> fedsgd(mlp(8, [5], 10), random_batch(4, features=8)).grad_weight.shape
     torch.Size([5, 8])
     """
+    seen = _linear(model, layer)
+    gradients = torch.autograd.grad(_loss(model, batch), _parameters(seen))
+    return _layer_gradient(seen, gradients)
+
+
+def fedavg(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    epochs: int,
+    mini_batch: int,
+    rate: float,
+    layer: int = 0,
+    generator: torch.Generator | None = None,
+) -> LayerGradient:
+    """FedAvg: SGD over shuffled mini-batches; the update, weights before minus after, over rate and epochs.
+
+    The sum of all gradients over their number of epochs is close to the gradient of the summed
+    mini-batch losses at the weights sent, and drifts from it as the weights move.
+
+    >>> from spearpp.simulate import mlp, random_batch
+    >>> model, batch = mlp(8, [5], 10), random_batch(4, features=8)
+    >>> one = fedavg(model, batch, epochs=1, mini_batch=4, rate=0.1)
+    >>> bool((one.grad_weight - fedsgd(model, batch).grad_weight).abs().max() < 1e-6)
+    True
+    """
+    if epochs < 1 or mini_batch < 1 or not rate > 0:
+        raise OptionError(f"epochs={epochs}, mini_batch={mini_batch}, rate={rate}: each must be positive")
+    generator = generator or torch.Generator().manual_seed(0)
+    before = _linear(model, layer)
+    local = copy.deepcopy(model)
+    after = _linear(local, layer)
+    optimiser = torch.optim.SGD(local.parameters(), lr=rate)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(batch.inputs), generator=generator).split(mini_batch):
+            optimiser.zero_grad()
+            _loss(local, replace(batch, inputs=batch.inputs[rows], labels=batch.labels[rows])).backward()
+            optimiser.step()
+    moved = zip(_parameters(before), _parameters(after), strict=True)
+    return _layer_gradient(before, [(old - new).detach() / (rate * epochs) for old, new in moved])
+
+
+def dp_sgd(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    clip: float,
+    noise: float,
+    layer: int = 0,
+    generator: torch.Generator | None = None,
+) -> LayerGradient:
+    """DP-SGD as the paper's table has it: per-sample gradients clipped to norm C, averaged, plus N(0, σ²).
+
+    The norm is of a sample's whole gradient. σ is added to each entry of the mean.
+
+    >>> from spearpp.simulate import mlp, random_batch
+    >>> model, batch = mlp(8, [5], 10), random_batch(4, features=8)
+    >>> free = dp_sgd(model, batch, clip=1e9, noise=0.0)
+    >>> bool((free.grad_weight - fedsgd(model, batch).grad_weight).abs().max() < 1e-6)
+    True
+    """
+    if not clip > 0 or noise < 0:
+        raise OptionError(f"clip={clip}, noise={noise}: the clipping norm is positive, the noise not negative")
+    generator = generator or torch.Generator().manual_seed(0)
+    seen = _linear(model, layer)
+    everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    total = [torch.zeros_like(parameter) for parameter in _parameters(seen)]
+    for row in range(len(batch.inputs)):
+        one = replace(batch, inputs=batch.inputs[row : row + 1], labels=batch.labels[row : row + 1])
+        loss = _loss(model, one)
+        norm = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(g) for g in torch.autograd.grad(loss, everything, retain_graph=True)])
+        )
+        share = min(1.0, clip / max(float(norm), 1e-30)) / len(batch.inputs)
+        for part, gradient in zip(total, torch.autograd.grad(loss, _parameters(seen)), strict=True):
+            part += share * gradient
+    drawn = [torch.randn(part.shape, generator=generator, device=generator.device).to(part) for part in total]
+    return _layer_gradient(seen, [part + noise * extra for part, extra in zip(total, drawn, strict=True)])
+
+
+def _linear(model: nn.Module, layer: int) -> nn.Linear:
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not -len(linear) <= layer < len(linear):
         raise OptionError(f"layer={layer}: the model has {len(linear)} Linear layers")
-    seen = linear[layer]
-    inputs = batch.inputs.to(seen.weight)
+    return linear[layer]
+
+
+def _parameters(layer: nn.Linear) -> list[Tensor]:
+    return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    inputs = batch.inputs.to(next(model.parameters()))
     outputs = model(inputs)
-    if int(batch.labels.max()) >= outputs.shape[1]:
-        raise OptionError(f"the batch has label {int(batch.labels.max())}, the model {outputs.shape[1]} outputs")
-    loss = nn.functional.cross_entropy(outputs, batch.labels.to(inputs.device))
-    parameters = [seen.weight] if seen.bias is None else [seen.weight, seen.bias]
-    gradients = torch.autograd.grad(loss, parameters)
-    bias = None if seen.bias is None else seen.bias.detach().clone()
+    if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < outputs.shape[1]:
+        seen = f"{int(batch.labels.min())} to {int(batch.labels.max())}"
+        raise OptionError(f"the batch has labels {seen}, the model {outputs.shape[1]} outputs")
+    return nn.functional.cross_entropy(outputs, batch.labels.to(inputs.device))
+
+
+def _layer_gradient(layer: nn.Linear, gradients: Sequence[Tensor]) -> LayerGradient:
     return LayerGradient(
         grad_weight=gradients[0],
         grad_bias=gradients[1] if len(gradients) > 1 else None,
-        weight=seen.weight.detach().clone(),
-        bias=bias,
+        weight=layer.weight.detach().clone(),
+        bias=None if layer.bias is None else layer.bias.detach().clone(),
     )

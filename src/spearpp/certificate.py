@@ -1,0 +1,162 @@
+"""Evidence, without the truth, that a recovered input is one of the batch.
+
+All b directions give all inputs: x̂_i = Rᵀp_i, where p_i is orthogonal to every other direction. So
+input i is right if the others span what they should, and the place to see it is its own mask: the
+neurons that x̂_i silences must be those where L q_i is zero. For every input:
+
+- **mask**: of the neurons where both sides can be told from noise, which agree? A silent one with a
+  gradient is impossible; a firing one without is allowed as often as a small gradient hides in noise;
+- **evidence**: agreeing neurons beyond the b-1 that any vertex gets for nothing. Each is a coin that
+  fell right, so 30 + log₂ b of them leave a chance of 1e-9 for the batch;
+- **line**: the rows where L q_i is zero and x̂_i silent must have no other kernel, or q_i could be a
+  mixture;
+- **error**: the standard deviation of an entry of x̂_i that the noise of the gradient implies,
+  σ ‖p_i‖ / |s_i|, against the size of x̂_i.
+
+And for the batch: the gradient rebuilt from the inputs, with D zero wherever they silence a neuron,
+must differ from the one observed by no more than noise.
+
+What no certificate from this layer can tell: samples that fire exactly the same neurons and whose
+gradients are proportional (or that are nearly equal) are one sample to the gradient, their mean.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.filtering import Selection, fix_scale
+from spearpp.nullspace import kernel_vectors
+from spearpp.problem import Problem
+from spearpp.shapes import Bool, Float, Int, Tensor
+from spearpp.tolerance import RARE
+
+CLEAR = 0.1
+"""An entry of D can be told from zero if noise reaches at most this share of the root mean square."""
+MARGIN = 10.0
+"""How far the second singular value of an input's zero rows must stand above noise."""
+EXACT = 3e-4
+"""Largest implied error of an exact input, relative to its root mean square."""
+RESIDUAL = 3.0
+"""How many times the noise the rebuilt gradient may be off."""
+_BYTES = 2**27
+
+
+@dataclass(frozen=True, eq=False)
+class Certificates:
+    """One row of evidence for each of the b inputs."""
+
+    zeros: Int[Tensor, "b"]
+    """Neurons with a gradient where L q_i is zero."""
+    chance: Float[Tensor, "b"]
+    """Bound on the probability that a vertex (b-1 zeros for nothing) has that many by chance."""
+    agreeing: Int[Tensor, "b"]
+    """Neurons where mask and zeros can both be told and agree. Neurons without any gradient should be
+    silent for every input; they count by how many more are than are not (pruned ones may fire)."""
+    impossible: Int[Tensor, "b"]
+    """Neurons that x̂_i silences clearly and that have a gradient all the same."""
+    hidden: Int[Tensor, "b"]
+    """Neurons that x̂_i fires clearly and whose gradient is zero."""
+    allowed: Int[Tensor, "b"]
+    """How many hidden ones the noise explains."""
+    line: Bool[Tensor, "b"]
+    """Whether the rows that are zero because x̂_i silences them determine q_i."""
+    error: Float[Tensor, "b"]
+    """Implied standard deviation of an entry of the input over the input's root mean square."""
+    share: Float[Tensor, "b"]
+    """‖d_i‖ ‖x̂_i‖ / Σ_j ‖d_j‖ ‖x̂_j‖: how much of the gradient this input explains."""
+    residual: float
+    """‖Ĝ - D X̂ᵀ‖ / ‖Ĝ‖ with D set to zero where the recovered inputs silence the neuron."""
+    noise: float
+    """‖E‖ / ‖Ĝ‖: what the residual would be if only noise were left."""
+
+    @property
+    def consistent(self) -> Bool[Tensor, "b"]:
+        """Which inputs are in the batch, up to their error."""
+        b = len(self.zeros)
+        evidence = self.agreeing - (b - 1) >= math.log2(b / RARE)
+        masks = (self.impossible == 0) & (self.hidden <= self.allowed)
+        rebuilt = self.residual <= RESIDUAL * self.noise
+        return masks & evidence & self.line & (self.chance <= RARE) & torch.isfinite(self.error) & rebuilt
+
+    @property
+    def exact(self) -> Bool[Tensor, "b"]:
+        """Which inputs are certified: all of the batch consistent, and this one's error negligible."""
+        return self.consistent.all() & (self.error <= EXACT)
+
+
+def certify(problem: Problem, chosen: Selection) -> Certificates:
+    """Collect the evidence for a choice of b directions."""
+    tolerance, live = problem.tolerance, problem.factors.live
+    directions = chosen.directions
+    inverse = torch.linalg.inv(directions.T)
+    scale = fix_scale(problem, inverse, chosen.zeros)
+    signed = inverse * scale.sign()[:, None]
+    z = signed @ problem.preactivations.T
+    slack = torch.linalg.vector_norm(inverse * tolerance.preactivation, dim=1)[:, None] * tolerance.weight_norms
+    values = directions @ problem.factors.left.T
+    bound = tolerance.entry(directions)
+    level = (1 / max(1, problem.factors.live_neurons)) ** 0.5
+    zeros = values.abs() <= bound
+    told = live & (z.abs() > slack) & (bound <= CLEAR * level)
+    fires = z > 0
+    hiding = torch.where(told & fires, bound / level, 0.0).sum(1)
+    impossible, hidden = (told & ~fires & ~zeros).sum(1), (told & fires & zeros).sum(1)
+    masked = torch.where(fires | (z.abs() <= slack), values * scale[:, None], 0.0)
+    inputs = signed @ problem.factors.right / scale.abs().clamp_min(torch.finfo(z.dtype).tiny)[:, None]
+    size = torch.linalg.vector_norm(inputs, dim=1)
+    spread = tolerance.noise * torch.linalg.vector_norm(inverse, dim=1) / scale.abs()
+    weight = torch.linalg.vector_norm(masked, dim=1) * size
+    gradient = problem.seen.gradient
+    whole = torch.linalg.norm(gradient)
+    left_over = torch.linalg.norm(gradient - masked.T @ inputs)
+    noise = torch.linalg.norm(problem.factors.row_noise) * gradient.shape[1] ** 0.5
+    return Certificates(
+        zeros=(zeros & live).sum(1),
+        chance=chance_of_zeros((zeros & live).sum(1), bound[:, live] / level, problem.batch_size),
+        agreeing=(told & (fires != zeros)).sum(1) + _dead_evidence(live, z, slack),
+        impossible=impossible,
+        hidden=hidden,
+        allowed=(hiding + 4 * hiding.sqrt()).ceil().long(),
+        line=_lines(problem, directions, zeros & live & ~fires),
+        error=spread / (size / max(1, inputs.shape[1]) ** 0.5),
+        share=weight / weight.sum().clamp_min(torch.finfo(z.dtype).tiny),
+        residual=float(left_over / whole),
+        noise=float(noise / whole),
+    )
+
+
+def _dead_evidence(live: Tensor, z: Tensor, slack: Tensor) -> Int[Tensor, "b"]:
+    told = ~live & (z.abs() > slack)
+    return ((told & (z < 0)).sum(1) - (told & (z > 0)).sum(1)).clamp_min(0)
+
+
+def chance_of_zeros(zeros: Int[Tensor, "b"], relative: Float[Tensor, "b live"], batch_size: int) -> Float[Tensor, "b"]:
+    """Chernoff's bound exp(-n KL(x ‖ π)) for n x or more of n entries to fall under the noise by chance.
+
+    A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are taken as Gaussian
+    with the root mean square of L q, so each is under its bound, ``relative`` to that, with
+    probability π = erf(relative/√2) on average.
+    """
+    free = batch_size - 1
+    if free == 0:  # there is one direction, nothing to find by chance
+        return torch.zeros_like(zeros, dtype=torch.float64)
+    others = max(1, relative.shape[1] - free)
+    share = ((zeros - free).double() / others).clamp(0, 1)
+    under = torch.special.erf(relative / 2**0.5).mean(1).clamp(1e-12, 1 - 1e-12)
+    divergence = torch.special.xlogy(share, share / under) + torch.special.xlogy(1 - share, (1 - share) / (1 - under))
+    return torch.where(share > under, torch.exp(-others * divergence), 1.0)
+
+
+def _lines(problem: Problem, directions: Tensor, zeros: Tensor) -> Bool[Tensor, "b"]:
+    """Whether the kernel of each input's zero rows is that input's direction alone."""
+    left = problem.factors.left
+    m, b = left.shape
+    if b == 1:
+        return torch.ones(1, dtype=torch.bool, device=left.device)
+    found = []
+    size = max(1, _BYTES // (8 * m * b))
+    for q, rows in zip(directions.split(size), zeros.split(size), strict=True):
+        second = kernel_vectors(rows[:, :, None] * left)[1][:, 1]
+        found.append(second > MARGIN * problem.tolerance.kernel(m, q))
+    return torch.cat(found)

@@ -1,0 +1,188 @@
+"""Certificates say yes to the truth and no to everything else."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+import spearpp
+from conftest import Client, MakeClient
+from spearpp import simulate
+from spearpp.certificate import Certificates, certify, chance_of_zeros
+from spearpp.filtering import Selection, compute_score
+from spearpp.problem import Problem
+from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search
+from spearpp.simulate import Batch, LayerGradient
+
+LITTLE = Gated(starts=512)
+
+
+def choice(problem: Problem, directions: torch.Tensor) -> Selection:
+    zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
+    return Selection(directions, zeros, len(directions), compute_score(problem, directions, zeros))
+
+
+def noisy(seen: LayerGradient, level: float, seed: int = 0) -> LayerGradient:
+    generator = torch.Generator().manual_seed(seed)
+    assert seen.grad_bias is not None
+    return seen._replace(
+        grad_weight=seen.grad_weight + level * torch.randn(seen.grad_weight.shape, generator=generator),
+        grad_bias=seen.grad_bias + level * torch.randn(seen.grad_bias.shape, generator=generator),
+    )
+
+
+@pytest.fixture(scope="module")
+def client(make_client: MakeClient) -> Client:
+    return make_client(6, 120, 60)
+
+
+@pytest.mark.parametrize("b", [1, 2, 8, 20])
+def test_the_truth_is_certified(make_client: MakeClient, b: int) -> None:
+    for seed in range(4):
+        client = make_client(b, 150, 80, seed=seed)
+        problem = client.problem
+        evidence = certify(problem, choice(problem, client.true_directions(problem)))
+        assert bool(evidence.exact.all())
+        assert evidence.residual < 1e-5
+        assert float(evidence.share.sum()) == pytest.approx(1.0)
+        assert int(evidence.impossible.sum()) == 0
+
+
+@given(place=st.integers(0, 5), other=st.integers(0, 5), weight=st.floats(-3, 3))
+def test_a_mixture_of_two_is_not(client: Client, place: int, other: int, weight: float) -> None:
+    problem = client.problem
+    q = client.true_directions(problem).clone()
+    if place == other or abs(weight) < 1e-3:
+        return
+    q[place] = torch.nn.functional.normalize(q[place] + weight * q[other], dim=0)
+    assert not bool(certify(problem, choice(problem, q)).exact.any())
+
+
+@given(place=st.integers(0, 5), size=st.floats(1e-4, 1.0), seed=st.integers(0, 1000))
+def test_a_direction_that_is_off_takes_all_certificates_with_it(
+    client: Client, place: int, size: float, seed: int
+) -> None:
+    problem = client.problem
+    q = client.true_directions(problem).clone()
+    turn = torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    q[place] = torch.nn.functional.normalize(q[place] + size * turn, dim=0)
+    assert not bool(certify(problem, choice(problem, q)).exact.any())
+
+
+SEARCHES: list[Search] = [LITTLE, RiemannianAdam(starts=256), KernelSampling(starts=500)]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["gated", "descent", "kernels"])
+@pytest.mark.parametrize(("m", "n", "b"), [(40, 200, 6), (64, 100, 2), (100, 60, 1), (200, 300, 12)])
+def test_pure_noise_is_never_certified(search: Search, m: int, n: int, b: int) -> None:
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        gradient, weight = (torch.randn(m, n + 1, generator=generator) for _ in range(2))
+        weight = weight / n**0.5
+        result = spearpp.invert(
+            gradient[:, :n], gradient[:, n], weight[:, :n], weight[:, n], search=search, batch_size=b
+        )
+        assert not bool(result.certified.any())
+
+
+@pytest.mark.parametrize("level", [1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2])
+def test_under_noise_what_is_certified_is_still_exact(make_client: MakeClient, level: float) -> None:
+    certified = 0
+    for seed in range(4):
+        client = make_client(6, 200, 100, seed=seed)
+        result = spearpp.invert(*noisy(client.seen, level), search=LITTLE, batch_size=6)
+        exact = client.score(result).psnr.sort().values
+        certified += int(result.certified.sum())
+        if bool(result.certified.all()):
+            assert float(exact[0]) > 60
+    assert (certified == 24) if level <= 1e-8 else (certified == 0 or level <= 1e-5)
+
+
+@pytest.mark.parametrize("weight", [1e-2, 1e-4, 1e-5, 1e-6])
+def test_weak_samples_are_certified_only_if_exact(make_client: MakeClient, weight: float) -> None:
+    """Two of six samples with a small loss: their columns of D drown in the rounding of the others."""
+    for seed in range(4):
+        client = make_client(6, 100, 60, seed=seed)
+        generator = torch.Generator().manual_seed(seed)
+        batch = simulate.random_batch(6, features=60, generator=generator)
+        model = simulate.mlp(60, [100, 100], 10, generator=generator)
+        importance = torch.tensor([1, 1, 1, 1, weight, weight])
+        losses = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
+        parameters = list(model.parameters())[:2]
+        gradients = torch.autograd.grad((losses * importance).mean(), parameters)
+        result = spearpp.invert(*gradients, *(p.detach() for p in parameters), search=LITTLE)
+        score = client.score(result)
+        wrong = [
+            i
+            for i in torch.nonzero(result.certified)[:, 0].tolist()
+            if i not in score.assignment[score.psnr > 60].tolist()
+        ]
+        assert not wrong
+
+
+def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
+    """With zero bias x and 3 x fire the same neurons, and their directions mix without a trace in λ."""
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        batch = simulate.random_batch(4, features=60, generator=generator)
+        inputs = batch.inputs.clone()
+        inputs[1] = 3 * inputs[0]
+        model = simulate.mlp(60, [100, 100], 10, generator=generator)
+        dict(model.named_parameters())["0.bias"].data.zero_()
+        seen = simulate.fedsgd(model, Batch(inputs, batch.labels, batch.normalisation))
+        result = spearpp.invert(*seen, search=LITTLE)
+        if bool(result.certified.any()):
+            assert spearpp.score(result.inputs, inputs).exact
+
+
+def test_a_bias_gradient_of_zero_gives_no_infinity(make_client: MakeClient) -> None:
+    for seed in range(8):
+        seen = make_client(1, 60, 30, seed=seed).seen
+        assert seen.grad_bias is not None
+        result = spearpp.invert(seen.grad_weight, 0 * seen.grad_bias, seen.weight, seen.bias, search=LITTLE)
+        assert bool(torch.isfinite(result.inputs).all())
+        assert not bool(result.certified.any())
+
+
+def test_a_pruned_neuron_does_not_spoil_the_certificate() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = simulate.random_batch(6, features=40, generator=generator)
+    model = simulate.mlp(40, [100, 100], 10, generator=generator)
+    dict(model.named_parameters())["2.weight"].data[:, :3] = 0
+    result = spearpp.invert(*simulate.fedsgd(model, batch), search=LITTLE)
+    assert result.score < 1.0
+    assert bool(result.certified.all())
+    assert spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation).exact
+
+
+def test_the_error_is_the_error(make_client: MakeClient) -> None:
+    """Predicted against real deviation, under planted noise."""
+    for level in (1e-7, 1e-6):
+        client = make_client(6, 200, 100, dtype=torch.float64)
+        result = spearpp.invert(*noisy(client.seen, level), search=LITTLE)
+        assert result.certificates is not None
+        order = client.score(result).assignment
+        truth = client.batch.inputs.double()
+        deviation = (result.inputs[order] - truth).square().mean(1).sqrt() / truth.square().mean(1).sqrt()
+        ratio = deviation / result.certificates.error[order]
+        assert bool(((ratio > 0.3) & (ratio < 6)).all())
+
+
+@given(st.integers(2, 12), st.integers(30, 200), st.data())
+def test_chance_is_above_the_binomial_tail(b: int, m: int, data: st.DataObject) -> None:
+    """Chernoff's bound against scipy's exact tail."""
+    zeros = data.draw(st.integers(0, m))
+    relative = data.draw(st.floats(1e-4, 1.0))
+    bounds = torch.full((1, m), relative, dtype=torch.float64)
+    bound = float(chance_of_zeros(torch.tensor([zeros]), bounds, b))
+    under = float(torch.special.erf(torch.tensor(relative / 2**0.5, dtype=torch.float64)))
+    assert bound >= binom.sf(zeros - (b - 1) - 1, m - (b - 1), under) * (1 - 1e-6)
+
+
+def test_evidence_has_one_row_for_each_input(client: Client) -> None:
+    result = spearpp.invert(*client.seen)
+    assert isinstance(result.certificates, Certificates)
+    assert torch.equal(result.certified, result.certificates.exact)
+    assert len(result.certificates.zeros) == 6
+    assert float(result.certificates.chance.max()) < 1e-9
