@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format bench-paper clean
+.PHONY: help venv demo test lint types imports unit format bench-paper bench-gated clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ format: $(READY) ## Let ruff format and fix what it can
 
 bench-paper: $(READY) ## The paper's search, measured (SPEARPP_DATA names the CIFAR-10 npz; ARGS="--batches 20")
 	$(BIN)/python -m benchmarks.paper $(ARGS)
+
+bench-gated: $(READY) ## The gated engine, measured (SPEARPP_DATA as above; ARGS="--rows m200")
+	$(BIN)/python -m benchmarks.gated $(ARGS)
 
 clean: ## Remove the environment and everything built
 	rm -rf .venv demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,8 +10,6 @@ one run; their ratio is what counts, seconds depend on the machine.
 
 import argparse
 import json
-import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,38 +18,14 @@ from pathlib import Path
 
 import torch
 
-import spearpp
-from spearpp import simulate, sphere
+from benchmarks.recovery import FIRST_SEED, Recovery, Setting, client_of, measure
+from spearpp import sphere
+from spearpp.errors import SpearError
 from spearpp.losses import LogCosh, NegativeL4
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
-from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
+from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam
 from spearpp.search.base import chunk_sizes
-from spearpp.simulate import Batch
-from spearpp.simulate.clients import LayerGradient
-
-FIRST_SEED = 1000
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """One row: many batches of one setting."""
-
-    method: str
-    b: int
-    m: int
-    starts: int
-    batches: int
-    accurate: int
-    """Batches with mean PSNR > 90, the paper's accuracy."""
-    exact: int
-    """Batches with every input over 90."""
-    certified: int
-    wrongly_certified: int
-    mean_psnr: float
-    median_starts: float
-    median_seconds: float
-    paper: str
 
 
 @dataclass(frozen=True)
@@ -80,111 +54,49 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the rows as JSON too")
     options = parser.parse_args()
     device = torch.device(options.device)
+    blocks = {
+        "recovery": _paper_settings(options.starts),
+        "spear": _spear_settings(),
+        "wide": _wide_settings(options.starts),
+    }
     rows: list[Recovery | Speed] = []
-    if "recovery" in options.parts:
-        rows += _recover(options, device, _paper_settings(options.starts))
-    if "spear" in options.parts:
-        rows += _recover(options, device, _spear_settings())
-    if "wide" in options.parts:
-        rows += _recover(options, device, _wide_settings(options.starts))
-    if "speed" in options.parts:
-        rows += list(_speeds(options.data, device))
-    if options.out:
-        options.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    try:
+        for name, settings in blocks.items():
+            if name in options.parts:
+                rows += measure(settings, options.batches, options.data, device)
+        if "speed" in options.parts:
+            rows += list(_speeds(options.data, device))
+    except SpearError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if options.out:
+            options.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return 0
-
-
-Setting = tuple[str, int, int, Search, str]
-
-HEADER = (
-    f"{'method':<24}{'b':>4}{'m':>6}{'starts':>9}   mean > 90 (95 % interval)    all > 90  certified (wrong)"
-    "  mean PSNR  median starts  median s  paper"
-)
-
-
-def _line(row: Recovery) -> str:
-    low, high = _wilson(row.accurate, row.batches)
-    of = f"/{row.batches}"
-    return (
-        f"{row.method:<24}{row.b:>4}{row.m:>6}{row.starts:>9}"
-        f"   {row.accurate:>3}{of} = {row.accurate / row.batches:4.0%} ({low:4.0%} to {high:4.0%})"
-        f"   {row.exact:>3}{of}    {row.certified:>3}{of} ({row.wrongly_certified})     "
-        f"  {row.mean_psnr:>9.1f}  {row.median_starts:>13,.0f}  {row.median_seconds:>8.2f}  {row.paper}"
-    )
 
 
 def _paper_settings(starts: int) -> list[Setting]:
     return [
-        ("L1 + Riemannian Adam", 20, 200, RiemannianAdam(starts=starts), "95 % (1e6 starts)"),
-        ("LogCosh + rounding", 20, 200, RiemannianAdam(loss=LogCosh(1 / 300), starts=starts), "98 % (1e6 starts)"),
-        ("L1 + projected gradient", 20, 200, ProjectedGradient(starts=starts), "25 % (1e6 starts)"),
-        ("-L4 + rounding", 15, 200, RiemannianAdam(loss=NegativeL4(), starts=starts), "62 % (1e6 starts)"),
+        Setting("L1 + Riemannian Adam", 20, 200, RiemannianAdam(starts=starts), "95 %"),
+        Setting("LogCosh + rounding", 20, 200, RiemannianAdam(loss=LogCosh(1 / 300), starts=starts), "98 %"),
+        Setting("L1 + projected gradient", 20, 200, ProjectedGradient(starts=starts), "25 %"),
+        Setting("-L4 + rounding", 15, 200, RiemannianAdam(loss=NegativeL4(), starts=starts), "62 %"),
     ]
 
 
 def _spear_settings() -> list[Setting]:
-    return [("kernel sampling", b, 200, KernelSampling(starts=1_000_000), "-") for b in (8, 9, 10, 11, 12)]
+    return [Setting("kernel sampling", b, 200, KernelSampling(starts=1_000_000)) for b in (8, 9, 10, 11, 12)]
 
 
 def _wide_settings(starts: int) -> list[Setting]:
     l1 = RiemannianAdam(starts=starts)
     return [
-        ("L1 + Riemannian Adam", 25, 200, l1, "77 % (1e6 starts)"),
-        ("L1 + Riemannian Adam", 30, 200, l1, "25 % (1e6 starts)"),
-        ("L1 + Riemannian Adam", 65, 1000, l1, "100 % (1e6 starts)"),
-        ("L1 + Riemannian Adam", 100, 1000, l1, "41 % (1e6 starts)"),
-        ("LogCosh + rounding", 65, 1000, RiemannianAdam(loss=LogCosh(1 / 500), starts=starts), "27 % (1e6 starts)"),
+        Setting("L1 + Riemannian Adam", 25, 200, l1, "77 %"),
+        Setting("L1 + Riemannian Adam", 30, 200, l1, "25 %"),
+        Setting("L1 + Riemannian Adam", 65, 1000, l1, "100 %"),
+        Setting("L1 + Riemannian Adam", 100, 1000, l1, "41 %"),
+        Setting("LogCosh + rounding", 65, 1000, RiemannianAdam(loss=LogCosh(1 / 500), starts=starts), "27 %"),
     ]
-
-
-def _client(seed: int, b: int, m: int, data: str | None, device: torch.device) -> tuple[Batch, LayerGradient]:
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.cifar10(b, path=data, generator=generator)
-    model = simulate.mlp(3072, [m, m, m], 10, generator=generator).to(device)
-    return batch, simulate.fedsgd(model, batch)
-
-
-def _recover(options: argparse.Namespace, device: torch.device, settings: list[Setting]) -> Iterator[Recovery]:
-    print("\n" + HEADER)
-    for method, b, m, search, paper in settings:
-        scores, certified, wrong, starts, seconds = [], 0, 0, [], []
-        for index in range(options.batches):
-            seed = FIRST_SEED + index
-            batch, seen = _client(seed, b, m, options.data, device)
-            began = time.perf_counter()
-            result = spearpp.invert(*seen, search=search, generator=torch.Generator().manual_seed(seed))
-            seconds.append(time.perf_counter() - began)
-            scores.append(spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation))
-            certified += bool(result.certified.all())
-            wrong += bool(result.certified.all()) and not scores[-1].exact
-            starts.append(result.stats.starts)
-            if sys.stderr.isatty():
-                print(f"\r{method}: {index + 1} of {options.batches}\r", end="", file=sys.stderr, flush=True)
-        row = Recovery(
-            method=method,
-            b=b,
-            m=m,
-            starts=search.starts,
-            batches=options.batches,
-            accurate=sum(each.accurate for each in scores),
-            exact=sum(each.exact for each in scores),
-            certified=certified,
-            wrongly_certified=wrong,
-            mean_psnr=statistics.mean(each.mean_psnr for each in scores),
-            median_starts=statistics.median(starts),
-            median_seconds=statistics.median(seconds),
-            paper=paper,
-        )
-        print(_line(row), flush=True)
-        yield row
-
-
-def _wilson(hits: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval for a share."""
-    z, share = 1.96, hits / trials
-    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2))
-    return centre - half, centre + half
 
 
 def _speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
@@ -195,7 +107,7 @@ def _speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
     if device.type == "cuda":
         sizes = [(20, 200, 65_536), (20, 200, 1_000_000), (65, 1000, 65_536), (150, 4000, 32_768)]
     for b, m, starts in sizes:
-        _, seen = _client(FIRST_SEED, b, m, data, device)
+        _, seen = client_of(FIRST_SEED, Setting("speed", b, m, RiemannianAdam()), data, device)
         problem = pose(observe(*seen))
         ours, theirs = _compare(problem, starts, steps=50)
         row = Speed(

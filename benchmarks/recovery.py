@@ -1,0 +1,146 @@
+"""Recovery rates: many batches of one setting, one seed a batch from 1000 on."""
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+import spearpp
+from spearpp import simulate
+from spearpp.search import Search
+from spearpp.simulate import Batch, LayerGradient
+
+FIRST_SEED = 1000
+Client = Callable[[nn.Module, Batch, torch.Generator], LayerGradient]
+
+
+def fedsgd(model: nn.Module, batch: Batch, _generator: torch.Generator) -> LayerGradient:
+    return simulate.fedsgd(model, batch)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one row measures."""
+
+    method: str
+    b: int
+    m: int
+    search: Search
+    paper: str = "-"
+    client: Client = field(default=fedsgd, repr=False)
+    threshold: float = 90.0
+    batches: int | None = None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One row of results."""
+
+    method: str
+    b: int
+    m: int
+    batches: int
+    accurate: int
+    """Batches with mean PSNR over the threshold, the paper's accuracy."""
+    exact: int
+    """Batches with every input over it."""
+    certified: int
+    """Batches with every input certified."""
+    certified_inputs: int
+    wrongly_certified: int
+    """Certified inputs with a PSNR under 60 to the nearest true one."""
+    uncertified: int
+    """Inputs over 90 dB that were not certified."""
+    mean_psnr: float
+    median_starts: float
+    median_seconds: float
+    median_decompose: float
+    """Of these seconds, the singular value decomposition."""
+    paper: str
+
+
+HEADER = (
+    f"{'method':<26}{'b':>5}{'m':>6}  mean > threshold (95 %)      all >   certified  inputs: certified (wrong), missed"
+    "  mean PSNR  starts  seconds (svd)  paper"
+)
+
+
+def line(row: Recovery) -> str:
+    low, high = wilson(row.accurate, row.batches)
+    of = f"/{row.batches}"
+    return (
+        f"{row.method:<26}{row.b:>5}{row.m:>6}"
+        f"  {row.accurate:>3}{of:<4} {row.accurate / row.batches:4.0%} ({low:4.0%} to {high:4.0%})"
+        f"  {row.exact:>3}{of:<4}  {row.certified:>3}{of:<4}"
+        f"  {row.certified_inputs:>6} ({row.wrongly_certified}), {row.uncertified:<6}"
+        f"{row.mean_psnr:>18.1f}  {row.median_starts:>6,.0f}"
+        f"  {row.median_seconds:>6.2f} ({row.median_decompose:.2f})  {row.paper}"
+    )
+
+
+def wilson(hits: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval for a share."""
+    z, share = 1.96, hits / trials
+    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def client_of(seed: int, setting: Setting, data: str | None, device: torch.device) -> tuple[Batch, LayerGradient]:
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.cifar10(setting.b, path=data, generator=generator)
+    model = simulate.mlp(3072, [setting.m] * 3, 10, generator=generator).to(device)
+    return batch, setting.client(model, batch, generator)
+
+
+def measure(settings: list[Setting], batches: int, data: str | None, device: torch.device) -> Iterator[Recovery]:
+    """Measure one setting after the other, printing each row when it is done."""
+    print("\n" + HEADER)
+    for setting in settings:
+        row = _measure_one(setting, setting.batches or batches, data, device)
+        print(line(row), flush=True)
+        yield row
+
+
+def _measure_one(setting: Setting, batches: int, data: str | None, device: torch.device) -> Recovery:
+    scores, results, seconds, wrong, missed = [], [], [], 0, 0
+    for index in range(batches):
+        seed = FIRST_SEED + index
+        batch, seen = client_of(seed, setting, data, device)
+        began = time.perf_counter()
+        result = spearpp.invert(*seen, search=setting.search, generator=torch.Generator().manual_seed(seed))
+        seconds.append(time.perf_counter() - began)
+        score = spearpp.score(
+            result.inputs, batch.inputs, normalisation=batch.normalisation, threshold=setting.threshold
+        )
+        certified = result.certified.cpu()
+        near = torch.zeros(len(certified))
+        near[score.assignment[score.assignment >= 0]] = score.psnr[score.assignment >= 0].float()
+        wrong += int((certified & (near < 60)).sum())
+        missed += int((~certified & (near > 90)).sum())
+        scores.append(score)
+        results.append(result)
+        if sys.stderr.isatty():
+            print(f"{setting.method}: {index + 1} of {batches}\r", end="", file=sys.stderr, flush=True)
+    return Recovery(
+        method=setting.method,
+        b=setting.b,
+        m=setting.m,
+        batches=batches,
+        accurate=sum(each.accurate for each in scores),
+        exact=sum(each.exact for each in scores),
+        certified=sum(bool(each.certified.all()) for each in results),
+        certified_inputs=sum(int(each.certified.sum()) for each in results),
+        wrongly_certified=wrong,
+        uncertified=missed,
+        mean_psnr=statistics.mean(each.mean_psnr for each in scores),
+        median_starts=statistics.median(each.stats.starts for each in results),
+        median_seconds=statistics.median(seconds),
+        median_decompose=statistics.median(each.stats.seconds["decompose"] for each in results),
+        paper=setting.paper,
+    )
