@@ -8,8 +8,10 @@ from spearpp import sphere
 from spearpp.nullspace import kernel_vectors
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
+from spearpp.tolerance import INDEPENDENT
 
 _REFITS = 3
+_COMPARED = 2048
 _BYTES = 2**27
 
 
@@ -32,7 +34,7 @@ class Pool:
     @property
     def rank(self) -> int:
         """dim span(S)."""
-        return int(torch.linalg.matrix_rank(self.directions, rtol=1e-7)) if len(self) else 0
+        return int(torch.linalg.matrix_rank(self.directions.cpu(), rtol=INDEPENDENT)) if len(self) else 0
 
 
 def empty_pool(problem: Problem) -> Pool:
@@ -105,12 +107,13 @@ def _new_ones(pool: Pool, problem: Problem, found: Tensor, zeros: Tensor) -> Int
     order = zeros.sum(1).argsort(descending=True, stable=True)
     if len(pool) and len(found):
         order = order[~_same(problem, found[order], pool.directions).any(1)]
-    kept = []
-    while len(order):
-        first, rest = order[0], order[1:]
-        kept.append(first)
-        order = rest[~_same(problem, found[rest], found[first][None])[:, 0]]
-    return torch.stack(kept) if kept else order
+    kept = order[:0]
+    for part in order.split(_COMPARED):
+        if len(kept):
+            part = part[~_same(problem, found[part], found[kept]).any(1)]
+        repeated = _same(problem, found[part], found[part]).tril(-1).any(1)
+        kept = torch.cat([kept, part[~repeated]])
+    return kept
 
 
 def _same(problem: Problem, these: Tensor, those: Tensor) -> Bool[Tensor, "these those"]:

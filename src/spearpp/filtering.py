@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.candidates import Pool
+from spearpp.nullspace import independent
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
+from spearpp.tolerance import INDEPENDENT
 
 _BYTES = 2**27
 _SINGULAR = 1e-9
@@ -42,20 +44,9 @@ def init_filt(pool: Pool) -> Int[Tensor, "chosen"]:
 
     Returns their indices in the pool, sparsest first.
     """
-    b = pool.directions.shape[1]
-    basis = pool.directions.new_zeros(0, b)
-    chosen: list[Tensor] = []
-    for index in pool.sparsest_first():
-        if len(chosen) == b:
-            break
-        q = pool.directions[index]
-        rest = q - (q @ basis.T) @ basis
-        rest = rest - (rest @ basis.T) @ basis  # twice is enough (Kahan)
-        size = torch.linalg.vector_norm(rest)
-        if float(size) > 1e-7:
-            basis = torch.cat([basis, (rest / size)[None]])
-            chosen.append(index)
-    return torch.stack(chosen) if chosen else torch.zeros(0, dtype=torch.long, device=basis.device)
+    order = pool.sparsest_first()
+    least = torch.full_like(pool.directions[:, 0], INDEPENDENT)
+    return order[independent(pool.directions[order], least)]
 
 
 def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:

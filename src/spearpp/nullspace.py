@@ -58,3 +58,37 @@ def random_subsets(sets: int, of: int, size: int, generator: torch.Generator) ->
     """Subsets of {0, …, of-1} drawn uniformly without replacement, one a row."""
     keys = torch.rand(sets, of, generator=generator, device=generator.device)
     return keys.topk(size, dim=1, largest=False, sorted=False).indices
+
+
+def independent(vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"], always: int = 0) -> Int[Tensor, "kept"]:
+    """Which vectors stand off from the span of the kept ones before them, in order.
+
+    Args:
+        vectors: unit vectors, one a row.
+        least: the distance each must have from that span.
+        always: so many of the first are kept without a question.
+
+    >>> import torch
+    >>> three = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]]).double()
+    >>> independent(three, torch.full((3,), 1e-6).double()).tolist()
+    [0, 2]
+    """
+    # A host loop with small vectors: moving them there once beats waiting for a GPU at every one.
+    rows, bounds = vectors.cpu(), least.cpu()
+    k, b = rows.shape
+    if k <= b:  # the usual case needs no loop
+        away = torch.linalg.qr(rows.T)[1].diagonal().abs()
+        if bool((away[always:] > bounds[always:]).all()):
+            return torch.arange(k, device=vectors.device)
+    basis = rows.new_zeros(0, b)
+    kept: list[int] = []
+    for index in range(k):
+        if len(basis) == b:
+            break
+        rest = rows[index] - (rows[index] @ basis.T) @ basis
+        rest = rest - (rest @ basis.T) @ basis  # twice is enough (Kahan)
+        size = torch.linalg.vector_norm(rest)
+        if index < always or float(size) > float(bounds[index]):
+            kept.append(index)
+            basis = torch.cat([basis, (rest / size.clamp_min(1e-300))[None]])
+    return torch.tensor(kept, dtype=torch.long, device=vectors.device)

@@ -1,4 +1,4 @@
-"""How "zero" is decided. Every comparison of this package with zero is one of the five below.
+"""How "zero" is decided. Every comparison of this package with zero is one of the six below.
 
 All of them follow from the noise that the spectrum shows (see ``lowrank``); with float32
 gradients that is rounding, with DP noise or FedAvg it is what those add. For a unit vector q,
@@ -15,6 +15,7 @@ gradients that is rounding, with DP noise or FedAvg it is what those add. For a 
   one entry may have, and the kernel is a line when the second is larger;
 - **two directions are the same** when the sine of their angle is at most 1e-6, or at most what the
   noise can turn a direction by: 4 σ ‖Σ⁻¹q‖ √(b/τ), where τ is the least share of zeros;
+- **directions are independent** when each is at least 1e-7 away from the span of the others;
 - **a pre-activation has no sign** when |z_k| ≤ c (σ ‖p‖ + ε ‖x̂‖) ‖ŵ_k‖: noise in x̂ = Rᵀp, and
   the rounding ε of the client's own arithmetic, could turn it. Certificates leave it out.
 """
@@ -33,13 +34,14 @@ HEAVY_TAILS = 3.0
 NEGLIGIBLE = 1e-2
 SEARCH_RESOLUTION = 1e-3
 SAME_DIRECTION = 1e-6
+INDEPENDENT = 1e-7
 RARE = 1e-9
 """The probability of an error that is accepted, as in SPEAR."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The noise of one layer, ready for the five decisions."""
+    """The noise of one layer, ready for the six decisions."""
 
     sigmas: float
     """c, how many standard deviations noise may reach."""

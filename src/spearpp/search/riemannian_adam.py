@@ -49,12 +49,17 @@ class AdamStep:
         """Move the points in place. The gradient is used up."""
         first, second = self.betas
         self.taken += 1
+        self.move(points, gradient, rate / (1 - first**self.taken), 1 / (1 - second**self.taken))
+
+    def move(self, points: Tensor, gradient: Tensor, rate: float | Tensor, correction: float | Tensor) -> None:
+        """The same with the rate over 1-β₁ᵗ and with 1/(1-β₂ᵗ), which may be tensors on the device."""
+        first, second = self.betas
         _to_tangent(points, gradient)
         self.momentum.lerp_(gradient, 1 - first)
         norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
         self.second.mul_(second).addcmul_(norm, norm, value=1 - second)
-        size = (self.second / (1 - second**self.taken)).sqrt_().add_(self.epsilon)
-        points.addcdiv_(self.momentum, size, value=-rate / (1 - first**self.taken))
+        size = (self.second * correction).sqrt_().add_(self.epsilon)
+        points.sub_(self.momentum * (rate / size))
         points.div_(torch.linalg.vector_norm(points, dim=1, keepdim=True))
         _to_tangent(points, self.momentum)
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from spearpp.nullspace import independent
 from spearpp.problem import Problem
 from spearpp.search.gated.refine import silent_neurons
 from spearpp.shapes import Bool, Float, Tensor
@@ -32,16 +33,10 @@ def new_directions(
     less sparse than either and depends on them.
     """
     zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions).sum(1)
-    new: list[Tensor] = []
-    basis = torch.linalg.qr(found.T)[0].T
-    for index in zeros.argsort(descending=True, stable=True):
-        direction = directions[index]
-        rest = direction - (direction @ basis.T) @ basis
-        size = torch.linalg.vector_norm(rest)
-        if float(size) > float(problem.tolerance.angle(direction[None])):
-            new.append(direction)
-            basis = torch.cat([basis, (rest / size)[None]])
-    return torch.stack(new) if new else directions[:0]
+    ordered = directions[zeros.argsort(descending=True, stable=True)]
+    known = torch.cat([found, ordered])
+    least = torch.cat([torch.zeros_like(found[:, 0]), problem.tolerance.angle(ordered)])
+    return known[independent(known, least, always=len(found))][len(found) :]
 
 
 def complement(found: Float[Tensor, "found b"]) -> Float[Tensor, "b d"]:

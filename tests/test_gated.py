@@ -1,0 +1,308 @@
+"""The gated engine, stage by stage and on data harder than the paper's."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import spearpp
+from conftest import Client, MakeClient
+from spearpp import simulate, sphere
+from spearpp.errors import OptionError
+from spearpp.problem import Problem
+from spearpp.search import Gated, RiemannianAdam
+from spearpp.search.gated.accept import acceptable, complement, new_directions
+from spearpp.search.gated.descent import Effort, descend
+from spearpp.search.gated.objective import Gates, gated_objective
+from spearpp.search.gated.refine import distinct, refine
+from spearpp.simulate import Batch
+
+
+@pytest.fixture(scope="module")
+def client(make_client: MakeClient) -> Client:
+    return make_client(8, 120, 60)
+
+
+@pytest.fixture(scope="module")
+def problem(client: Client) -> Problem:
+    return client.problem
+
+
+def gates_of(problem: Problem, basis: torch.Tensor | None = None, dtype: torch.dtype = torch.float64) -> Gates:
+    basis = torch.eye(problem.batch_size, dtype=torch.float64) if basis is None else basis
+    scale = problem.preactivations.square().mean().sqrt()
+    gates = problem.preactivations[problem.factors.live] / scale @ basis
+    return Gates(problem.live_rows.to(dtype), gates.to(dtype), basis.to(dtype))
+
+
+def true_points(problem: Problem, q: torch.Tensor) -> torch.Tensor:
+    """The unit p_i, signed as inputs are."""
+    inverse = torch.linalg.inv(q.T)
+    scale = inverse @ problem.factors.right[:, -1]
+    return sphere.retract(inverse * scale.sign()[:, None])
+
+
+def dense_value(gates: Gates, points: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """f(p) as it is written, with M formed and inverted."""
+    p = points @ gates.basis.T
+    silence = torch.relu(-points @ gates.gates.T)
+    weight = silence.square() * gates.rows.shape[0] / silence.square().sum(1, keepdim=True)
+    m = torch.einsum("nk,ki,kj->nij", weight, gates.rows, gates.rows)
+    m = m + epsilon * torch.eye(gates.rows.shape[1], dtype=m.dtype)
+    return 1 / torch.einsum("ni,nij,nj->n", p, torch.linalg.inv(m), p)
+
+
+def test_value_and_gradient_are_those_of_the_formula(problem: Problem) -> None:
+    basis = torch.linalg.qr(torch.randn(8, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    gates = gates_of(problem, basis)
+    points = sphere.uniform(20, 5, torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    expected = dense_value(gates, points, 1e-3)
+    (gradient,) = torch.autograd.grad(expected.log().sum(), points)
+    with torch.no_grad():
+        value, q, ours, _ = gated_objective(gates, points, points @ basis.T, epsilon=1e-3, iterations=60)
+    torch.testing.assert_close(value[:, 0], expected.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(sphere.tangent(points, ours), sphere.tangent(points, gradient), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close((q * (points @ basis.T)).sum(1), torch.ones(20, dtype=torch.float64))
+
+
+def test_the_objective_is_least_at_the_inputs(client: Client, problem: Problem) -> None:
+    q = client.true_directions(problem)
+    points = true_points(problem, q)
+    random = sphere.uniform(200, 8, torch.Generator().manual_seed(0), dtype=torch.float64)
+    gates = gates_of(problem)
+    at_inputs, elsewhere = (dense_value(gates, p, 1e-9) for p in (points, random))
+    assert float(at_inputs.max()) < 1e-6 < 1e-3 < float(elsewhere.min())
+    _, found, _, _ = gated_objective(gates, points, points, epsilon=1e-9, iterations=200)
+    overlap = (sphere.retract(found) * q).sum(1).abs()
+    torch.testing.assert_close(overlap, torch.ones(8, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_descent_ends_at_inputs_and_refining_makes_them_exact(client: Client, problem: Problem) -> None:
+    q = client.true_directions(problem)
+    starts = sphere.uniform(64, 8, torch.Generator().manual_seed(0))
+    ends, directions = descend(gates_of(problem, dtype=torch.float32), starts, Effort(150, 8, 1e-4), 0.1)
+    points, directions = ends.double(), directions.double()
+    kept = distinct(problem, points, directions)
+    assert len(kept) < 40  # most starts end at the same few inputs
+    refined = refine(problem, points[kept], directions[kept])
+    accepted = refined[acceptable(problem, points[kept], refined)]
+    assert len(accepted) >= 4
+    assert float((1 - (accepted @ q.T).abs().amax(1)).max()) < 1e-10
+
+
+def test_refining_survives_neurons_that_p_has_wrong(client: Client, problem: Problem) -> None:
+    q = client.true_directions(problem)
+    points = true_points(problem, q)
+    noise = torch.randn(points.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    off = sphere.retract(points + 0.1 * sphere.retract(noise))
+    silent, wrong = (p @ problem.preactivations.T <= 0 for p in (points, off))
+    assert int((silent != wrong).sum()) > 8
+    refined = refine(problem, off, q + 0.05 * noise)
+    assert float((1 - (refined * q).sum(1).abs()).max()) < 1e-10
+
+
+def test_mixtures_and_strangers_are_not_accepted(client: Client, problem: Problem) -> None:
+    q = client.true_directions(problem)
+    points = true_points(problem, q)
+    assert bool(acceptable(problem, points, q).all())
+    assert not bool(acceptable(problem, points, q.roll(1, 0)).any())
+    mixed = sphere.retract(q + q.roll(1, 0))
+    assert not bool(acceptable(problem, points, mixed).any())
+    assert not bool(acceptable(problem, points, sphere.retract(torch.ones_like(q))).any())
+
+
+def test_what_is_found_is_new_once(client: Client, problem: Problem) -> None:
+    q = client.true_directions(problem)
+    mixture = sphere.retract(q[:1] + 0.5 * q[1:2])
+    new = new_directions(problem, q[:1], torch.cat([mixture, -q[:2], q[2:3], q[2:3]]))
+    assert len(new) == 2
+    assert sorted((new @ q.T).abs().argmax(1).tolist()) == [1, 2]
+
+
+def test_deflation_leaves_just_the_other_inputs(client: Client, problem: Problem) -> None:
+    q = client.true_directions(problem)
+    inverse = torch.linalg.inv(q.T)
+    basis = complement(q[:3])
+    assert basis.shape == (8, 5)
+    torch.testing.assert_close(inverse[3:] @ basis @ basis.T, inverse[3:])
+    assert float((q[:3] @ basis).abs().max()) < 1e-12
+    assert complement(q[:0]).shape == (8, 8)
+
+
+@pytest.mark.parametrize(("b", "m"), [(30, 100), (40, 200), (16, 64), (60, 400), (40, 1024)])
+def test_batches_far_beyond_the_paper_come_back(make_client: MakeClient, b: int, m: int) -> None:
+    client = make_client(b, m, 200, depth=3)
+    result = spearpp.invert(*client.seen)
+    assert client.score(result).exact
+    assert bool(result.certified.all())
+
+
+def test_it_is_the_default_and_repeats_itself(client: Client) -> None:
+    first, second = (spearpp.invert(*client.seen) for _ in range(2))
+    named = spearpp.invert(*client.seen, search=Gated())
+    assert torch.equal(first.inputs, second.inputs)
+    assert torch.equal(first.inputs, named.inputs)
+    assert first.stats.starts < 1000
+
+
+def test_it_finds_what_the_paper_cannot(make_client: MakeClient) -> None:
+    client = make_client(30, 150, 200, depth=3)
+    paper = spearpp.invert(*client.seen, search=RiemannianAdam(starts=1024))
+    ours = spearpp.invert(*client.seen, search=Gated(starts=1024))
+    assert not client.score(paper).exact
+    assert client.score(ours).exact
+
+
+class TestHarderData:
+    """Settings the paper does not have; what is certified must be true in each."""
+
+    def check(self, batch: Batch, seen: simulate.LayerGradient, exact: bool = True) -> spearpp.Inversion:
+        result = spearpp.invert(*seen, search=Gated(starts=4096))
+        score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
+        true = set(score.assignment[score.psnr > 60].tolist())
+        assert set(torch.nonzero(result.certified)[:, 0].tolist()) <= true
+        if exact:
+            assert score.exact
+            assert bool(result.certified.all())
+        return result
+
+    def table(self, b: int, seed: int) -> Batch:
+        """Records with one-hot groups, a constant column and two numbers."""
+        generator = torch.Generator().manual_seed(seed)
+        groups = [torch.eye(k)[torch.randint(k, (b,), generator=generator)] for k in (5, 7, 3)]
+        numbers = torch.rand(b, 6, generator=generator)
+        inputs = torch.cat([*groups, torch.ones(b, 1), numbers], dim=1)
+        labels = torch.randint(2, (b,), generator=generator)
+        return Batch(inputs, labels, spearpp.Normalisation.identity(inputs.shape[1]))
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_one_hot_and_constant_columns(self, make_client: MakeClient, seed: int) -> None:
+        batch = self.table(8, seed)
+        self.check(batch, make_client(m=256, batch=batch, seed=seed).seen)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_digits(self, make_client: MakeClient, seed: int) -> None:
+        batch = simulate.digits(20, generator=torch.Generator().manual_seed(seed))
+        self.check(batch, make_client(m=200, batch=batch, seed=seed).seen)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_photographs_where_tiles_are_alike(self, make_client: MakeClient, seed: int) -> None:
+        batch = simulate.photographs(24, generator=torch.Generator().manual_seed(seed))
+        self.check(batch, make_client(m=200, depth=3, batch=batch, seed=seed).seen)
+
+    def test_fewer_inputs_than_neurons(self, make_client: MakeClient) -> None:
+        client = make_client(10, 200, 14)
+        self.check(client.batch, client.seen)
+
+    def test_a_trained_network(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        model = simulate.mlp(64, [200, 200], 10, generator=generator)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(100):
+            train = simulate.digits(64, generator=generator)
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(model(train.inputs), train.labels).backward()
+            optimiser.step()
+        batch = simulate.digits(12, generator=generator)
+        self.check(batch, simulate.fedsgd(model, batch), exact=False)
+
+    def test_an_inner_layer(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        batch = simulate.random_batch(16, features=80, generator=generator)
+        model = simulate.mlp(80, [120, 200, 100], 10, generator=generator)
+        result = spearpp.invert(*simulate.fedsgd(model, batch, layer=1))
+        assert bool(result.certified.all())
+        assert spearpp.score(result.inputs, model[:2](batch.inputs).detach()).exact
+
+    def test_unequal_class_weights(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        batch = simulate.random_batch(10, features=60, generator=generator)
+        model = simulate.mlp(60, [150, 100], 10, generator=generator)
+        weight = torch.logspace(-2, 0, 10)
+        loss = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, weight=weight)
+        layer = [p for _, p in zip(range(2), model.parameters(), strict=False)]
+        gradients = torch.autograd.grad(loss, layer)
+        seen = simulate.LayerGradient(gradients[0], gradients[1], layer[0].detach(), layer[1].detach())
+        self.check(batch, seen)
+
+    def test_a_sum_of_clients_is_one_large_batch(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        model = simulate.mlp(60, [200, 100], 10, generator=generator)
+        batches = [simulate.random_batch(6, features=60, generator=generator) for _ in range(4)]
+        parts = [simulate.fedsgd(model, batch) for batch in batches]
+        weight_sum = torch.stack([part.grad_weight for part in parts]).sum(0)
+        bias_sum = torch.stack([part.grad_bias for part in parts if part.grad_bias is not None]).sum(0)
+        whole = Batch(
+            torch.cat([batch.inputs for batch in batches]),
+            torch.cat([batch.labels for batch in batches]),
+            batches[0].normalisation,
+        )
+        result = self.check(whole, parts[0]._replace(grad_weight=weight_sum, grad_bias=bias_sum))
+        assert result.batch_size == 24
+
+    @pytest.mark.parametrize("seed", [1000, 1001])
+    def test_cifar10_at_a_batch_of_forty(self, make_client: MakeClient, cifar_path: Path, seed: int) -> None:
+        batch = simulate.cifar10(40, path=cifar_path, generator=torch.Generator().manual_seed(seed))
+        self.check(batch, make_client(m=200, depth=3, batch=batch, seed=seed).seen)
+
+
+class TestNoise:
+    """One rule for FedAvg, DP noise and half precision."""
+
+    def photographs(self) -> tuple[Batch, torch.nn.Sequential, torch.Generator]:
+        generator = torch.Generator().manual_seed(1)
+        batch = simulate.photographs(12, generator=generator)
+        return batch, simulate.mlp(3072, [200, 200, 200], 10, generator=generator), generator
+
+    def test_fedavg(self) -> None:
+        batch, model, generator = self.photographs()
+        seen = simulate.fedavg(model, batch, epochs=3, mini_batch=4, rate=0.01, generator=generator)
+        result = spearpp.invert(*seen, search=Gated(starts=2048))
+        score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
+        assert result.batch_size == 12
+        assert score.mean_psnr > 90
+
+    def test_dp_noise_costs_what_the_true_masks_cost(self) -> None:
+        batch, model, generator = self.photographs()
+        seen = simulate.dp_sgd(model, batch, clip=2.0, noise=1e-5, generator=generator)
+        result = spearpp.invert(*seen, search=Gated(starts=1024))
+        compare = partial(spearpp.score, truth=batch.inputs, normalisation=batch.normalisation, threshold=25)
+        assert compare(result.inputs).exact
+        assert not bool(result.certified.any())
+        assert compare(result.inputs).mean_psnr > compare(_with_true_masks(seen, batch)).mean_psnr - 0.5
+
+
+def _with_true_masks(seen: simulate.LayerGradient, batch: Batch) -> torch.Tensor:
+    """The least-squares directions for the neurons that really were silent."""
+    from spearpp.filtering import Selection, recover
+    from spearpp.nullspace import kernel_vectors
+    from spearpp.observation import observe
+    from spearpp.problem import pose
+
+    problem = pose(observe(*seen))
+    assert seen.bias is not None
+    silent = batch.inputs @ seen.weight.T + seen.bias <= 0
+    rows = problem.factors.left / problem.factors.row_noise[:, None]
+    q = kernel_vectors(silent[:, :, None] * rows / rows.norm(dim=1).max())[0]
+    return recover(problem, Selection(q, silent, len(q), math.nan))
+
+
+def test_a_budget_of_time_is_kept_to_a_round(make_client: MakeClient) -> None:
+    client = make_client(80, 100, 200)  # far too much for this layer
+    result = spearpp.invert(*client.seen, search=Gated(seconds=0.05), batch_size=80)
+    assert result.stats.starts <= 512
+    assert not bool(result.certified.any())
+
+
+def test_starts_are_a_bound(make_client: MakeClient) -> None:
+    client = make_client(80, 100, 200)
+    result = spearpp.invert(*client.seen, search=Gated(starts=200), batch_size=80)
+    assert result.stats.starts == 200
+
+
+def test_options_out_of_range_are_refused() -> None:
+    for options in ({"seconds": 0.0}, {"rate": 0.0}, {"round_starts": 0}, {"efforts": ()}, {"starts": 0}):
+        with pytest.raises(OptionError, match="Gated"):
+            Gated(**options)
