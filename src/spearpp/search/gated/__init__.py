@@ -21,6 +21,10 @@ from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine
 from spearpp.shapes import Float, Tensor
 
+DRY_ROUNDS = 4
+"""Rounds at the highest effort without a find before something found is doubted."""
+DROPPED = (0.25, 0.5, 1.0)
+"""Which share of what was found is looked for again, at the first, second and third doubt."""
 EFFORTS = (Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 
 
@@ -65,16 +69,17 @@ class Gated:
 
         If all b were found and the caller still asks, λ is below 1 and something found is wrong. The
         inverse of the directions then gives a p for each, of which that of a wrong one is right if
-        the others are: each is refined anew (``_repair``). After that the search begins again.
+        the others are: each is refined anew. If rounds find nothing more, something found may block
+        the rest. Either way the least sparse of what was found are dropped and looked for again.
         """
         deadline = None if self.seconds is None else time.monotonic() + self.seconds
         left, rounds = self.starts, _Rounds(problem, self)
         while left > 0 and (deadline is None or time.monotonic() < deadline):
-            if rounds.complete:
-                if rounds.restarts == 2:
+            if rounds.complete or rounds.stuck:
+                if rounds.complete:
+                    yield Proposals(rounds.repair(), starts=0, steps=0)
+                if not rounds.drop():
                     return
-                yield Proposals(rounds.repair(), starts=0, steps=0)
-                rounds.restart()
             size = min(left, rounds.size)
             new, steps = rounds.run(size, generator)
             left -= size
@@ -87,17 +92,28 @@ class _Rounds:
     def __init__(self, problem: Problem, search: Gated) -> None:
         self.problem = problem
         self.search = search
-        self.restarts = -1
+        self.found = problem.factors.left.new_zeros(0, problem.batch_size)
+        self.effort, self.more, self.dry, self.dropped = 0, 1, 0, 0
         scale = problem.preactivations.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
         live = problem.factors.live
         self.rows = problem.live_rows.to(search.dtype)
         self.gates = problem.preactivations[live] / scale
-        self.restart()
 
-    def restart(self) -> None:
-        """Forget what was found; the caller's pool keeps it."""
-        self.found = self.problem.factors.left.new_zeros(0, self.problem.batch_size)
-        self.effort, self.more, self.restarts = 0, 1, self.restarts + 1
+    @property
+    def stuck(self) -> bool:
+        """Whether the last rounds found nothing although something had been found before."""
+        last = self.problem.batch_size - len(self.found) == 1
+        return len(self.found) > 0 and self.dry >= (1 if last else DRY_ROUNDS)
+
+    def drop(self) -> bool:
+        """Forget the least sparse quarter, then half, then all of what was found; the pool keeps it."""
+        if self.dropped == len(DROPPED):
+            return False
+        zeros = self.problem.tolerance.zeros(self.found @ self.problem.factors.left.T, self.found).sum(1)
+        kept = int(len(self.found) * (1 - DROPPED[self.dropped]))
+        self.found = self.found[zeros.argsort(descending=True, stable=True)[:kept]]
+        self.more, self.dry, self.dropped = 1, 0, self.dropped + 1
+        return True
 
     @property
     def complete(self) -> bool:
@@ -141,6 +157,9 @@ class _Rounds:
 
     def _adapt(self, new: int, dimension: int, size: int) -> None:
         """Look harder if fewer came than a tenth of what is left, and of the starts."""
+        self.dry = self.dry + 1 if new == 0 and self.effort + 1 == len(self.search.efforts) else 0
+        if dimension == 1 and new == 0:
+            self.dry = 1
         if new >= 0.1 * min(dimension, size):
             self.more = 1
         elif self.effort + 1 < len(self.search.efforts):
