@@ -48,10 +48,10 @@ def test_memory_does_not_grow_with_the_number_of_starts(make_client: MakeClient,
     client = make_client(12, 200, 100)
     seen = client.seen.to(cuda)
     peaks = []
-    for starts in (200_000, 1_000_000):
+    for starts in (1_000_000, 4_000_000):
         torch.cuda.reset_peak_memory_stats()
         search = RiemannianAdam(starts=starts, steps=2)
         spearpp.invert(*seen, search=search)
         peaks.append(torch.cuda.max_memory_allocated())
-    assert peaks[1] <= 3 * 2**30
-    assert peaks[1] < 2.5 * peaks[0]
+    assert peaks[0] <= 3 * 2**30
+    assert peaks[1] < 1.6 * peaks[0]  # a full chunk, and no more, however many starts follow

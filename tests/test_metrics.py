@@ -80,5 +80,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         score(torch.zeros(2, 3), torch.zeros(0, 3))
     with pytest.raises(NonFiniteError):
         score(torch.zeros(1, 1), torch.tensor([[torch.nan]]))
+    with pytest.raises(ShapeError, match="normalisation of 2 columns for inputs of 3"):
+        score(torch.ones(1, 3), torch.ones(1, 3), normalisation=Normalisation.identity(2))
     with pytest.raises(ShapeError, match="no scores"):
         accuracy([])

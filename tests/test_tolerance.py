@@ -45,8 +45,15 @@ def test_silent_neurons_stay_zero_under_noise(make_client: MakeClient, noise: fl
     assert float(zeros[~silent].double().mean()) < 0.02 + 2e3 * noise
 
 
-def test_the_same_direction_is_known_with_either_sign(make_client: MakeClient) -> None:
-    problem = make_client(6, 80, 40).problem
-    q = torch.nn.functional.normalize(torch.randn(4, 6, dtype=torch.float64))
-    assert bool((problem.tolerance.angle(q) >= 1e-6).all())
-    assert bool((problem.tolerance.angle(q) <= 0.5).all())
+def test_noise_widens_what_counts_as_the_same_direction(make_client: MakeClient) -> None:
+    client = make_client(6, 200, 40, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    angles = []
+    for level in (0.0, 1e-5, 1e-4):
+        extra = level * torch.randn(client.seen.grad_weight.shape, generator=generator, dtype=torch.float64)
+        seen = client.seen._replace(grad_weight=client.seen.grad_weight + extra)
+        problem = pose(observe(*seen), batch_size=6)
+        angles.append(float(problem.tolerance.angle(client.true_directions(problem)).mean()))
+    assert angles[0] == pytest.approx(1e-6)
+    assert angles[1] < angles[2]
+    assert angles[1] > 1e-5

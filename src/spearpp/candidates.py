@@ -15,7 +15,7 @@ _COMPARED = 2048
 _BYTES = 2**27
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pool:
     """The candidates S, in the order they were found."""
 

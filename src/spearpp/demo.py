@@ -11,19 +11,20 @@ from spearpp import simulate
 from spearpp.errors import MissingExtraError, SpearError
 from spearpp.invert import Inversion, Progress, invert
 from spearpp.metrics import Score, score
-from spearpp.search import RiemannianAdam
+from spearpp.search import Gated
 from spearpp.shapes import Float, Tensor
 from spearpp.simulate import Batch
 
 WIDTH = 200
+PER_LINE = 16
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Simulate, invert, print, draw. Exit code 0: every input came back; 1: not every one; 2: an error."""
     parser = argparse.ArgumentParser(prog="python -m spearpp.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture (default: demo)")
-    parser.add_argument("--samples", type=int, default=16, help="batch size (default: 16)")
-    parser.add_argument("--starts", type=int, default=65_536, help="starts at most (default: 65536)")
+    parser.add_argument("--samples", type=int, default=32, help="batch size (default: 32)")
+    parser.add_argument("--starts", type=int, default=16_384, help="starts at most (default: 16384)")
     parser.add_argument("--seed", type=int, default=0, help="for data, network and search (default: 0)")
     options = parser.parse_args(arguments)
     try:
@@ -45,13 +46,13 @@ def run(options: argparse.Namespace) -> int:
         "The server sees the gradient of the first layer, nothing else."
     )
     seen = simulate.fedsgd(model, batch)
-    result = invert(*seen, search=RiemannianAdam(starts=options.starts), generator=generator, progress=_show)
+    result = invert(*seen, search=Gated(starts=options.starts), generator=generator, progress=_show)
     _show_end()
     compared = score(result.inputs, batch.inputs, normalisation=batch.normalisation)
     _print_result(result, compared)
     picture = options.out / "recovered.png"
     _save(picture, _contact_sheet(batch, result, compared))
-    print(f"Picture: {picture} (above the client's photographs, below what the server recovered)")
+    print(f"Picture: {picture} (each of the client's photographs with what the server recovered below it)")
     return 0 if compared.exact else 1
 
 
@@ -76,15 +77,18 @@ def _print_result(result: Inversion, compared: Score) -> None:
 
 
 def _contact_sheet(batch: Batch, result: Inversion, compared: Score) -> Float[Tensor, "height width 3"]:
-    """Originals in the upper row, the inputs assigned to them below, enlarged; black where none is."""
+    """Each original with the input assigned to it below, sixteen a line; black where none is."""
     originals = batch.normalisation.undo(batch.inputs)
     recovered = torch.zeros_like(originals)
     there = compared.assignment >= 0
     recovered[there] = batch.normalisation.undo(result.inputs[compared.assignment[there]]).to(recovered)
     shape = batch.image_shape or (3, 32, 32)
-    rows = [torch.cat(list(images.reshape(-1, *shape)), dim=2) for images in (originals, recovered)]
-    sheet = torch.cat([rows[0], torch.ones_like(rows[0][:, :2]), rows[1]], dim=1).clamp(0, 1)
-    return sheet.permute(1, 2, 0).repeat_interleave(3, 0).repeat_interleave(3, 1)
+    pairs = torch.cat([originals.reshape(-1, *shape), recovered.reshape(-1, *shape)], dim=2).clamp(0, 1)
+    framed = torch.nn.functional.pad(pairs, (1, 1, 1, 3), value=1.0)
+    lines = [torch.cat(list(part), dim=2) for part in framed.split(PER_LINE)]
+    width = max(line.shape[2] for line in lines)
+    sheet = torch.cat([torch.nn.functional.pad(line, (0, width - line.shape[2]), value=1.0) for line in lines], dim=1)
+    return sheet.permute(1, 2, 0).repeat_interleave(2, 0).repeat_interleave(2, 1)
 
 
 def _save(path: Path, picture: Float[Tensor, "height width 3"]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.candidates import Pool
-from spearpp.nullspace import independent
+from spearpp.nullspace import independent, kernel_vectors
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import INDEPENDENT
@@ -20,7 +20,7 @@ _BYTES = 2**27
 _SINGULAR = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Selection:
     """b directions chosen as the columns of Q̄."""
 
@@ -112,6 +112,35 @@ def select(problem: Problem, pool: Pool) -> Selection:
     start = Selection(directions, zeros, len(first), compute_score(problem, directions, zeros))
     order = pool.sparsest_first()
     return greedy_filt(problem, start, pool, order[~torch.isin(order, first)])
+
+
+def polish(problem: Problem, chosen: Selection) -> Selection:
+    """Solve every direction again for the zeros that its input confirms.
+
+    Under noise a small gradient passes for a zero and pulls its direction off. Once all b directions
+    are there, the inputs tell which neurons are silent; only rows that are zero and silent count.
+    Without noise the two are the same rows and nothing changes.
+    """
+    if not chosen.full or problem.batch_size == 1:
+        return chosen
+    live = problem.factors.live
+    rows = problem.live_rows / problem.factors.row_noise[live, None]
+    rows = rows / torch.linalg.vector_norm(rows, dim=1).max()
+    size = max(1, _BYTES // (8 * rows.numel()))
+    for _ in range(2):
+        inverse = torch.linalg.inv(chosen.directions.T)
+        signed = inverse * fix_scale(problem, inverse, chosen.zeros).sign()[:, None]
+        confirmed = (chosen.zeros & (signed @ problem.preactivations.T <= 0))[:, live]
+        if torch.equal(confirmed, chosen.zeros[:, live]):
+            return chosen
+        solved = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in confirmed.split(size)])
+        usable = (confirmed.sum(1) >= problem.batch_size)[:, None]
+        directions = torch.where(usable, solved, chosen.directions)
+        if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
+            return chosen
+        zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
+        chosen = Selection(directions, zeros, chosen.found, compute_score(problem, directions, zeros))
+    return chosen
 
 
 def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:

@@ -12,7 +12,7 @@ import torch
 from spearpp.candidates import Pool, admit, empty_pool
 from spearpp.certificate import Certificates, certify
 from spearpp.errors import OptionError
-from spearpp.filtering import Selection, recover, select
+from spearpp.filtering import Selection, polish, recover, select
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.search import Gated, Search
@@ -146,7 +146,7 @@ def invert(
         _only_direction(problem) if problem.batch_size == 1 else _search(problem, search, generator, progress, clock)
     )
     with clock("filter"):
-        chosen = outcome.selection or select(problem, outcome.pool)
+        chosen = polish(problem, outcome.selection or select(problem, outcome.pool))
         inputs = recover(problem, chosen)
         certificates = certify(problem, chosen) if chosen.full else None
     certified = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.errors import NonFiniteError, ShapeError
+from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.normalisation import Normalisation
 from spearpp.shapes import Float, Int, Tensor
 
@@ -15,7 +15,7 @@ BEST_PSNR = 300.0
 """What bit-identical inputs score, in dB: beyond the precision of float64."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Score:
     """A recovery compared with the truth, sample by sample."""
 
@@ -93,7 +93,9 @@ def score(
     """
     from scipy.optimize import linear_sum_assignment
 
-    if recovered.ndim != 2 or truth.ndim != 2 or recovered.shape[1] != truth.shape[1] or not len(truth):
+    if not isinstance(recovered, Tensor) or not isinstance(truth, Tensor):
+        raise DtypeError(f"recovered is a {type(recovered).__name__}, truth a {type(truth).__name__}: pass tensors")
+    if recovered.ndim != 2 or truth.ndim != 2 or recovered.shape[1] != truth.shape[1] or not truth.numel():
         raise ShapeError(
             f"recovered {tuple(recovered.shape)} and truth {tuple(truth.shape)}: "
             "expected (k, n) and (b, n) with the same n, and at least one true sample"
@@ -103,6 +105,8 @@ def score(
     true = truth.detach().double().cpu()
     guess = recovered.detach().double().cpu()
     if normalisation is not None:
+        if len(normalisation.mean) != true.shape[1]:
+            raise ShapeError(f"a normalisation of {len(normalisation.mean)} columns for inputs of {true.shape[1]}")
         true, guess = normalisation.undo(true), normalisation.undo(guess)
     distinct, copy_of = torch.unique(true, dim=0, return_inverse=True)
     errors = torch.cdist(distinct, guess, compute_mode="donot_use_mm_for_euclid_dist").square() / true.shape[1]

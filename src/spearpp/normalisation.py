@@ -7,7 +7,7 @@ import torch
 from spearpp.shapes import Float, Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Normalisation:
     """x = (u - mean) / std, coordinate by coordinate, with u on the [0, 1] scale.
 

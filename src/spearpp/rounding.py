@@ -5,6 +5,7 @@ approximate directions and returns exact ones, which may be fewer (no kernel) or
 draws for each).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -54,7 +55,7 @@ class SamplingRounding:
     """Independent draws for each direction."""
 
     def __post_init__(self) -> None:
-        if self.ratio is not None and not self.ratio >= 1:
+        if self.ratio is not None and not 1 <= self.ratio < math.inf:
             raise OptionError(f"SamplingRounding(ratio={self.ratio}): r must be at least b, so ratio at least 1")
         if self.draws < 1:
             raise OptionError(f"SamplingRounding(draws={self.draws}): draw at least once")

@@ -64,6 +64,9 @@ def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | 
 def check_options(search: object, starts: int, sparsity: float | None, chunk: int | None) -> None:
     """Refuse options outside their range, naming the search."""
     name = type(search).__name__
+    for option, value in (("starts", starts), ("chunk", chunk)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise OptionError(f"{name}({option}={value!r}): a whole number")
     if starts < 1:
         raise OptionError(f"{name}(starts={starts}): at least one start is needed")
     if sparsity is not None and not 0 <= sparsity <= 1:

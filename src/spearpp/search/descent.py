@@ -4,6 +4,7 @@ A descent minimises φ(L q) over unit q. The Euclidean gradient is Lᵀ φ'(L q)
 what the variants differ in.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,9 +44,11 @@ class Descent(ABC):
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
         name = type(self).__name__
-        if self.steps < 1:
+        if not isinstance(self.loss, Loss) or isinstance(self.loss, type):
+            raise OptionError(f"{name}(loss={self.loss!r}): pass a loss object, for example spearpp.losses.L1()")
+        if not isinstance(self.steps, int) or self.steps < 1:
             raise OptionError(f"{name}(steps={self.steps}): at least one step is needed")
-        if not self.rates or self.rates[0][0] != 0 or any(rate <= 0 for _, rate in self.rates):
+        if not self.rates or self.rates[0][0] != 0 or not all(0 < rate < math.inf for _, rate in self.rates):
             raise OptionError(f"{name}(rates={self.rates}): (first step, rate) pairs from step 0 on, rates positive")
 
     @abstractmethod

@@ -136,8 +136,13 @@ def _parameters(layer: nn.Linear) -> list[Tensor]:
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    if not 0 < len(batch.inputs) == len(batch.labels):
+        raise OptionError(f"a batch of {len(batch.inputs)} inputs and {len(batch.labels)} labels")
     inputs = batch.inputs.to(next(model.parameters()))
-    outputs = model(inputs)
+    try:
+        outputs = model(inputs)
+    except RuntimeError as error:
+        raise OptionError(f"the model does not take inputs of shape {tuple(inputs.shape)}: {error}") from error
     if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < outputs.shape[1]:
         seen = f"{int(batch.labels.min())} to {int(batch.labels.max())}"
         raise OptionError(f"the batch has labels {seen}, the model {outputs.shape[1]} outputs")

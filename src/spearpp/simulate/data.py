@@ -22,7 +22,7 @@ CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "immunohistochemistry", "stereo_motorcycle")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """What one client trains on."""
 
