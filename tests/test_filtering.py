@@ -16,6 +16,7 @@ from spearpp.filtering import (
     fix_scale,
     greedy_filt,
     init_filt,
+    polish,
     recover,
     select,
     swap_scores,
@@ -115,6 +116,33 @@ def test_one_wrong_column_is_swapped_for_the_true_one(client: Client) -> None:
         first = Selection(start, pool.zeros[:5], 5, compute_score(problem, start, pool.zeros[:5]))
         assert first.score < 1.0
         assert greedy_filt(problem, first, pool, torch.arange(5, 9)).score == 1.0
+
+
+def test_a_wrong_candidate_that_looks_sparsest_is_swapped_out(client: Client) -> None:
+    """initFilt must take it, being the sparsest; only GreedyFilt can put it right."""
+    problem = client.problem
+    true = pool_of(problem, client.true_directions(problem))
+    wrong = random_directions(1, 5, 3)
+    pool = Pool(torch.cat([true.directions, wrong]), torch.cat([true.zeros, torch.ones(1, 90, dtype=torch.bool)]))
+    assert 5 in init_filt(pool).tolist()
+    chosen = select(problem, pool)
+    assert chosen.score == 1.0
+    assert float((chosen.directions @ wrong.T).abs().max()) < 1 - 1e-9
+
+
+def test_polishing_drops_rows_that_the_input_fires(client: Client) -> None:
+    problem = client.problem
+    true = client.true_directions(problem)
+    exact = select(problem, pool_of(problem, true))
+    assert polish(problem, exact) is exact
+    spoilt = exact.zeros.clone()
+    fires = torch.nonzero(~spoilt[0])[:3, 0]
+    spoilt[0, fires] = True
+    off = exact.directions.clone()
+    off[0] = torch.nn.functional.normalize(off[0] + 1e-9, dim=0)
+    polished = polish(problem, Selection(off, spoilt, 5, 0.9))
+    assert polished.score == 1.0
+    assert float((1 - (polished.directions * exact.directions).sum(1).abs()).max()) < 1e-12
 
 
 def test_the_first_choice_is_the_sparsest_independent_one(client: Client) -> None:

@@ -34,7 +34,7 @@ def read_npz(path: str | os.PathLike[str], *, largest: int = LARGEST) -> dict[st
                 with archive.open(entry) as file:
                     arrays[entry.filename.removesuffix(".npy")] = _read_array(file, entry.file_size, path)
             return arrays
-    except (OSError, ValueError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a readable npz file: {error}") from error
 
 

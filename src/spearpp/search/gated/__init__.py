@@ -122,15 +122,18 @@ class _Rounds:
 
     @property
     def size(self) -> int:
-        """Starts of the next round."""
-        wanted = max(self.search.round_starts, self.problem.batch_size - len(self.found)) * self.more
+        """Starts of the next round: two where p is known up to sign."""
+        missing = self.problem.batch_size - len(self.found)
+        if missing == 1:
+            return 2
+        wanted = max(self.search.round_starts, missing) * self.more
         return min(wanted, self.search.chunk or 4096)
 
     def run(self, size: int, generator: torch.Generator) -> tuple[Float[Tensor, "new b"], int]:
         """One round: the directions it adds, and the start-steps it took."""
         basis = complement(self.found)
         dimension = basis.shape[1]
-        if dimension == 1:  # p is known up to sign
+        if dimension == 1:
             points = torch.cat([basis.T, -basis.T])
             directions, steps = points, 0
             chosen = torch.arange(2, device=points.device)
