@@ -156,16 +156,13 @@ def test_it_finds_what_the_paper_cannot(make_client: MakeClient) -> None:
 
 
 class TestHarderData:
-    """Settings the paper does not have; what is certified must be true in each."""
+    """Settings the paper does not have: in each the whole batch comes back, certified."""
 
-    def check(self, batch: Batch, seen: simulate.LayerGradient, exact: bool = True) -> spearpp.Inversion:
+    def check(self, batch: Batch, seen: simulate.LayerGradient) -> spearpp.Inversion:
         result = spearpp.invert(*seen, search=Gated(starts=4096))
         score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
-        true = set(score.assignment[score.psnr > 60].tolist())
-        assert set(torch.nonzero(result.certified)[:, 0].tolist()) <= true
-        if exact:
-            assert score.exact
-            assert bool(result.certified.all())
+        assert score.exact
+        assert bool(result.certified.all())
         return result
 
     def table(self, b: int, seed: int) -> Batch:
@@ -206,7 +203,7 @@ class TestHarderData:
             torch.nn.functional.cross_entropy(model(train.inputs), train.labels).backward()
             optimiser.step()
         batch = simulate.digits(12, generator=generator)
-        self.check(batch, simulate.fedsgd(model, batch), exact=False)
+        self.check(batch, simulate.fedsgd(model, batch))
 
     def test_an_inner_layer(self) -> None:
         generator = torch.Generator().manual_seed(0)

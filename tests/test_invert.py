@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import spearpp
 from conftest import Client, MakeClient
@@ -75,14 +73,18 @@ def test_nothing_found_is_a_result(make_client: MakeClient) -> None:
     assert result.directions.shape == (0, 12)
 
 
-@given(st.integers(1, 5), st.integers(45, 90), st.integers(8, 60), st.integers(0, 1000))
-def test_whatever_the_shape_what_is_certified_is_true(b: int, m: int, n: int, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(b, features=n, generator=generator)
-    model = simulate.mlp(n, [m, m], 10, generator=generator)
-    result = spearpp.invert(*simulate.fedsgd(model, batch), search=KernelSampling(starts=3000))
-    if bool(result.certified.all()):
-        assert spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation).exact
+def test_whatever_the_shape_what_is_certified_is_true() -> None:
+    certified = 0
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        b, m, n = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((1, 6), (45, 91), (8, 61)))
+        batch = simulate.random_batch(b, features=n, generator=generator)
+        model = simulate.mlp(n, [m, m], 10, generator=generator)
+        result = spearpp.invert(*simulate.fedsgd(model, batch), search=KernelSampling(starts=3000))
+        if bool(result.certified.all()):
+            certified += 1
+            assert spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation).exact
+    assert certified >= 30
 
 
 @pytest.fixture(scope="module")
