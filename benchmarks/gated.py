@@ -53,12 +53,12 @@ def rows(name: str) -> list[Setting]:
     if name == "noise200":
         return [
             Setting("gated, FedAvg E=3", 20, 200, gated, "75 %, 67.8 dB", fedavg_20, 25.0),
-            Setting("gated, DP 1e-4", 20, 200, gated, "75 %, 31.9 dB", dp_20, 25.0),
+            Setting("gated, DP 1e-4", 20, 200, gated, "75 %, 31.9 dB", dp_20, 25.0, bound=True),
         ]
     if name == "noise4000":
         return [
             Setting("gated, FedAvg E=15", 150, 4000, gated, "92 %, 63.7 dB", fedavg_150, 25.0),
-            Setting("gated, DP 1e-6", 150, 4000, gated, "88 %, 55.5 dB", dp_150, 25.0),
+            Setting("gated, DP 1e-6", 150, 4000, gated, "88 %, 55.5 dB", dp_150, 25.0, bound=True),
         ]
     # The paper's search with its 1e6 starts and no luck: how long the same device takes for all of them.
     return [

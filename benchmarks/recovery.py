@@ -6,13 +6,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import nn
 
 import spearpp
 from spearpp import simulate
+from spearpp.filtering import Selection, recover
+from spearpp.nullspace import kernel_vectors
+from spearpp.observation import observe
+from spearpp.problem import pose
 from spearpp.search import Search
+from spearpp.shapes import Tensor
 from spearpp.simulate import Batch, LayerGradient
 
 FIRST_SEED = 1000
@@ -35,6 +41,8 @@ class Setting:
     client: Client = field(default=fedsgd, repr=False)
     threshold: float = 90.0
     batches: int | None = None
+    bound: bool = False
+    """Whether to measure what the true masks would give."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,8 @@ class Recovery:
     uncertified: int
     """Inputs over 90 dB that were not certified."""
     mean_psnr: float
+    with_masks: float
+    """Mean PSNR with the true masks given, the most that noise allows; nan where there is no noise."""
     median_starts: float
     median_seconds: float
     median_decompose: float
@@ -66,7 +76,7 @@ class Recovery:
 
 HEADER = (
     f"{'method':<26}{'b':>5}{'m':>6}  mean > threshold (95 %)      all >   certified  inputs: certified (wrong), missed"
-    "  mean PSNR  starts  seconds (svd)  paper"
+    "  mean PSNR (true masks)  starts  seconds (svd)  paper"
 )
 
 
@@ -78,7 +88,7 @@ def line(row: Recovery) -> str:
         f"  {row.accurate:>3}{of:<4} {row.accurate / row.batches:4.0%} ({low:4.0%} to {high:4.0%})"
         f"  {row.exact:>3}{of:<4}  {row.certified:>3}{of:<4}"
         f"  {row.certified_inputs:>6} ({row.wrongly_certified}), {row.uncertified:<6}"
-        f"{row.mean_psnr:>18.1f}  {row.median_starts:>6,.0f}"
+        f"{row.mean_psnr:>18.1f} ({row.with_masks:.1f})  {row.median_starts:>6,.0f}"
         f"  {row.median_seconds:>6.2f} ({row.median_decompose:.2f})  {row.paper}"
     )
 
@@ -98,6 +108,17 @@ def client_of(seed: int, setting: Setting, data: str | None, device: torch.devic
     return batch, setting.client(model, batch, generator)
 
 
+def with_true_masks(seen: LayerGradient, batch: Batch) -> Tensor:
+    """What comes back if every direction is solved for the rows its true input silences."""
+    problem = pose(observe(*seen))
+    left, noise = problem.factors.left, problem.factors.row_noise
+    assert seen.bias is not None
+    silent = batch.inputs.to(seen.weight) @ seen.weight.T + seen.bias <= 0
+    rows = left / noise.clamp_min(torch.finfo(noise.dtype).tiny)[:, None] * noise.max()
+    directions = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in silent.split(16)])
+    return recover(problem, Selection(directions, silent, len(directions), 0.0))
+
+
 def measure(settings: list[Setting], batches: int, data: str | None, device: torch.device) -> Iterator[Recovery]:
     """Measure one setting after the other, printing each row when it is done."""
     print("\n" + HEADER)
@@ -108,16 +129,19 @@ def measure(settings: list[Setting], batches: int, data: str | None, device: tor
 
 
 def _measure_one(setting: Setting, batches: int, data: str | None, device: torch.device) -> Recovery:
-    scores, results, seconds, wrong, missed = [], [], [], 0, 0
+    scores, results, seconds, bounds, wrong, missed = [], [], [], [], 0, 0
     for index in range(batches):
         seed = FIRST_SEED + index
         batch, seen = client_of(seed, setting, data, device)
         began = time.perf_counter()
         result = spearpp.invert(*seen, search=setting.search, generator=torch.Generator().manual_seed(seed))
         seconds.append(time.perf_counter() - began)
-        score = spearpp.score(
-            result.inputs, batch.inputs, normalisation=batch.normalisation, threshold=setting.threshold
+        scored = partial(
+            spearpp.score, truth=batch.inputs, normalisation=batch.normalisation, threshold=setting.threshold
         )
+        score = scored(result.inputs)
+        if setting.bound:
+            bounds.append(scored(with_true_masks(seen, batch)).mean_psnr)
         certified = result.certified.cpu()
         near = torch.zeros(len(certified))
         near[score.assignment[score.assignment >= 0]] = score.psnr[score.assignment >= 0].float()
@@ -139,6 +163,7 @@ def _measure_one(setting: Setting, batches: int, data: str | None, device: torch
         wrongly_certified=wrong,
         uncertified=missed,
         mean_psnr=statistics.mean(each.mean_psnr for each in scores),
+        with_masks=statistics.mean(bounds) if bounds else math.nan,
         median_starts=statistics.median(each.stats.starts for each in results),
         median_seconds=statistics.median(seconds),
         median_decompose=statistics.median(each.stats.seconds["decompose"] for each in results),

@@ -46,7 +46,8 @@ def test_the_truth_is_certified(make_client: MakeClient, b: int) -> None:
         assert bool(evidence.exact.all())
         assert evidence.residual < 1e-5
         assert float(evidence.share.sum()) == pytest.approx(1.0)
-        assert int(evidence.impossible.sum()) == 0
+        assert int(evidence.moved.sum()) == 0
+        assert evidence.drift == 0
 
 
 @given(place=st.integers(0, 5), other=st.integers(0, 5), weight=st.floats(-3, 3))

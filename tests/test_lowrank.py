@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from conftest import MakeClient
 from spearpp.errors import RankError
-from spearpp.lowrank import decompose, numerical_rank
+from spearpp.lowrank import decompose, leading, numerical_rank
 from spearpp.observation import Observation, observe
 
 
@@ -102,3 +102,27 @@ def test_copied_columns_are_not_taken_for_rank() -> None:
     gradient = planted(60, 20, 5, seed=0).float()
     factors = decompose(observe(torch.cat([gradient, gradient], dim=1), None, torch.zeros(60, 40), None))
     assert factors.batch_size == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("b", [3, 60, 140])
+def test_a_sketch_of_a_large_gradient_gives_what_the_whole_decomposition_gives(b: int, dtype: torch.dtype) -> None:
+    gradient = planted(600, 700, b, seed=b).to(dtype).double()
+    epsilon = torch.finfo(dtype).eps
+    sketched, whole = leading(gradient, epsilon), torch.linalg.svd(gradient, full_matrices=False)
+    assert sketched is not None
+    assert numerical_rank(sketched[1], (600, 700), epsilon) == b
+    torch.testing.assert_close(sketched[1][:b], whole[1][:b], rtol=1e-9, atol=0)
+    assert float(torch.linalg.norm(sketched[1][b:]) / torch.linalg.norm(whole[1][b:])) == pytest.approx(1, rel=1e-6)
+    inside = sketched[0][:, :b].T @ whole[0][:, :b]
+    torch.testing.assert_close(inside @ inside.T, torch.eye(b, dtype=torch.float64), rtol=0, atol=1e-8)
+
+
+def test_a_sketch_does_not_decide_where_more_than_rounding_is_left() -> None:
+    """Weak samples beyond the sketch, noise, and a full rank all need the whole spectrum."""
+    epsilon = torch.finfo(torch.float32).eps
+    strong, weak = planted(400, 500, 20, seed=0), 1e-3 * planted(400, 500, 180, seed=1)
+    assert leading(strong + weak, epsilon) is None
+    assert leading(planted(400, 500, 20, seed=0, noise=1e-4), epsilon) is None
+    assert leading(planted(400, 500, 400, seed=0), epsilon) is None
+    assert decompose(seen((strong + weak).float())).batch_size == 200

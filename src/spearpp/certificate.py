@@ -5,13 +5,20 @@ input i is right if the others span what they should, and the place to see it is
 neurons that x̂_i silences must be those where L q_i is zero. For every input:
 
 - **mask**: of the neurons where both sides can be told from noise, which agree? A silent one with a
-  gradient is impossible; a firing one without is allowed as often as a small gradient hides in noise;
+  gradient is possible only if local training moved it (**drift**, below); a firing one without is
+  allowed as often as a small gradient hides in noise;
 - **evidence**: agreeing neurons beyond the b-1 that any vertex gets for nothing. Each is a coin that
   fell right, so 30 + log₂ b of them leave a chance of 1e-9 for the batch;
 - **line**: the rows where L q_i is zero and x̂_i silent must have no other kernel, or q_i could be a
   mixture;
 - **error**: the standard deviation of an entry of x̂_i that the noise of the gradient implies,
   σ ‖p_i‖ / |s_i|, against the size of x̂_i.
+
+**Drift.** A client that takes several local steps moves the weights along what it sends, so a neuron's
+pre-activation by η Ĝ_k·x̂_i in all, and at most by about η ‖Ĝ_k‖ ‖x̂_i‖ on the way. η is one number for
+the batch: the least for which every silent neuron with a gradient may have fired at some time. It is
+zero for a single gradient. What may have moved counts neither for nor against an input, so a wrong
+one, whose conflicts lie at all sizes of z, leaves nothing that could speak for it.
 
 And for the batch: the gradient rebuilt from the inputs, with D zero wherever they silence a neuron,
 must differ from the one observed by no more than noise.
@@ -53,8 +60,8 @@ class Certificates:
     agreeing: Int[Tensor, "b"]
     """Neurons where mask and zeros can both be told and agree. Neurons without any gradient should be
     silent for every input; they count by how many more are than are not (pruned ones may fire)."""
-    impossible: Int[Tensor, "b"]
-    """Neurons that x̂_i silences clearly and that have a gradient all the same."""
+    moved: Int[Tensor, "b"]
+    """Neurons that x̂_i silences and that have a gradient all the same: only drift explains them."""
     hidden: Int[Tensor, "b"]
     """Neurons that x̂_i fires clearly and whose gradient is zero."""
     allowed: Int[Tensor, "b"]
@@ -69,15 +76,19 @@ class Certificates:
     """‖Ĝ - D X̂ᵀ‖ / ‖Ĝ‖ with D set to zero where the recovered inputs silence the neuron."""
     noise: float
     """‖E‖ / ‖Ĝ‖: what the residual would be if only noise were left."""
+    drift: float
+    """η, in units of the update: how far local steps must have moved the weights; 0 for one gradient."""
 
     @property
     def consistent(self) -> Bool[Tensor, "b"]:
         """Which inputs are in the batch, up to their error."""
         b = len(self.zeros)
-        evidence = self.agreeing - (b - 1) >= math.log2(b / RARE)
-        masks = (self.impossible == 0) & (self.hidden <= self.allowed)
+        # η is the best of as many values as there are conflicts.
+        choices = b * max(1, int(self.moved.sum()))
+        evidence = self.agreeing - (b - 1) >= math.log2(choices / RARE)
+        sparse = self.line & (self.chance <= RARE)
         rebuilt = self.residual <= RESIDUAL * self.noise
-        return masks & evidence & self.line & (self.chance <= RARE) & torch.isfinite(self.error) & rebuilt
+        return (self.hidden <= self.allowed) & evidence & sparse & torch.isfinite(self.error) & rebuilt
 
     @property
     def exact(self) -> Bool[Tensor, "b"]:
@@ -88,7 +99,7 @@ class Certificates:
 def certify(problem: Problem, chosen: Selection) -> Certificates:
     """Collect the evidence for a choice of b directions."""
     tolerance, live = problem.tolerance, problem.factors.live
-    directions = chosen.directions
+    gradient, directions = problem.seen.gradient, chosen.directions
     inverse = torch.linalg.inv(directions.T)
     scale = fix_scale(problem, inverse, chosen.zeros)
     signed = inverse * scale.sign()[:, None]
@@ -98,16 +109,21 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
     bound = tolerance.entry(directions)
     level = (1 / max(1, problem.factors.live_neurons)) ** 0.5
     zeros = values.abs() <= bound
-    told = live & (z.abs() > slack) & (bound <= CLEAR * level)
+    clear = live & (bound <= CLEAR * level)
     fires = z > 0
+    conflict = clear & (z.abs() > slack) & ~fires & ~zeros
+    unscaled = signed @ problem.factors.right
+    reach = torch.linalg.vector_norm(unscaled, dim=1)[:, None] * torch.linalg.vector_norm(gradient, dim=1)
+    drift = float(torch.where(conflict, (z.abs() - slack) / reach, 0.0).max())
+    slack = slack + drift * reach
+    told = clear & (z.abs() > slack)
     hiding = torch.where(told & fires, bound / level, 0.0).sum(1)
-    impossible, hidden = (told & ~fires & ~zeros).sum(1), (told & fires & zeros).sum(1)
+    hidden = (told & fires & zeros).sum(1)
     masked = torch.where(fires | (z.abs() <= slack), values * scale[:, None], 0.0)
-    inputs = signed @ problem.factors.right / scale.abs().clamp_min(torch.finfo(z.dtype).tiny)[:, None]
+    inputs = unscaled / scale.abs().clamp_min(torch.finfo(z.dtype).tiny)[:, None]
     size = torch.linalg.vector_norm(inputs, dim=1)
     spread = tolerance.noise * torch.linalg.vector_norm(inverse, dim=1) / scale.abs()
     weight = torch.linalg.vector_norm(masked, dim=1) * size
-    gradient = problem.seen.gradient
     whole = torch.linalg.norm(gradient)
     left_over = torch.linalg.norm(gradient - masked.T @ inputs)
     noise = torch.linalg.norm(problem.factors.row_noise) * gradient.shape[1] ** 0.5
@@ -115,7 +131,7 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
         zeros=(zeros & live).sum(1),
         chance=chance_of_zeros((zeros & live).sum(1), bound[:, live] / level, problem.batch_size),
         agreeing=(told & (fires != zeros)).sum(1) + _dead_evidence(live, z, slack),
-        impossible=impossible,
+        moved=conflict.sum(1),
         hidden=hidden,
         allowed=(hiding + 4 * hiding.sqrt()).ceil().long(),
         line=_lines(problem, directions, zeros & live & ~fires),
@@ -123,6 +139,7 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
         share=weight / weight.sum().clamp_min(torch.finfo(z.dtype).tiny),
         residual=float(left_over / whole),
         noise=float(noise / whole),
+        drift=drift,
     )
 
 

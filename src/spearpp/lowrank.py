@@ -25,6 +25,13 @@ FLAT_TAIL = 3.0
 """How uneven the tail may be and still be noise: 1 for i.i.d. noise, up to 3.04 seen for rounding."""
 IID_TAIL = 1.15
 """The same for noise that is i.i.d., as DP noise is; its singular values, too, may be off by this factor."""
+SKETCH = 128
+"""Columns of the first sketch of a large matrix."""
+MARGIN = 16
+"""Columns a sketch must have beyond the rank."""
+ROUNDING = 8.0
+"""How many times the rounding of its dtype a matrix may be off and still hold no more than rounding:
+a client's sums round more often than once."""
 FEWEST = 50
 """Singular values needed to tell strong noise from signal by their distribution."""
 
@@ -40,7 +47,8 @@ class Factors:
     singular_values: Float[Tensor, "b"]
     """The diagonal of Σ_b."""
     spectrum: Float[Tensor, "r"]
-    """All singular values of Ĝ without its zero rows and columns."""
+    """All singular values of Ĝ without its zero rows and columns; of a large matrix whose noise is
+    rounding, those beyond the first few hundred are given by their root mean square."""
     row_noise: Float[Tensor, "m"]
     """σ_k, the standard deviation of the noise in row k of Ĝ."""
     live: Bool[Tensor, "m"]
@@ -80,7 +88,7 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     gradient = seen.gradient
     live, used = (gradient != 0).any(1), (gradient != 0).any(0)
     core = gradient[live][:, used]
-    u, s, vt = torch.linalg.svd(core, full_matrices=False)
+    u, s, vt = leading(core, seen.gradient_epsilon, batch_size) or torch.linalg.svd(core, full_matrices=False)
     rank = numerical_rank(s, (core.shape[0], core.shape[1]), seen.gradient_epsilon)
     b = _agreed_rank(rank, batch_size, s, seen)
     left = gradient.new_zeros(gradient.shape[0], b)
@@ -90,6 +98,40 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     noise = gradient.new_zeros(gradient.shape[0])
     noise[live] = _row_noise(core, u[:, :b], s, s[:b, None] * vt[:b], seen.gradient_epsilon)
     return Factors(left=left, right=right, singular_values=s[:b], spectrum=s, row_noise=noise, live=live)
+
+
+def leading(
+    core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None
+) -> tuple[Float[Tensor, "rows k"], Float[Tensor, "r"], Float[Tensor, "k columns"]] | None:
+    """The leading singular triplets of a large matrix by a randomised range finder; None if it cannot tell.
+
+    An orthonormal basis of k random combinations of the columns, improved by two power steps (Halko,
+    Martinsson and Tropp 2011), holds all signal if what is left outside is no more than the rounding
+    of the dtype the matrix came in. Then the other singular values are noise, and their root mean
+    square is all that is needed of them. Otherwise k doubles, and from half of the matrix on a
+    complete decomposition is no slower. The combinations are the same every time.
+    """
+    rows, columns = core.shape
+    small = min(rows, columns)
+    k = SKETCH if batch_size is None else max(SKETCH, 2 ** (batch_size + MARGIN).bit_length())
+    mean_square = core.square().mean()
+    while k <= small // 2:
+        probes = torch.randn(columns, k, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        basis = torch.linalg.qr(core @ probes.to(core.device))[0]
+        for _ in range(2):
+            basis = torch.linalg.qr(core @ torch.linalg.qr(core.T @ basis)[0])[0]
+        inside = basis.T @ core
+        across, triangle = torch.linalg.qr(inside.T)
+        u, s, vt = torch.linalg.svd(triangle.T)
+        outside = (core - basis @ inside).square().sum()
+        rest = (outside / (small - k)).sqrt().expand(small - k)
+        rank = numerical_rank(torch.cat([s, rest]), (rows, columns), epsilon)
+        if rank is not None and rank + MARGIN <= k:
+            if bool(outside / core.numel() <= (ROUNDING * epsilon) ** 2 / 12 * mean_square):
+                return basis @ u, torch.cat([s, rest]), vt @ across.T
+            return None
+        k *= 2
+    return None
 
 
 def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon: float) -> int | None:
