@@ -202,7 +202,7 @@ def _search(
     for proposed in clock.each("search", search.propose(problem, generator)):
         starts, steps = starts + proposed.starts, steps + proposed.steps
         with clock("pool"):
-            grown = admit(pool, problem, proposed.directions)
+            grown = admit(pool, problem, proposed.directions, solved=proposed.solved)
         grew, pool = len(grown) > len(pool), grown
         if grew:
             with clock("filter"):

@@ -20,6 +20,8 @@ class Proposals:
     """Starting points (or submatrices) spent on this chunk."""
     steps: int
     """Gradient steps taken, summed over the starts."""
+    solved: bool = False
+    """Whether the directions were solved for their zeros already (``candidates.refit``)."""
 
 
 @runtime_checkable

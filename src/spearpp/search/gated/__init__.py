@@ -77,13 +77,13 @@ class Gated:
         while left > 0 and (deadline is None or time.monotonic() < deadline):
             if rounds.complete or rounds.stuck:
                 if rounds.complete:
-                    yield Proposals(rounds.repair(), starts=0, steps=0)
+                    yield Proposals(rounds.repair(), starts=0, steps=0, solved=True)
                 if not rounds.drop():
                     return
             size = min(left, rounds.size)
             new, steps = rounds.run(size, generator)
             left -= size
-            yield Proposals(new, starts=size, steps=steps)
+            yield Proposals(new, starts=size, steps=steps, solved=True)
 
 
 class _Rounds:
