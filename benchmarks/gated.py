@@ -23,20 +23,20 @@ from spearpp.search import Gated, RiemannianAdam
 from spearpp.simulate import Batch, LayerGradient
 
 
-def fedavg_20(model: nn.Module, batch: Batch, generator: torch.Generator) -> LayerGradient:
-    return simulate.fedavg(model, batch, epochs=3, mini_batch=5, rate=1e-2, generator=generator)
+def fedavg_20(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
+    return simulate.fedavg(model, batch, epochs=3, mini_batch=5, rate=1e-2, layer=None, generator=generator)
 
 
-def fedavg_150(model: nn.Module, batch: Batch, generator: torch.Generator) -> LayerGradient:
-    return simulate.fedavg(model, batch, epochs=15, mini_batch=30, rate=1e-2, generator=generator)
+def fedavg_150(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
+    return simulate.fedavg(model, batch, epochs=15, mini_batch=30, rate=1e-2, layer=None, generator=generator)
 
 
-def dp_20(model: nn.Module, batch: Batch, generator: torch.Generator) -> LayerGradient:
-    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-4, generator=generator)
+def dp_20(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
+    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-4, layer=None, generator=generator)
 
 
-def dp_150(model: nn.Module, batch: Batch, generator: torch.Generator) -> LayerGradient:
-    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-6, generator=generator)
+def dp_150(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
+    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-6, layer=None, generator=generator)
 
 
 def rows(name: str) -> list[Setting]:

@@ -107,7 +107,7 @@ def _speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
     if device.type == "cuda":
         sizes = [(20, 200, 65_536), (20, 200, 1_000_000), (65, 1000, 65_536), (150, 4000, 32_768)]
     for b, m, starts in sizes:
-        _, seen = client_of(FIRST_SEED, Setting("speed", b, m, RiemannianAdam()), data, device)
+        _, (seen, *_) = client_of(FIRST_SEED, Setting("speed", b, m, RiemannianAdam()), data, device)
         problem = pose(observe(*seen))
         ours, theirs = _compare(problem, starts, steps=50)
         row = Speed(

@@ -22,11 +22,11 @@ from spearpp.shapes import Tensor
 from spearpp.simulate import Batch, LayerGradient
 
 FIRST_SEED = 1000
-Client = Callable[[nn.Module, Batch, torch.Generator], LayerGradient]
+Client = Callable[[nn.Module, Batch, torch.Generator], list[LayerGradient]]
 
 
-def fedsgd(model: nn.Module, batch: Batch, _generator: torch.Generator) -> LayerGradient:
-    return simulate.fedsgd(model, batch)
+def fedsgd(model: nn.Module, batch: Batch, _generator: torch.Generator) -> list[LayerGradient]:
+    return simulate.fedsgd(model, batch, layer=None)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ class Setting:
     batches: int | None = None
     bound: bool = False
     """Whether to measure what the true masks would give."""
+    witnesses: int = 1
+    """1: the first layer alone. 2: the gradient of the second as well."""
+    raw: bool = False
+    """Pixels in [0, 1] as they are, not normalised."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,9 @@ def wilson(hits: int, trials: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def client_of(seed: int, setting: Setting, data: str | None, device: torch.device) -> tuple[Batch, LayerGradient]:
+def client_of(seed: int, setting: Setting, data: str | None, device: torch.device) -> tuple[Batch, list[LayerGradient]]:
     generator = torch.Generator().manual_seed(seed)
-    batch = simulate.cifar10(setting.b, path=data, generator=generator)
+    batch = simulate.cifar10(setting.b, path=data, normalise=not setting.raw, generator=generator)
     model = simulate.mlp(3072, [setting.m] * 3, 10, generator=generator).to(device)
     return batch, setting.client(model, batch, generator)
 
@@ -119,11 +123,14 @@ def with_true_masks(seen: LayerGradient, batch: Batch) -> Tensor:
     return recover(problem, Selection(directions, silent, len(directions), 0.0))
 
 
-def measure(settings: list[Setting], batches: int, data: str | None, device: torch.device) -> Iterator[Recovery]:
-    """Measure one setting after the other, printing each row when it is done."""
+def measure(settings: list[Setting], batches: int | None, data: str | None, device: torch.device) -> Iterator[Recovery]:
+    """Measure one setting after the other, printing each row when it is done.
+
+    ``batches`` is for settings that do not say how many they want; there it is at most that.
+    """
     print("\n" + HEADER)
     for setting in settings:
-        row = _measure_one(setting, setting.batches or batches, data, device)
+        row = _measure_one(setting, min(filter(None, (setting.batches, batches))), data, device)
         print(line(row), flush=True)
         yield row
 
@@ -132,9 +139,16 @@ def _measure_one(setting: Setting, batches: int, data: str | None, device: torch
     scores, results, seconds, bounds, wrong, missed = [], [], [], [], 0, 0
     for index in range(batches):
         seed = FIRST_SEED + index
-        batch, seen = client_of(seed, setting, data, device)
+        batch, (seen, following, *_) = client_of(seed, setting, data, device)
+        two = setting.witnesses == 2
         began = time.perf_counter()
-        result = spearpp.invert(*seen, search=setting.search, generator=torch.Generator().manual_seed(seed))
+        result = spearpp.invert(
+            *seen,
+            next_grad_weight=following.grad_weight if two else None,
+            next_weight=following.weight if two else None,
+            search=setting.search,
+            generator=torch.Generator().manual_seed(seed),
+        )
         seconds.append(time.perf_counter() - began)
         scored = partial(
             spearpp.score, truth=batch.inputs, normalisation=batch.normalisation, threshold=setting.threshold
@@ -158,7 +172,7 @@ def _measure_one(setting: Setting, batches: int, data: str | None, device: torch
         batches=batches,
         accurate=sum(each.accurate for each in scores),
         exact=sum(each.exact for each in scores),
-        certified=sum(bool(each.certified.all()) for each in results),
+        certified=sum(each.missing == 0 for each in results),
         certified_inputs=sum(int(each.certified.sum()) for each in results),
         wrongly_certified=wrong,
         uncertified=missed,

@@ -10,6 +10,7 @@ import torch
 import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate, sphere
+from spearpp.certificate import Certificates
 from spearpp.errors import OptionError
 from spearpp.problem import Problem
 from spearpp.search import Gated, RiemannianAdam
@@ -261,7 +262,7 @@ class TestNoise:
         assert result.batch_size == 12
         assert score.exact
         assert bool(result.certified.all())
-        assert result.certificates is not None
+        assert isinstance(result.certificates, Certificates)
         assert 0 < result.certificates.drift < 0.03  # what the three local epochs moved, in units of the update
 
     def test_dp_noise_costs_what_the_true_masks_cost(self) -> None:

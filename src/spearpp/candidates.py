@@ -47,8 +47,8 @@ def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"], *, solve
     """The pool with those proposals added that are sparse enough and new.
 
     A proposal needs τ·m entries that look zero at a search's precision. It is then solved again in
-    float64 for just those zeros (``refit``) unless that was done, must have τ·m zeros by the noise rule, and must not lie
-    in the pool already, itself or its negative.
+    float64 for just those zeros (``refit``) unless that was done, must have τ·m zeros by the noise
+    rule, and must not lie in the pool already, itself or its negative.
     """
     m, b = problem.factors.left.shape
     found = sphere.retract(proposed.double())

@@ -4,19 +4,22 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
 
 from spearpp.candidates import Pool, admit, empty_pool
-from spearpp.certificate import Certificates, certify
-from spearpp.errors import OptionError
+from spearpp.certificate import Certificates, WitnessCertificates, agreement, certify, testify
+from spearpp.errors import OptionError, ShapeError
 from spearpp.filtering import Selection, polish, recover, select
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.search import Gated, Search
 from spearpp.shapes import Bool, Float, Tensor
+from spearpp.sightings import Sightings, inputs_of, settle
+from spearpp.tolerance import INDEPENDENT
+from spearpp.witness import Witness, call
 
 Item = TypeVar("Item")
 
@@ -58,12 +61,13 @@ class Stats:
 class Inversion:
     """What came out of a gradient.
 
-    ``inputs[i]`` belongs to ``directions[i]``. With fewer directions found than samples, the last
-    inputs come from the orthogonal complement and all of them are approximate.
+    ``inputs[i]`` belongs to ``directions[i]``. With one witness and fewer directions found than samples,
+    the last inputs come from the orthogonal complement and all of them are approximate. With two,
+    every input that was seen is exact on its own, and only those are returned.
     """
 
     inputs: Float[Tensor, "k n"]
-    """Recovered inputs, certified ones first."""
+    """Recovered inputs. Where only the second witness certifies them, just the k it has seen."""
     certified: Bool[Tensor, "k"]
     """Exact by certificate, which needs no truth; see ``certificates``."""
     score: float
@@ -77,9 +81,16 @@ class Inversion:
     scale_known: bool
     """False for a layer without bias: inputs are then known up to a positive factor, and given with
     unit norm."""
-    certificates: Certificates | None
-    """The evidence for each input; None if fewer directions were found than samples."""
+    certificates: Certificates | WitnessCertificates | None
+    """The evidence for each input; None if one witness found fewer directions than samples."""
+    witness: str
+    """What became of the next layer's gradient, in words: "not given", "used", or why not."""
     stats: Stats
+
+    @property
+    def missing(self) -> int:
+        """How many samples of the batch have not come back certified."""
+        return self.batch_size - int(self.certified.sum())
 
     def __repr__(self) -> str:
         scale = "" if self.scale_known else ", up to scale"
@@ -95,6 +106,8 @@ def invert(
     weight: Tensor,
     bias: Tensor | None,
     *,
+    next_grad_weight: Tensor | None = None,
+    next_weight: Tensor | None = None,
     search: Search | None = None,
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
@@ -108,11 +121,17 @@ def invert(
     them belong together, by λ; at λ = 1, or once every input is certified, the search stops. If it
     ends before, what was found is completed by the orthogonal complement and returned, not certified.
 
+    Where the ReLU feeds another Linear layer, that layer's gradient is a second witness (``witness``):
+    batches of nearly m/2 samples then come back, and each input is exact and certified on its own.
+    Only the gated search uses it; whether it helps is decided by what it finds.
+
     Args:
         grad_weight: dL/dW, (m, n), any float dtype, CPU or CUDA.
         grad_bias: dL/db, (m,), or None together with ``bias`` for a layer without bias.
         weight: W, (m, n), as the client had it.
         bias: b, (m,).
+        next_grad_weight: dL/dW₂ of the Linear layer that takes this one's ReLU, (m₂, m), or None.
+        next_weight: W₂, (m₂, m); both or neither.
         search: how to look; None is ``spearpp.search.Gated()``.
         batch_size: b; None reads it off the spectrum.
         generator: source of randomness; None is a generator with seed 0.
@@ -140,29 +159,38 @@ def invert(
     with clock("decompose"):
         seen = observe(grad_weight, grad_bias, weight, bias)
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
+        problem, witness = _with_witness(problem, next_grad_weight, next_weight)
     if problem.batch_size == 0:
-        return _nothing(problem, clock)
+        return _nothing(problem, witness, clock)
     outcome = (
         _only_direction(problem) if problem.batch_size == 1 else _search(problem, search, generator, progress, clock)
     )
     with clock("filter"):
         chosen = polish(problem, outcome.selection or select(problem, outcome.pool))
         inputs = recover(problem, chosen)
-        certificates = certify(problem, chosen) if chosen.full else None
-    certified = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+        certificates: Certificates | WitnessCertificates | None = certify(problem, chosen) if chosen.full else None
+        certified = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+        certified = certified if certificates is None else certificates.exact
+        directions, score = chosen.directions[: chosen.found], chosen.score
+        if problem.witness is not None and outcome.sightings is not None and not bool(certified.all()):
+            sighted = _from_sightings(problem, problem.witness, outcome.sightings)
+            if int(sighted[1].consistent.sum()) > int(certified.sum()):
+                inputs, certificates, score = sighted
+                certified, directions = certificates.exact, outcome.sightings.directions
     return Inversion(
         inputs=inputs.to(seen.dtype),
-        certified=certified if certificates is None else certificates.exact,
-        score=chosen.score,
+        certified=certified,
+        score=score,
         batch_size=problem.batch_size,
-        directions=chosen.directions[: chosen.found],
+        directions=directions,
         scale_known=seen.has_bias,
         certificates=certificates,
+        witness=witness if outcome.sightings is not None or problem.witness is None else "not used by this search",
         stats=Stats(
             starts=outcome.starts,
             steps=outcome.steps,
             candidates=len(outcome.pool),
-            found=chosen.found,
+            found=len(directions),
             seconds=clock.seconds,
             stopped=outcome.stopped,
         ),
@@ -179,6 +207,31 @@ class _Outcome:
     stopped: str
     starts: int = 0
     steps: int = 0
+    sightings: Sightings | None = None
+    """What two witnesses have seen; None if the search did not ask the second."""
+
+
+def _with_witness(problem: Problem, next_grad_weight: Tensor | None, next_weight: Tensor | None) -> tuple[Problem, str]:
+    """The problem with its second witness, if there is one, and what became of it in words."""
+    if (next_grad_weight is None) != (next_weight is None):
+        missing = "next_grad_weight" if next_grad_weight is None else "next_weight"
+        raise ShapeError(f"{missing} is missing: the second witness needs the next layer's gradient and its weight")
+    if next_grad_weight is None or next_weight is None:
+        return problem, "not given"
+    witness, why = call(next_grad_weight, next_weight, problem.preactivations.shape[0], problem.batch_size)
+    if witness is not None and problem.batch_size > 1:
+        for name, matrix in (("this layer's weights", problem.preactivations), ("the next layer's", witness.back)):
+            pivots = torch.linalg.qr(matrix)[1].diagonal().abs()
+            if bool(pivots.min() <= INDEPENDENT * pivots.max()):
+                return problem, f"not used: {name} do not tell {problem.batch_size} samples apart"
+    return replace(problem, witness=witness), why
+
+
+def _from_sightings(problem: Problem, witness: Witness, seen: Sightings) -> tuple[Tensor, WitnessCertificates, float]:
+    """Inputs from their own points, their evidence, and the share of masks that agree."""
+    settled = settle(problem, witness, seen.points, seen, own=True)
+    inputs = inputs_of(problem, settled.points)
+    return inputs, testify(problem, witness, seen, settled), agreement(problem, seen, settled)
 
 
 def _only_direction(problem: Problem) -> _Outcome:
@@ -199,8 +252,11 @@ def _search(
     b = problem.batch_size
     pool, rank, starts, steps = empty_pool(problem), 0, 0, 0
     selection: Selection | None = None
+    sightings: Sightings | None = None
     for proposed in clock.each("search", search.propose(problem, generator)):
         starts, steps = starts + proposed.starts, steps + proposed.steps
+        if proposed.sightings is not None:
+            sightings = proposed.sightings if sightings is None else sightings.join(proposed.sightings)
         with clock("pool"):
             grown = admit(pool, problem, proposed.directions, solved=proposed.solved)
         grew, pool = len(grown) > len(pool), grown
@@ -208,16 +264,19 @@ def _search(
             with clock("filter"):
                 rank = rank if rank == b else pool.rank
                 selection = select(problem, pool) if rank == b else None
+        sighted = 0 if sightings is None else len(sightings)
         if progress is not None:
-            progress(Progress(b, rank, starts, search.starts, selection.score if selection else None))
-        if grew and selection is not None and _settled(problem, selection):
-            return _Outcome(pool, selection, "the whole batch was found", starts, steps)
+            score = selection.score if selection else None
+            progress(Progress(b, max(rank, sighted), starts, search.starts, score))
+        if sighted == b or (grew and selection is not None and _settled(problem, selection)):
+            return _Outcome(pool, selection, "the whole batch was found", starts, steps, sightings)
     stopped = f"the search ended with {rank} of {b} independent directions"
     stopped += f" and λ = {selection.score:.4f}" if selection is not None else ""
-    return _Outcome(pool, selection, stopped, starts, steps)
+    stopped += f"; two witnesses saw {len(sightings)}" if sightings else ""
+    return _Outcome(pool, selection, stopped, starts, steps, sightings)
 
 
-def _nothing(problem: Problem, clock: "_Clock") -> Inversion:
+def _nothing(problem: Problem, witness: str, clock: "_Clock") -> Inversion:
     left, n = problem.factors.left, problem.seen.weight.shape[1] - problem.seen.has_bias
     return Inversion(
         inputs=left.new_zeros(0, n, dtype=problem.seen.dtype),
@@ -227,6 +286,7 @@ def _nothing(problem: Problem, clock: "_Clock") -> Inversion:
         directions=left.new_zeros(0, 0),
         scale_known=problem.seen.has_bias,
         certificates=None,
+        witness=witness,
         stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample fires a neuron of this layer"),
     )
 

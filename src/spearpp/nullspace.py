@@ -4,9 +4,10 @@ import torch
 
 from spearpp import sphere
 from spearpp.problem import Problem
-from spearpp.shapes import Float, Int, Tensor
+from spearpp.shapes import Bool, Float, Int, Tensor
 
 _ITERATIONS = 8
+_BYTES = 2**27
 
 
 def kernel_vectors(
@@ -30,21 +31,75 @@ def kernel_vectors(
         q = rows.new_ones(sets, b)
         least = torch.linalg.vector_norm(rows[:, :, 0], dim=1)
         return q, torch.stack([least, torch.full_like(least, torch.inf)], dim=1)
-    gram = rows.mT @ rows
-    shift = torch.finfo(rows.dtype).eps * gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)
+    block = _least_two(rows.mT @ rows)
+    return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
+
+
+def meet(
+    masks: Bool[Tensor, "sets m"],
+    moving: Float[Tensor, "m d"],
+    fixed: Float[Tensor, "m e"],
+    pinned: tuple[Float[Tensor, "pins d"], Float[Tensor, "sets pins"]] | None = None,
+) -> tuple[Float[Tensor, "sets d 2"], Float[Tensor, "sets 2"]]:
+    """Where a masked subspace meets another: the unit x with the least ‖(I - F Fᵀ) S M x‖, for each mask S.
+
+    Args:
+        masks: S, which rows are kept.
+        moving: M; with orthonormal columns, so that x has the norm of M x.
+        fixed: F, with orthonormal columns.
+        pinned: further rows that x should be orthogonal to, and their weights for each mask.
+
+    Returns:
+        The best x and the second best one orthogonal to it, and the two norms. If the second norm is
+        zero too, x is not determined.
+
+    >>> import torch
+    >>> moving, fixed = torch.eye(3)[:, :2].double(), torch.tensor([[0.0], [1.0], [0.0]]).double()
+    >>> x, norms = meet(torch.tensor([[True, True, False]]), moving, fixed)
+    >>> x[0, :, 0].abs().round(decimals=6).tolist(), norms[0].round(decimals=6).tolist()
+    ([0.0, 1.0], [0.0, 1.0])
+    """
+    found, norms = [], []
+    size = max(1, _BYTES // (8 * moving.numel()))
+    for part in torch.arange(len(masks), device=masks.device).split(size):
+        kept = masks[part, :, None] * moving
+        across = fixed.T @ kept
+        extra = None if pinned is None else pinned[1][part, :, None] * pinned[0]
+        if moving.shape[1] == 1:
+            block = torch.stack([moving.new_ones(len(part), 1), moving.new_zeros(len(part), 1)], dim=2)
+        else:
+            gram = moving.T @ kept - across.mT @ across
+            block = _least_two(gram if extra is None else gram + extra.mT @ extra)
+        image = kept @ block
+        left_over = torch.linalg.vector_norm(image - fixed @ (fixed.T @ image), dim=1)
+        if extra is not None:
+            left_over = torch.hypot(left_over, torch.linalg.vector_norm(extra @ block, dim=1))
+        if moving.shape[1] == 1:
+            left_over[:, 1] = torch.inf
+        found.append(block)
+        norms.append(left_over)
+    if not found:
+        return moving.new_zeros(0, moving.shape[1], 2), moving.new_zeros(0, 2)
+    return torch.cat(found), torch.cat(norms)
+
+
+def _least_two(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b 2"]:
+    """The two eigenvectors with the least eigenvalues, by inverse iteration; ``gram`` is overwritten."""
+    sets, b, _ = gram.shape
+    shift = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)
     gram.diagonal(dim1=1, dim2=2).add_(shift[:, None])
     factor, failed = torch.linalg.cholesky_ex(gram)
     if bool(failed.any()):  # rounding made it indefinite: shift by what is certainly enough
-        gram[failed > 0] += (b * shift[failed > 0])[:, None, None] * torch.eye(b, dtype=rows.dtype, device=rows.device)
+        gram[failed > 0] += (b * shift[failed > 0])[:, None, None] * torch.eye(b, dtype=gram.dtype, device=gram.device)
         factor = torch.linalg.cholesky_ex(gram)[0]
-    index = torch.arange(b, dtype=rows.dtype, device=rows.device)
+    index = torch.arange(b, dtype=gram.dtype, device=gram.device)
     block = torch.stack([1 + 0.5 * torch.cos(index), torch.sin(3 * index + 1)], dim=1).expand(sets, b, 2)
     for _ in range(_ITERATIONS):
         block = torch.cholesky_solve(block, factor)
         least = sphere.retract(block[:, :, 0])
         second = sphere.retract(sphere.tangent(least, sphere.retract(block[:, :, 1])))
         block = torch.stack([least, second], dim=2)
-    return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
+    return block
 
 
 def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:

@@ -6,6 +6,7 @@ from spearpp.lowrank import Factors, decompose
 from spearpp.observation import Observation
 from spearpp.shapes import Float, Tensor
 from spearpp.tolerance import Tolerance, tolerance
+from spearpp.witness import Witness
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Problem:
     tolerance: Tolerance
     preactivations: Float[Tensor, "m b"]
     """A = Ŵ Rᵀ with rows a_k, so that the pre-activations of the input x̂ = Rᵀp are A p."""
+    witness: Witness | None = None
+    """The next layer's gradient, where there is one and it says something."""
 
     @property
     def batch_size(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from spearpp.errors import OptionError
 from spearpp.problem import Problem
 from spearpp.shapes import Float, Tensor
+from spearpp.sightings import Sightings
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Proposals:
     """Gradient steps taken, summed over the starts."""
     solved: bool = False
     """Whether the directions were solved for their zeros already (``candidates.refit``)."""
+    sightings: Sightings | None = None
+    """The same inputs with their points, where two witnesses gave them."""
 
 
 @runtime_checkable

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import torch
 from torch import nn
@@ -31,24 +31,29 @@ class LayerGradient(NamedTuple):
         )
 
 
-def fedsgd(model: nn.Module, batch: Batch, *, layer: int = 0) -> LayerGradient:
+@overload
+def fedsgd(model: nn.Module, batch: Batch, *, layer: int = 0) -> LayerGradient: ...
+@overload
+def fedsgd(model: nn.Module, batch: Batch, *, layer: None) -> list[LayerGradient]: ...
+def fedsgd(model: nn.Module, batch: Batch, *, layer: int | None = 0) -> LayerGradient | list[LayerGradient]:
     """One FedSGD round: the gradient of the mean cross-entropy over the batch, at one Linear layer.
 
     Args:
         model: the network; the batch is cast to its dtype and device.
         batch: inputs and labels.
-        layer: which of the model's Linear layers, counted from 0.
+        layer: which of the model's Linear layers, counted from 0; None for a list of all.
 
     >>> import torch
     >>> from spearpp.simulate import mlp, random_batch
     >>> fedsgd(mlp(8, [5], 10), random_batch(4, features=8)).grad_weight.shape
     torch.Size([5, 8])
     """
-    seen = _linear(model, layer)
-    gradients = torch.autograd.grad(_loss(model, batch), _parameters(seen))
-    return _layer_gradient(seen, gradients)
+    layers = _linear(model)
+    gradients = torch.autograd.grad(_loss(model, batch), _parameters(layers))
+    return _one_or_all(_layer_gradients(layers, gradients), layer)
 
 
+@overload
 def fedavg(
     model: nn.Module,
     batch: Batch,
@@ -58,7 +63,28 @@ def fedavg(
     rate: float,
     layer: int = 0,
     generator: torch.Generator | None = None,
-) -> LayerGradient:
+) -> LayerGradient: ...
+@overload
+def fedavg(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    epochs: int,
+    mini_batch: int,
+    rate: float,
+    layer: None,
+    generator: torch.Generator | None = None,
+) -> list[LayerGradient]: ...
+def fedavg(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    epochs: int,
+    mini_batch: int,
+    rate: float,
+    layer: int | None = 0,
+    generator: torch.Generator | None = None,
+) -> LayerGradient | list[LayerGradient]:
     """FedAvg: SGD over shuffled mini-batches; the update, weights before minus after, over rate and epochs.
 
     The sum of all gradients over their number of epochs is close to the gradient of the summed
@@ -73,19 +99,19 @@ def fedavg(
     if epochs < 1 or mini_batch < 1 or not rate > 0:
         raise OptionError(f"epochs={epochs}, mini_batch={mini_batch}, rate={rate}: each must be positive")
     generator = generator or torch.Generator().manual_seed(0)
-    before = _linear(model, layer)
+    before = _linear(model)
     local = copy.deepcopy(model)
-    after = _linear(local, layer)
     optimiser = torch.optim.SGD(local.parameters(), lr=rate)
     for _ in range(epochs):
         for rows in torch.randperm(len(batch.inputs), generator=generator).split(mini_batch):
             optimiser.zero_grad()
             _loss(local, replace(batch, inputs=batch.inputs[rows], labels=batch.labels[rows])).backward()
             optimiser.step()
-    moved = zip(_parameters(before), _parameters(after), strict=True)
-    return _layer_gradient(before, [(old - new).detach() / (rate * epochs) for old, new in moved])
+    moved = zip(_parameters(before), _parameters(_linear(local)), strict=True)
+    return _one_or_all(_layer_gradients(before, [(old - new).detach() / (rate * epochs) for old, new in moved]), layer)
 
 
+@overload
 def dp_sgd(
     model: nn.Module,
     batch: Batch,
@@ -94,7 +120,26 @@ def dp_sgd(
     noise: float,
     layer: int = 0,
     generator: torch.Generator | None = None,
-) -> LayerGradient:
+) -> LayerGradient: ...
+@overload
+def dp_sgd(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    clip: float,
+    noise: float,
+    layer: None,
+    generator: torch.Generator | None = None,
+) -> list[LayerGradient]: ...
+def dp_sgd(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    clip: float,
+    noise: float,
+    layer: int | None = 0,
+    generator: torch.Generator | None = None,
+) -> LayerGradient | list[LayerGradient]:
     """DP-SGD as the paper's table has it: per-sample gradients clipped to norm C, averaged, plus N(0, σ²).
 
     The norm is of a sample's whole gradient. σ is added to each entry of the mean.
@@ -108,9 +153,9 @@ def dp_sgd(
     if not clip > 0 or noise < 0:
         raise OptionError(f"clip={clip}, noise={noise}: the clipping norm is positive, the noise not negative")
     generator = generator or torch.Generator().manual_seed(0)
-    seen = _linear(model, layer)
+    layers = _linear(model)
     everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    total = [torch.zeros_like(parameter) for parameter in _parameters(seen)]
+    total = [torch.zeros_like(parameter) for parameter in _parameters(layers)]
     for row in range(len(batch.inputs)):
         one = replace(batch, inputs=batch.inputs[row : row + 1], labels=batch.labels[row : row + 1])
         loss = _loss(model, one)
@@ -118,21 +163,27 @@ def dp_sgd(
             torch.stack([torch.linalg.vector_norm(g) for g in torch.autograd.grad(loss, everything, retain_graph=True)])
         )
         share = min(1.0, clip / max(float(norm), 1e-30)) / len(batch.inputs)
-        for part, gradient in zip(total, torch.autograd.grad(loss, _parameters(seen)), strict=True):
+        for part, gradient in zip(total, torch.autograd.grad(loss, _parameters(layers)), strict=True):
             part += share * gradient
     drawn = [torch.randn(part.shape, generator=generator, device=generator.device).to(part) for part in total]
-    return _layer_gradient(seen, [part + noise * extra for part, extra in zip(total, drawn, strict=True)])
+    noisy = [part + noise * extra for part, extra in zip(total, drawn, strict=True)]
+    return _one_or_all(_layer_gradients(layers, noisy), layer)
 
 
-def _linear(model: nn.Module, layer: int) -> nn.Linear:
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not -len(linear) <= layer < len(linear):
-        raise OptionError(f"layer={layer}: the model has {len(linear)} Linear layers")
-    return linear[layer]
+def _linear(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]
 
 
-def _parameters(layer: nn.Linear) -> list[Tensor]:
-    return [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
+def _one_or_all(layers: list[LayerGradient], layer: int | None) -> LayerGradient | list[LayerGradient]:
+    if layer is None:
+        return layers
+    if not -len(layers) <= layer < len(layers):
+        raise OptionError(f"layer={layer}: the model has {len(layers)} Linear layers")
+    return layers[layer]
+
+
+def _parameters(layers: list[nn.Linear]) -> list[Tensor]:
+    return [parameter for layer in layers for parameter in (layer.weight, layer.bias) if parameter is not None]
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -149,10 +200,14 @@ def _loss(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(outputs, batch.labels.to(inputs.device))
 
 
-def _layer_gradient(layer: nn.Linear, gradients: Sequence[Tensor]) -> LayerGradient:
-    return LayerGradient(
-        grad_weight=gradients[0],
-        grad_bias=gradients[1] if len(gradients) > 1 else None,
-        weight=layer.weight.detach().clone(),
-        bias=None if layer.bias is None else layer.bias.detach().clone(),
-    )
+def _layer_gradients(layers: list[nn.Linear], gradients: Sequence[Tensor]) -> list[LayerGradient]:
+    left = iter(gradients)
+    return [
+        LayerGradient(
+            grad_weight=next(left),
+            grad_bias=None if layer.bias is None else next(left),
+            weight=layer.weight.detach().clone(),
+            bias=None if layer.bias is None else layer.bias.detach().clone(),
+        )
+        for layer in layers
+    ]

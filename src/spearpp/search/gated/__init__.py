@@ -2,9 +2,11 @@
 
 The paper looks for q alone and uses the weights to filter. But the weights say where the zeros of
 L q must be. Stages: ``descent`` of the ``objective`` from random starts, ``refine``, ``accept``,
-deflate (``accept.complement``), and again; the filtering by λ finishes.
+deflate (``accept.complement``), and again; the filtering by λ finishes. Where the next layer is a
+witness, its rounds come first (``reflect``, ``witnessed``); what they leave, the others look for.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,12 +21,15 @@ from spearpp.search.gated.accept import acceptable, complement, new_directions
 from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine
+from spearpp.search.gated.witnessed import WitnessedRounds
 from spearpp.shapes import Float, Tensor
 
 DRY_ROUNDS = 4
 """Rounds at the highest effort without a find before something found is doubted."""
 DROPPED = (0.25, 0.5, 1.0)
 """Which share of what was found is looked for again, at the first, second and third doubt."""
+ONE_WITNESS = 0.3
+"""Samples a neuron beyond which one witness finds nothing that two have not."""
 EFFORTS = (Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 
 
@@ -72,9 +77,20 @@ class Gated:
         the others are: each is refined anew. If rounds find nothing more, something found may block
         the rest. Either way the least sparse of what was found are dropped and looked for again.
         """
-        deadline = None if self.seconds is None else time.monotonic() + self.seconds
-        left, rounds = self.starts, _Rounds(problem, self)
-        while left > 0 and (deadline is None or time.monotonic() < deadline):
+        deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
+        left, known = self.starts, problem.factors.left.new_zeros(0, problem.batch_size)
+        if problem.witness is not None:
+            witnessed = WitnessedRounds(problem, problem.witness, self.round_starts, self.dtype)
+            while left > 0 and not witnessed.over and time.monotonic() < deadline:
+                size = min(left, witnessed.size)
+                seen, steps = witnessed.run(size, generator)
+                left -= size
+                yield Proposals(seen.directions, starts=size, steps=steps, sightings=seen)
+            known = witnessed.found.directions
+            if len(known) and problem.batch_size > ONE_WITNESS * problem.factors.live_neurons:
+                return
+        rounds = _Rounds(problem, self, known)
+        while left > 0 and time.monotonic() < deadline:
             if rounds.complete or rounds.stuck:
                 if rounds.complete:
                     yield Proposals(rounds.repair(), starts=0, steps=0, solved=True)
@@ -89,10 +105,10 @@ class Gated:
 class _Rounds:
     """What has been found, and how hard to look next."""
 
-    def __init__(self, problem: Problem, search: Gated) -> None:
+    def __init__(self, problem: Problem, search: Gated, known: Float[Tensor, "known b"]) -> None:
         self.problem = problem
         self.search = search
-        self.found = problem.factors.left.new_zeros(0, problem.batch_size)
+        self.found = known
         self.effort, self.more, self.dry, self.dropped = 0, 1, 0, 0
         scale = problem.preactivations.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
         live = problem.factors.live

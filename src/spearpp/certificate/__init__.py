@@ -1,0 +1,10 @@
+"""Evidence, without the truth, that a recovered input is one of the batch.
+
+``masks`` needs one layer and all of its directions; ``witnessed`` the next layer too, and then holds for
+each input on its own.
+"""
+
+from spearpp.certificate.masks import Certificates, certify, chance_of_zeros
+from spearpp.certificate.witnessed import WitnessCertificates, agreement, testify
+
+__all__ = ["Certificates", "WitnessCertificates", "agreement", "certify", "chance_of_zeros", "testify"]

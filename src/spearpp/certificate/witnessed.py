@@ -1,0 +1,114 @@
+"""Evidence from two layers that an input is in the batch, for each input on its own.
+
+A p that is no input still has some mask S. Given S, the forward equations (relu(A p) in span(V)) are
+m - b linear equations for b - 1 unknowns, so p would have to solve m - 2b + 1 equations by chance. For
+equations in general position that leaves no more than r outside with probability of the order of
+(r √b)^(m - 2b + 1), and the same holds for the backward equations (S ∘ B t in span(L)) and their own r.
+There are at most 2^m masks. The product of the three bounds the expected number of inputs that are none:
+``chance``. It reaches 1 where b nears m/2: that is the counting limit of two witnesses.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.certificate.masks import EXACT
+from spearpp.problem import Problem
+from spearpp.shapes import Bool, Float, Tensor
+from spearpp.sightings import Settled, Sightings, backward_noise, forward_noise, outside
+from spearpp.tolerance import RARE
+from spearpp.witness import Witness
+
+SIGMAS = 5.0
+"""How many times its expected size noise may have."""
+INEXACT = 1e-4
+"""What may be left over where noise is negligible: the vectors are solved to finite precision."""
+DETERMINED = 10.0
+"""How far above noise the next best solution must be."""
+
+
+@dataclass(frozen=True, eq=False)
+class WitnessCertificates:
+    """One row of evidence for each of the k inputs that two witnesses have seen."""
+
+    forward: Float[Tensor, "k"]
+    """Share of relu(z) outside the span of the next layer's inputs."""
+    forward_noise: Float[Tensor, "k"]
+    """What noise explains of it."""
+    backward: Float[Tensor, "k"]
+    """Share of S ∘ (W₂ᵀ d₂) outside the span of this layer's gradients."""
+    backward_noise: Float[Tensor, "k"]
+    """What noise explains of it."""
+    gap: Float[Tensor, "k"]
+    """The forward share of the next best solution: how well the equations determine the input."""
+    chance: float
+    """Bound on the expected number of inputs with such evidence that are none."""
+    error: Float[Tensor, "k"]
+    """Implied standard deviation of an entry of the input over the input's root mean square."""
+    share: Float[Tensor, "k"]
+    """‖d_i‖ ‖x̂_i‖ / ‖Ĝ‖: the size of what this input explains of the gradient."""
+    residual: float
+    """‖Ĝ - Σ d_i x̂_iᵀ‖ / ‖Ĝ‖ over the inputs seen."""
+
+    @property
+    def consistent(self) -> Bool[Tensor, "k"]:
+        """Which inputs are in the batch, up to their error."""
+        forward = self.forward <= (SIGMAS * self.forward_noise).clamp_min(INEXACT)
+        backward = self.backward <= (SIGMAS * self.backward_noise).clamp_min(INEXACT)
+        determined = self.gap >= DETERMINED * torch.maximum(self.forward, self.forward_noise)
+        return forward & backward & determined & torch.isfinite(self.error) & (self.chance <= RARE)
+
+    @property
+    def exact(self) -> Bool[Tensor, "k"]:
+        """Which inputs are certified: consistent, with a negligible error. Nothing is asked of the others."""
+        return self.consistent & (self.error <= EXACT)
+
+
+def testify(problem: Problem, witness: Witness, seen: Sightings, settled: Settled) -> WitnessCertificates:
+    """Collect the evidence for inputs that two witnesses have seen."""
+    z = settled.points @ problem.preactivations.T
+    gradients = (seen.backs @ witness.back.T) * (z > 0)
+    left = problem.factors.left
+    size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
+    backward = torch.linalg.vector_norm(gradients - (gradients @ left) @ left.T, dim=1) / size
+    forward = outside(z, witness.activations)
+    noise = forward_noise(problem, witness, settled.points)
+    right = problem.factors.right
+    inputs = settled.points @ right
+    length = torch.linalg.vector_norm(inputs, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
+    # The forward equations are off by no more than what is left over, whatever the reason.
+    turned = settled.turned * (forward / noise).clamp_min(1)
+    if problem.seen.has_bias:  # x̂ ends in 1, so a p that needs a negative scale has the wrong mask
+        turned = torch.where(inputs[:, -1] > 0, turned, torch.inf)
+    columns = (seen.directions / (seen.directions * settled.points).sum(1, keepdim=True)) @ left.T
+    whole = torch.linalg.norm(problem.seen.gradient)
+    return WitnessCertificates(
+        forward=forward,
+        forward_noise=noise,
+        backward=backward,
+        backward_noise=backward_noise(problem, witness, seen.directions, seen.backs / size[:, None]),
+        gap=settled.gap,
+        chance=chance_of_another(problem, forward, backward),
+        error=turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
+        share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
+        residual=float(torch.linalg.norm(problem.seen.gradient - columns.T @ inputs) / whole),
+    )
+
+
+def chance_of_another(problem: Problem, forward: Float[Tensor, "k"], backward: Float[Tensor, "k"]) -> float:
+    """2^m (r_f √b r_b √b)^(m - 2b + 1), with the largest r of all inputs seen."""
+    m, b = problem.factors.live_neurons, problem.batch_size
+    surplus = m - 2 * b + 1
+    if surplus < 1 or not len(forward):
+        return 1.0
+    worst = (float(forward.max()) + 1e-16) * (float(backward.max()) + 1e-16) * b
+    return math.exp(min(0.0, m * math.log(2) + surplus * math.log(worst)))
+
+
+def agreement(problem: Problem, seen: Sightings, settled: Settled) -> float:
+    """λ over the inputs seen: the share of entries of D that are zero just where the neuron is silent."""
+    values = seen.directions @ problem.factors.left.T
+    reach = seen.turned[:, None] * torch.linalg.vector_norm(problem.factors.left, dim=1)
+    zeros = values.abs() <= torch.maximum(problem.tolerance.entry(seen.directions), SIGMAS * reach)
+    return float(((settled.points @ problem.preactivations.T > 0) != zeros).double().mean()) if len(seen) else 0.0
