@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format bench-paper bench-gated bench-certificates clean
+.PHONY: help venv demo test lint types imports unit format bench-paper bench-gated bench-frontier bench-certificates clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ bench-paper: $(READY) ## The paper's search, measured (SPEARPP_DATA names the CI
 
 bench-gated: $(READY) ## The gated engine, measured (SPEARPP_DATA as above; ARGS="--rows m200")
 	$(BIN)/python -m benchmarks.gated $(ARGS)
+
+bench-frontier: $(READY) ## One witness against two: how large a batch comes back (ARGS="--rows m200 raw")
+	$(BIN)/python -m benchmarks.frontier $(ARGS)
 
 bench-certificates: $(READY) ## Count wrong certificates over varied data (must be none)
 	$(BIN)/python -m benchmarks.certificates $(ARGS)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from spearpp.candidates import Pool, admit, empty_pool
-from spearpp.certificate import Certificates, WitnessCertificates, agreement, certify, testify
+from spearpp.certificate import Certificates, WitnessCertificates, agreement, certify, certify_sighted
 from spearpp.errors import OptionError, ShapeError
 from spearpp.filtering import Selection, polish, recover, select
 from spearpp.observation import observe
@@ -84,7 +84,7 @@ class Inversion:
     certificates: Certificates | WitnessCertificates | None
     """The evidence for each input; None if one witness found fewer directions than samples."""
     witness: str
-    """What became of the next layer's gradient, in words: "not given", "used", or why not."""
+    """What became of the next layer's gradient, in words: "not given", "used", or why not used."""
     stats: Stats
 
     @property
@@ -172,7 +172,8 @@ def invert(
         certified = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
         certified = certified if certificates is None else certificates.exact
         directions, score = chosen.directions[: chosen.found], chosen.score
-        if problem.witness is not None and outcome.sightings is not None and not bool(certified.all()):
+        whole = certificates is not None and bool(certificates.consistent.all())
+        if problem.witness is not None and outcome.sightings and not whole:
             sighted = _from_sightings(problem, problem.witness, outcome.sightings)
             if int(sighted[1].consistent.sum()) > int(certified.sum()):
                 inputs, certificates, score = sighted
@@ -185,7 +186,7 @@ def invert(
         directions=directions,
         scale_known=seen.has_bias,
         certificates=certificates,
-        witness=witness if outcome.sightings is not None or problem.witness is None else "not used by this search",
+        witness=witness if problem.witness is None else _heard(outcome.sightings),
         stats=Stats(
             starts=outcome.starts,
             steps=outcome.steps,
@@ -227,11 +228,19 @@ def _with_witness(problem: Problem, next_grad_weight: Tensor | None, next_weight
     return replace(problem, witness=witness), why
 
 
+def _heard(sightings: Sightings | None) -> str:
+    if sightings is None:
+        return "not used by this search"
+    if not len(sightings):
+        return "set aside: no input fits it (dropout or a skip connection between the layers, local steps, noise)"
+    return "used"
+
+
 def _from_sightings(problem: Problem, witness: Witness, seen: Sightings) -> tuple[Tensor, WitnessCertificates, float]:
     """Inputs from their own points, their evidence, and the share of masks that agree."""
     settled = settle(problem, witness, seen.points, seen, own=True)
     inputs = inputs_of(problem, settled.points)
-    return inputs, testify(problem, witness, seen, settled), agreement(problem, seen, settled)
+    return inputs, certify_sighted(problem, witness, seen, settled), agreement(problem, seen, settled)
 
 
 def _only_direction(problem: Problem) -> _Outcome:
@@ -293,7 +302,9 @@ def _nothing(problem: Problem, witness: str, clock: "_Clock") -> Inversion:
 
 def _settled(problem: Problem, selection: Selection) -> bool:
     """Whether more searching could not improve the choice: λ = 1, or every input certified."""
-    return selection.full and (selection.score == 1.0 or bool(certify(problem, selection).consistent.all()))
+    if not selection.full:
+        return False
+    return selection.score == 1.0 or bool(certify(problem, polish(problem, selection)).consistent.all())
 
 
 def _check_arguments(search: Search, generator: torch.Generator | None) -> None:

@@ -35,6 +35,8 @@ def observe(
     grad_bias: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
+    *,
+    prefix: str = "",
 ) -> Observation:
     """Check the four tensors of a layer and append the bias.
 
@@ -43,6 +45,7 @@ def observe(
         grad_bias: g, (m,), or None for a layer without bias.
         weight: W, (m, n).
         bias: b, (m,), or None for a layer without bias.
+        prefix: what errors put before these names.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: with what was seen.
@@ -50,7 +53,7 @@ def observe(
     given = {"grad_weight": grad_weight, "grad_bias": grad_bias, "weight": weight, "bias": bias}
     present = {name: t for name, t in given.items() if t is not None or name in ("grad_weight", "weight")}
     for name, tensor in present.items():
-        _check_type(name, tensor)
+        _check_type(prefix + name, tensor)
     devices = {str(tensor.device) for tensor in present.values() if tensor is not None}
     if len(devices) > 1:
         raise DtypeError(f"tensors on {' and '.join(sorted(devices))}: move them to one device")
@@ -60,10 +63,10 @@ def observe(
             f"{missing} is None but {other} is not: give both, or neither for a layer without bias "
             "(inputs are then recovered up to scale)"
         )
-    _check_shapes(grad_weight, grad_bias, weight, bias)
+    _check_shapes(grad_weight, grad_bias, weight, bias, prefix)
     for name, tensor in present.items():
         if tensor is not None:
-            _check_finite(name, tensor)
+            _check_finite(prefix + name, tensor)
     gradient, layer = grad_weight.detach().double(), weight.detach().double()
     if grad_bias is not None and bias is not None:
         gradient = torch.cat([gradient, grad_bias.detach().double()[:, None]], dim=1)
@@ -104,13 +107,16 @@ def _check_finite(name: str, tensor: Tensor) -> None:
         )
 
 
-def _check_shapes(grad_weight: Tensor, grad_bias: Tensor | None, weight: Tensor, bias: Tensor | None) -> None:
+def _check_shapes(
+    grad_weight: Tensor, grad_bias: Tensor | None, weight: Tensor, bias: Tensor | None, prefix: str
+) -> None:
     if weight.ndim != 2 or 0 in weight.shape:
-        raise ShapeError(f"weight has shape {tuple(weight.shape)}: a Linear layer's is (m neurons, n inputs)")
+        raise ShapeError(f"{prefix}weight has shape {tuple(weight.shape)}: a Linear layer's is (m neurons, n inputs)")
     if grad_weight.shape != weight.shape:
         hint = ": it looks transposed" if grad_weight.shape == weight.T.shape else ""
         raise ShapeError(
-            f"grad_weight has shape {tuple(grad_weight.shape)}, weight {tuple(weight.shape)}; they must agree{hint}"
+            f"{prefix}grad_weight has shape {tuple(grad_weight.shape)}, {prefix}weight {tuple(weight.shape)}; "
+            f"they must agree{hint}"
         )
     for name, vector in (("grad_bias", grad_bias), ("bias", bias)):
         if vector is not None and tuple(vector.shape) != (weight.shape[0],):

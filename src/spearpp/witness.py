@@ -53,12 +53,12 @@ def call(next_grad_weight: Tensor, next_weight: Tensor, neurons: int, batch_size
         ShapeError: if the next layer does not take this layer's neurons as inputs.
         DtypeError, NonFiniteError: as for the layer itself.
     """
-    if next_weight.ndim == 2 and next_weight.shape[1] != neurons:
+    seen = observe(next_grad_weight, None, next_weight, None, prefix="next_")
+    if next_weight.shape[1] != neurons:
         raise ShapeError(
             f"next_weight has shape {tuple(next_weight.shape)}, but this layer has {neurons} neurons: "
             f"the next layer's weight is (outputs, {neurons})"
         )
-    seen = observe(next_grad_weight, None, next_weight, None)
     if min(seen.gradient.shape) <= batch_size:
         return None, f"not used: its {min(seen.gradient.shape)} outputs cannot tell {batch_size} samples apart"
     try:

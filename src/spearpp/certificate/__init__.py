@@ -5,6 +5,6 @@ each input on its own.
 """
 
 from spearpp.certificate.masks import Certificates, certify, chance_of_zeros
-from spearpp.certificate.witnessed import WitnessCertificates, agreement, testify
+from spearpp.certificate.witnessed import WitnessCertificates, agreement, certify_sighted
 
-__all__ = ["Certificates", "WitnessCertificates", "agreement", "certify", "chance_of_zeros", "testify"]
+__all__ = ["Certificates", "WitnessCertificates", "agreement", "certify", "certify_sighted", "chance_of_zeros"]

@@ -65,7 +65,7 @@ class WitnessCertificates:
         return self.consistent & (self.error <= EXACT)
 
 
-def testify(problem: Problem, witness: Witness, seen: Sightings, settled: Settled) -> WitnessCertificates:
+def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled: Settled) -> WitnessCertificates:
     """Collect the evidence for inputs that two witnesses have seen."""
     z = settled.points @ problem.preactivations.T
     gradients = (seen.backs @ witness.back.T) * (z > 0)

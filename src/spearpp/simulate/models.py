@@ -33,7 +33,7 @@ def mlp(
     generator = generator or torch.Generator().manual_seed(0)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
-        layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, dtype=dtype)
+        layer = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
         with torch.no_grad():
             for parameter in layer.parameters():
                 drawn = torch.rand(parameter.shape, generator=generator, device=generator.device)

@@ -21,15 +21,13 @@ from spearpp.search.gated.accept import acceptable, complement, new_directions
 from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine
-from spearpp.search.gated.witnessed import WitnessedRounds
+from spearpp.search.gated.witnessed import ONE_WITNESS, WitnessedRounds
 from spearpp.shapes import Float, Tensor
 
 DRY_ROUNDS = 4
 """Rounds at the highest effort without a find before something found is doubted."""
 DROPPED = (0.25, 0.5, 1.0)
 """Which share of what was found is looked for again, at the first, second and third doubt."""
-ONE_WITNESS = 0.3
-"""Samples a neuron beyond which one witness finds nothing that two have not."""
 EFFORTS = (Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 
 

@@ -32,6 +32,8 @@ MOST_STARTS = 2048
 STEPS = (1600, 3200)
 """Reflections at most: at first, and once rounds have found little."""
 DRY_ROUNDS = 3
+ONE_WITNESS = 0.3
+"""Samples a neuron up to which one witness can do without the second."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,13 @@ class WitnessedRounds:
 
     @property
     def over(self) -> bool:
-        """Whether all was found, or nothing more will be."""
-        return self.missing == 0 or self.dry >= DRY_ROUNDS
+        """Whether all was found, or nothing more will be.
+
+        Where one witness is enough, a second that shows nothing at first is no witness.
+        """
+        few = self.problem.batch_size <= ONE_WITNESS * self.problem.factors.live_neurons
+        patience = 1 if few and not len(self.found) else DRY_ROUNDS
+        return self.missing == 0 or self.dry >= patience
 
     @property
     def size(self) -> int:
@@ -90,7 +97,7 @@ class WitnessedRounds:
             preactivations=basis, activations=self.witness.activations @ c, to_p=p @ torch.linalg.inv(triangle)
         )
 
-    def _polish(self, spaces: _Spaces, ends: Float[Tensor, "k d"]) -> Float[Tensor, "k d"]:
+    def _polish(self, spaces: _Spaces, ends: Float[Tensor, "k d"]) -> Float[Tensor, "kept d"]:
         """Solve each end point for its own mask, in float64; keep those that fit, each once."""
         left_over = outside(ends @ spaces.preactivations.T, spaces.activations)
         order = left_over.argsort(stable=True)
@@ -146,7 +153,7 @@ class WitnessedRounds:
         if new >= 0.05 * size:
             self.more, self.dry = max(1, self.more // 2), 0
             return
-        self.dry = self.dry + 1 if new == 0 and self.hard else 0
+        self.dry = self.dry + 1 if new == 0 else 0
         self.more, self.hard = 2 * self.more, True
 
 

@@ -1,0 +1,327 @@
+"""The second witness: what it finds, what it certifies, and when it is set aside."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import spearpp
+from spearpp import simulate, sphere
+from spearpp.certificate import Certificates, WitnessCertificates, certify_sighted
+from spearpp.errors import NonFiniteError, ShapeError
+from spearpp.nullspace import meet
+from spearpp.observation import observe
+from spearpp.problem import Problem, pose
+from spearpp.search import Gated, RiemannianAdam
+from spearpp.search.gated.reflect import reflect
+from spearpp.search.gated.witnessed import WitnessedRounds
+from spearpp.sightings import confirm, forward_noise, no_sightings, outside, settle
+from spearpp.simulate import Batch, LayerGradient
+from spearpp.witness import Witness, call
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A batch and the first two layers the server sees."""
+
+    batch: Batch
+    layers: list[LayerGradient]
+
+    def invert(self, search: Gated | None = None, **options: object) -> spearpp.Inversion:
+        first, second, *_ = self.layers
+        given = {"next_grad_weight": second.grad_weight, "next_weight": second.weight, **options}
+        return spearpp.invert(*first, search=search, **given)  # type: ignore[arg-type]
+
+    def score(self, result: spearpp.Inversion) -> spearpp.Score:
+        return spearpp.score(result.inputs, self.batch.inputs, normalisation=self.batch.normalisation)
+
+    def wrong(self, result: spearpp.Inversion) -> int:
+        """Certified inputs that are not in the batch."""
+        return sum(
+            float(spearpp.score(x[None], self.batch.inputs).psnr.max()) < 60 for x in result.inputs[result.certified]
+        )
+
+    @cached_property
+    def problem(self) -> Problem:
+        problem = pose(observe(*self.layers[0]), sparsity=0.1)
+        second = self.layers[1]
+        witness, why = call(second.grad_weight, second.weight, second.weight.shape[1], problem.batch_size)
+        assert why == "used"
+        return replace(problem, witness=witness)
+
+    @property
+    def witness(self) -> Witness:
+        assert self.problem.witness is not None
+        return self.problem.witness
+
+    @property
+    def points(self) -> torch.Tensor:
+        """The true p, one a row."""
+        ones = torch.ones(len(self.batch.inputs), 1, dtype=torch.float64)
+        inputs = torch.cat([self.batch.inputs.double(), ones], dim=1)
+        return sphere.retract(inputs @ torch.linalg.pinv(self.problem.factors.right))
+
+
+def pair(b: int, m: int, n: int = 150, seed: int = 0, bias: bool = True, hidden: list[int] | None = None) -> Pair:
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.random_batch(b, features=n, generator=generator)
+    model = simulate.mlp(n, hidden or [m, m], 10, bias=bias, generator=generator)
+    return Pair(batch, simulate.fedsgd(model, batch, layer=None))
+
+
+class TestStages:
+    """Each stage on its own, against the truth."""
+
+    @given(st.integers(2, 12), st.integers(1, 12), st.integers(0, 1000))
+    def test_masked_subspaces_meet_where_they_were_planted(self, d: int, e: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        m = d + e + 8
+        moving = torch.linalg.qr(torch.randn(m, d, generator=generator, dtype=torch.float64))[0]
+        mask = torch.rand(m, generator=generator) < 0.7
+        mask[: d + 2] = True
+        x = sphere.retract(torch.randn(1, d, generator=generator, dtype=torch.float64))[0]
+        other = torch.randn(m, e, generator=generator, dtype=torch.float64)
+        other[:, 0] = mask * (moving @ x)
+        found, norms = meet(mask[None], moving, torch.linalg.qr(other)[0])
+        assert float((found[0, :, 0] @ x).abs()) == pytest.approx(1, abs=1e-7)
+        assert float(norms[0, 0]) < 1e-7 < float(norms[0, 1])
+
+    def test_pins_decide_what_the_mask_leaves_open(self) -> None:
+        moving = torch.eye(4, dtype=torch.float64)[:, :3]
+        fixed = torch.eye(4, dtype=torch.float64)[:, :2]
+        mask = torch.ones(1, 4, dtype=torch.bool)
+        assert float(meet(mask, moving, fixed)[1][0, 1]) < 1e-9  # a plane of solutions
+        pins = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
+        found, norms = meet(mask, moving, fixed, (pins, torch.ones(1, 1, dtype=torch.float64)))
+        torch.testing.assert_close(found[0, :, 0].abs(), torch.tensor([1.0, 0, 0], dtype=torch.float64))
+        assert float(norms[0, 1]) > 0.9
+
+    def test_true_inputs_fit_both_witnesses_to_the_noise(self) -> None:
+        truth = pair(30, 100)
+        z = truth.points @ truth.problem.preactivations.T
+        noise = forward_noise(truth.problem, truth.witness, truth.points)
+        assert bool((outside(z, truth.witness.activations) < 5 * noise).all())
+        assert float(noise.max()) < 1e-5
+        back = confirm(truth.problem, truth.witness, truth.points, no_sightings(truth.problem))
+        assert bool((back.left_over < 5 * back.noise).all())
+        q = sphere.retract(torch.linalg.inv(truth.points).T)
+        assert float((back.directions * q).sum(1).abs().min()) > 1 - 1e-6
+
+    @pytest.mark.parametrize("b", [10, 45])
+    def test_most_starts_arrive_at_an_input(self, b: int) -> None:
+        truth = pair(b, 120)
+        span = torch.linalg.qr(truth.problem.preactivations)[0]
+        starts = sphere.uniform(64, b, torch.Generator().manual_seed(0))
+        ends, steps = reflect(span.float(), truth.witness.activations.float(), starts, 1600)
+        true = sphere.retract(truth.points @ truth.problem.preactivations.T) @ span
+        assert int(((ends.double() @ true.T).amax(1) > 0.99).sum()) >= 32
+        assert steps % 200 == 0
+
+    def test_a_round_finds_inputs_and_the_next_one_others(self) -> None:
+        truth = pair(40, 100)
+        rounds = WitnessedRounds(truth.problem, truth.witness, 64, torch.float32)
+        generator = torch.Generator().manual_seed(0)
+        nearest: list[int] = []
+        while not rounds.over:
+            new, _ = rounds.run(rounds.size, generator)
+            cosine, which = (new.points @ truth.points.T).max(1) if len(new) else (torch.zeros(0), torch.zeros(0))
+            assert bool((cosine > 1 - 1e-9).all())
+            nearest += which.long().tolist()
+        assert sorted(nearest) == list(range(40))
+
+
+class TestRecovery:
+    @pytest.mark.parametrize(("b", "m"), [(30, 80), (45, 100), (54, 120)])
+    def test_batches_that_one_witness_does_not_reach(self, b: int, m: int) -> None:
+        truth = pair(b, m)
+        result = truth.invert()
+        assert result.witness == "used"
+        assert result.missing == 0
+        assert truth.score(result).exact
+
+    def test_each_input_is_exact_without_the_others(self) -> None:
+        truth = pair(45, 100)
+        result = truth.invert(Gated(starts=64, round_starts=64))
+        assert isinstance(result.certificates, WitnessCertificates)
+        found = len(result.inputs)
+        assert 3 <= found < 45
+        assert result.missing == 45 - int(result.certified.sum())
+        assert int(result.certified.sum()) >= found - 1
+        for x in result.inputs[result.certified]:
+            assert float(spearpp.score(x[None], truth.batch.inputs).psnr.max()) > 90
+
+    def test_a_layer_without_bias_gives_inputs_up_to_scale(self) -> None:
+        truth = pair(30, 100, bias=False)
+        result = truth.invert()
+        assert not result.scale_known
+        assert result.missing == 0
+        cosine = sphere.retract(result.inputs.double()) @ sphere.retract(truth.batch.inputs.double()).T
+        assert float(cosine.amax(0).min()) > 1 - 1e-9
+
+    def test_one_seed_gives_one_result(self) -> None:
+        truth = pair(40, 100)
+        assert torch.equal(truth.invert().inputs, truth.invert().inputs)
+
+    def test_raw_pixels(self, cifar_path: Path) -> None:
+        generator = torch.Generator().manual_seed(1000)
+        batch = simulate.cifar10(40, path=cifar_path, normalise=False, generator=generator)
+        model = simulate.mlp(3072, [200] * 3, 10, generator=generator)
+        truth = Pair(batch, simulate.fedsgd(model, batch, layer=None))
+        result = truth.invert()
+        assert result.missing == 0
+        assert truth.score(result).exact
+
+    def test_progress_counts_what_was_seen(self) -> None:
+        told: list[spearpp.Progress] = []
+        pair(40, 100).invert(progress=told.append)
+        assert [each.found for each in told] == sorted(each.found for each in told)
+        assert told[-1].found == 40
+
+
+class TestCertificates:
+    def test_the_truth_is_certified_and_nothing_near_it(self) -> None:
+        truth = pair(40, 100)
+        rounds = WitnessedRounds(truth.problem, truth.witness, 64, torch.float32)
+        seen, _ = rounds.run(64, torch.Generator().manual_seed(0))
+        settled = settle(truth.problem, truth.witness, seen.points, seen, own=True)
+        evidence = certify_sighted(truth.problem, truth.witness, seen, settled)
+        assert bool(evidence.exact.all())
+        turned = sphere.retract(settled.points + 1e-3 * settled.points.roll(1, 0))
+        assert not bool(
+            certify_sighted(truth.problem, truth.witness, seen, replace(settled, points=turned)).exact.any()
+        )
+        swapped = seen.pick(torch.arange(len(seen)).roll(1))
+        assert not bool(certify_sighted(truth.problem, truth.witness, swapped, settled).exact.any())
+
+    @pytest.mark.parametrize("level", [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+    def test_under_noise_nothing_wrong_is_certified(self, level: float) -> None:
+        for seed in range(2):
+            truth = pair(25, 100, seed=seed)
+            generator = torch.Generator().manual_seed(seed)
+            noisy = [
+                layer._replace(
+                    grad_weight=layer.grad_weight + level * torch.randn(layer.grad_weight.shape, generator=generator)
+                )
+                for layer in truth.layers
+            ]
+            result = Pair(truth.batch, noisy).invert(Gated(starts=1024), batch_size=25)
+            assert truth.wrong(result) == 0
+            if level == 1e-8:
+                assert result.missing <= 2
+
+    def test_half_precision_on_the_wire(self) -> None:
+        truth = pair(30, 100)
+        result = Pair(truth.batch, [layer.to(torch.float16) for layer in truth.layers]).invert(Gated(starts=2048))
+        assert truth.wrong(result) == 0
+        assert float(truth.score(result).psnr.median()) > 50
+
+    def test_beyond_the_counting_limit_nothing_is_certified(self) -> None:
+        truth = pair(60, 100, n=200)
+        result = truth.invert(Gated(starts=512))
+        assert not bool(result.certified.any())
+
+
+class Between(nn.Module):
+    """Two layers with something between them."""
+
+    def __init__(self, kind: str, m: int = 120) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        body = simulate.mlp(150, [m, m], 10, generator=generator)
+        self.first, self.second, self.third = (layer for layer in body if isinstance(layer, nn.Linear))
+        self.norm = nn.BatchNorm1d(m, affine=False)
+        self.side = torch.randn(150, m, generator=generator)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(x))
+        if self.kind == "dropout":
+            y = nn.functional.dropout(y, 0.5, training=True)
+        if self.kind == "batch norm":
+            y = self.norm(y)
+        if self.kind == "skip":
+            y = y + x @ self.side
+        out: torch.Tensor = self.third(torch.relu(self.second(y)))
+        return out
+
+
+class TestNoWitness:
+    """Next layers that say nothing: the first is then enough, as without them."""
+
+    @pytest.mark.parametrize("kind", ["plain", "dropout", "batch norm", "skip"])
+    def test_what_stands_between_the_layers(self, kind: str) -> None:
+        torch.manual_seed(0)
+        batch = simulate.random_batch(10, features=150, generator=torch.Generator().manual_seed(1))
+        truth = Pair(batch, simulate.fedsgd(Between(kind), batch, layer=None))
+        result = truth.invert(Gated(starts=1024))
+        assert (result.witness == "used") == (kind == "plain")
+        assert truth.score(result).exact
+        assert isinstance(result.certificates, Certificates)
+
+    @pytest.mark.parametrize("width", [8, 12, 14])
+    def test_a_narrow_layer_is_none(self, width: int) -> None:
+        truth = pair(14, 100, hidden=[100, width])
+        result = truth.invert()
+        assert result.witness == f"not used: its {width} outputs cannot tell 14 samples apart"
+        assert result.missing == 0
+
+    def test_an_output_layer_is_none(self) -> None:
+        truth = pair(14, 100, hidden=[100])
+        assert truth.invert().witness == "not used: its 10 outputs cannot tell 14 samples apart"
+
+    def test_another_client_is_none(self) -> None:
+        truth, other = pair(12, 100), pair(12, 100, seed=1)
+        result = Pair(truth.batch, [truth.layers[0], other.layers[1]]).invert()
+        assert result.witness.startswith("set aside")
+        assert result.missing == 0
+        assert truth.score(result).exact
+
+    def test_weights_of_low_rank_are_none(self) -> None:
+        truth = pair(12, 100)
+        second = truth.layers[1]
+        flat = second._replace(weight=torch.ones_like(second.weight))
+        assert "do not tell" in Pair(truth.batch, [truth.layers[0], flat]).invert().witness
+
+    def test_searches_of_the_paper_do_not_use_it(self) -> None:
+        truth = pair(5, 80)
+        first, second = truth.layers[:2]
+        result = spearpp.invert(
+            *first,
+            next_grad_weight=second.grad_weight,
+            next_weight=second.weight,
+            search=RiemannianAdam(starts=2048),
+        )
+        assert result.witness == "not used by this search"
+        assert result.missing == 0
+
+    def test_without_it_nothing_changes(self) -> None:
+        first = pair(8, 100).layers[0]
+        assert spearpp.invert(*first).witness == "not given"
+
+
+class TestErrors:
+    def test_one_without_the_other(self) -> None:
+        truth = pair(5, 60)
+        with pytest.raises(ShapeError, match="next_weight is missing"):
+            truth.invert(next_weight=None)
+        with pytest.raises(ShapeError, match="next_grad_weight is missing"):
+            truth.invert(next_grad_weight=None)
+
+    def test_a_layer_that_does_not_follow(self) -> None:
+        truth = pair(5, 60)
+        with pytest.raises(ShapeError, match=r"next_weight has shape \(60, 50\), but this layer has 60 neurons"):
+            truth.invert(next_weight=torch.zeros(60, 50), next_grad_weight=torch.zeros(60, 50))
+        with pytest.raises(ShapeError, match="next_weight has shape"):
+            truth.invert(next_weight=torch.zeros(60))
+
+    def test_damage_is_named_by_its_tensor(self) -> None:
+        truth = pair(5, 60)
+        broken = truth.layers[1].grad_weight.clone()
+        broken[0, 0] = torch.nan
+        with pytest.raises(NonFiniteError, match="next_grad_weight holds 1 NaN"):
+            truth.invert(next_grad_weight=broken)
