@@ -2,6 +2,8 @@
 
     make bench-frontier                                        # the rows this device can do
     make bench-frontier ARGS="--rows raw m1000 --batches 20"
+    make bench-frontier ARGS="--rows weights"                  # how the weight of y decides
+    make bench-frontier ARGS="--rows peeling --batches 3"      # the setting of LT-code peeling (2026)
 
 CIFAR-10 test images (SPEARPP_DATA), fresh 3072-m-m-m-10 network, float32 gradients, one seed a batch
 from 1000 on. Two witnesses are the gradients of the first two layers.
@@ -10,25 +12,34 @@ from 1000 on. Two witnesses are the gradients of the first two layers.
 import argparse
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from benchmarks.recovery import Recovery, Setting, measure
+import spearpp
+from benchmarks.recovery import FIRST_SEED, Recovery, Setting, client_of, measure
+from spearpp import simulate, sphere
 from spearpp.errors import SpearError
+from spearpp.observation import observe
+from spearpp.problem import pose
 from spearpp.search import Gated
+from spearpp.search.gated.reflect import reflect
+from spearpp.witness import call
+
+ALPHAS = (1.0, 1.4, 2.0, 3.0, 5.0, 8.0)
 
 TARGETS = {
-    "m200": [(200, 60, "98 %", 50), (200, 80, "90 %", 50), (200, 90, "0.45 m", 50), (200, 95, "-", 10)],
-    "raw": [(200, 20, "99 %", 50), (200, 40, "95 %", 50), (200, 80, "-", 20), (200, 90, "-", 20)],
+    "m200": [(200, 60, "98 %", 50), (200, 80, "90 %", 50), (200, 90, "0.45 m", 50), (200, 95, "-", 5)],
+    "raw": [(200, 20, "99 %", 50), (200, 40, "95 %", 50), (200, 80, "-", 20), (200, 90, "-", 5)],
     "m500": [(500, 200, "-", 10), (500, 225, "0.45 m", 10), (500, 235, "-", 10)],
     "m1000": [(1000, 250, "98 %", 20), (1000, 300, "90 %", 20), (1000, 400, "half", 10), (1000, 450, "0.45 m", 5)],
     "m2000": [(2000, 800, "-", 3), (2000, 900, "0.45 m", 3)],
     "m4000": [(4000, 800, "all", 5), (4000, 1200, "most", 5)],
     "m4000far": [(4000, 1600, "-", 1), (4000, 1800, "0.45 m", 1)],
     "one": [(200, 50, "0.25 m", 20), (500, 125, "0.25 m", 10), (1000, 250, "0.25 m", 3)],
-    "oneraw": [(200, 20, "95 %", 20), (200, 30, "-", 20), (200, 40, "-", 20)],
+    "oneraw": [(200, 20, "95 %", 20), (200, 25, "-", 10), (200, 30, "-", 10)],
 }
 
 
@@ -43,11 +54,74 @@ def rows(name: str) -> list[Setting]:
     ]
 
 
+def weights(data: str | None, device: torch.device) -> None:
+    """Of 64 starts, how many are at an input after so many reflections, by α and β; and at how many inputs."""
+    print("\n    m    b  reflections  beta " + "".join(f"{'alpha ' + format(a, 'g'):>12}" for a in ALPHAS))
+    for m, b, steps in ((200, 75, 1600), (200, 90, 1600), (1000, 150, 400), (1000, 400, 800)):
+        batch, (seen, following, *_) = client_of(FIRST_SEED, Setting("weights", b, m, Gated()), data, device)
+        problem = pose(observe(*seen), batch_size=b)
+        witness, _ = call(following.grad_weight, following.weight, m, b)
+        assert witness is not None
+        inputs = torch.cat([batch.inputs.double(), torch.ones(b, 1)], dim=1).to(device)
+        span = torch.linalg.qr(problem.preactivations)[0]
+        truth = sphere.retract(inputs @ torch.linalg.pinv(problem.factors.right) @ problem.preactivations.T) @ span
+        for beta in (0.5, 1.0, 1.4):
+            cells = []
+            for alpha in ALPHAS:
+                starts = sphere.uniform(64, b, torch.Generator().manual_seed(0), device=device)
+                bases = span.float(), witness.activations.float()
+                ends, _ = reflect(*bases, starts, steps, alpha=alpha, beta=beta)
+                cosine, which = (ends.double() @ truth.T).max(1)
+                hit = cosine > 0.99
+                cells.append(f"{int(hit.sum()):>7} ({len(which[hit].unique())})".rjust(12))
+            print(f"{m:>5}{b:>5}{steps:>13}{beta:>6} " + "".join(cells), flush=True)
+
+
+def peeling(batches: int, data: str | None, device: torch.device) -> None:
+    """Pixels in [0, 1], one hidden layer of 1000, weights N(0, 0.5²), no bias to speak of, float64.
+
+    The softmax saturates: a sample that is classified rightly has a gradient of 1e-24 and less, far below
+    the rounding of the others. "Visible" are those above 1e-12.
+    """
+    published = {64: 0.99, 128: 0.67, 256: 0.22}
+    print("\n    b  batch  visible  certified (wrong)  share of all  of the visible  seconds  published")
+    for b, theirs in published.items():
+        for index in range(batches):
+            generator = torch.Generator().manual_seed(FIRST_SEED + index)
+            batch = simulate.cifar10(b, path=data, normalise=False, generator=generator)
+            model = simulate.mlp(3072, [1000], 10, generator=generator, dtype=torch.float64)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    spread = 0.5 if parameter.ndim == 2 else 0.0
+                    parameter.copy_(spread * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+            model = model.to(device)
+            outputs = torch.softmax(model(batch.inputs.to(device).double()), dim=1).detach().cpu()
+            loss = torch.linalg.vector_norm(outputs - torch.nn.functional.one_hot(batch.labels, 10), dim=1)
+            visible = int((loss > 1e-12).sum())
+            seen, following = simulate.fedsgd(model, batch, layer=None)
+            began = time.perf_counter()
+            result = spearpp.invert(
+                *seen,
+                next_grad_weight=following.grad_weight,
+                next_weight=following.weight,
+                search=Gated(seconds=120),
+                generator=torch.Generator().manual_seed(FIRST_SEED + index),
+            )
+            seconds = time.perf_counter() - began
+            found = result.inputs[result.certified]
+            right = sum(float(spearpp.score(x[None], batch.inputs).psnr.max()) > 60 for x in found)
+            print(
+                f"{b:>5}{FIRST_SEED + index:>7}{visible:>9}{len(found):>11} ({len(found) - right})"
+                f"{right / b:>17.2f}{right / visible:>16.2f}{seconds:>9.1f}{theirs:>11}",
+                flush=True,
+            )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cuda = torch.cuda.is_available()
     blocks = list(TARGETS) if cuda else ["m200", "raw", "m500", "oneraw"]
-    parser.add_argument("--rows", nargs="+", choices=list(TARGETS), default=blocks)
+    parser.add_argument("--rows", nargs="+", choices=[*TARGETS, "weights", "peeling"], default=blocks)
     parser.add_argument("--batches", type=int, help="batches of every row; default: each row's own")
     parser.add_argument("--data", help="CIFAR-10 npz or its folder; default SPEARPP_DATA")
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
@@ -56,6 +130,12 @@ def main() -> int:
     measured: list[Recovery] = []
     try:
         for name in options.rows:
+            if name == "weights":
+                weights(options.data, torch.device(options.device))
+                continue
+            if name == "peeling":
+                peeling(options.batches or 20, options.data, torch.device(options.device))
+                continue
             for row in measure(rows(name), options.batches, options.data, torch.device(options.device)):
                 measured.append(row)
                 if options.out:

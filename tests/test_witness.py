@@ -18,11 +18,12 @@ from spearpp.nullspace import meet
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.search import Gated, RiemannianAdam
+from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.reflect import reflect
 from spearpp.search.gated.witnessed import WitnessedRounds
 from spearpp.sightings import confirm, forward_noise, no_sightings, outside, settle
 from spearpp.simulate import Batch, LayerGradient
-from spearpp.witness import Witness, call
+from spearpp.witness import Witness, call, few_outputs
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ class TestStages:
         generator = torch.Generator().manual_seed(0)
         nearest: list[int] = []
         while not rounds.over:
-            new, _ = rounds.run(rounds.size, generator)
+            new = rounds.run(rounds.size, generator).sightings
+            assert new is not None
             cosine, which = (new.points @ truth.points.T).max(1) if len(new) else (torch.zeros(0), torch.zeros(0))
             assert bool((cosine > 1 - 1e-9).all())
             nearest += which.long().tolist()
@@ -187,7 +189,8 @@ class TestCertificates:
     def test_the_truth_is_certified_and_nothing_near_it(self) -> None:
         truth = pair(40, 100)
         rounds = WitnessedRounds(truth.problem, truth.witness, 64, torch.float32)
-        seen, _ = rounds.run(64, torch.Generator().manual_seed(0))
+        seen = rounds.run(64, torch.Generator().manual_seed(0)).sightings
+        assert seen is not None
         settled = settle(truth.problem, truth.witness, seen.points, seen, own=True)
         evidence = certify_sighted(truth.problem, truth.witness, seen, settled)
         assert bool(evidence.exact.all())
@@ -267,7 +270,7 @@ class TestNoWitness:
     def test_a_narrow_layer_is_none(self, width: int) -> None:
         truth = pair(14, 100, hidden=[100, width])
         result = truth.invert()
-        assert result.witness == f"not used: its {width} outputs cannot tell 14 samples apart"
+        assert result.witness.startswith(f"not used: its {width} outputs cannot tell 14 samples apart")
         assert result.missing == 0
 
     def test_an_output_layer_is_none(self) -> None:
@@ -299,6 +302,11 @@ class TestNoWitness:
         assert result.witness == "not used by this search"
         assert result.missing == 0
 
+    def test_a_single_sample_needs_none(self) -> None:
+        result = pair(1, 40).invert()
+        assert result.witness == "not needed"
+        assert result.missing == 0
+
     def test_without_it_nothing_changes(self) -> None:
         first = pair(8, 100).layers[0]
         assert spearpp.invert(*first).witness == "not given"
@@ -325,3 +333,42 @@ class TestErrors:
         broken[0, 0] = torch.nan
         with pytest.raises(NonFiniteError, match="next_grad_weight holds 1 NaN"):
             truth.invert(next_grad_weight=broken)
+
+
+class TestFewOutputs:
+    """A next layer of few outputs is no witness, but its weights say what the columns of D look like."""
+
+    def client(self, b: int = 30, m: int = 160, outputs: int = 5, seed: int = 0) -> Pair:
+        """Raw pixels' worth of correlation: inputs with a large common part, one hidden layer."""
+        generator = torch.Generator().manual_seed(seed)
+        batch = simulate.random_batch(b, features=200, generator=generator)
+        batch = replace(batch, inputs=batch.inputs.abs() + 0.5, labels=batch.labels % outputs)
+        model = simulate.mlp(200, [m], outputs, generator=generator)
+        return Pair(batch, simulate.fedsgd(model, batch, layer=None))
+
+    def test_correlated_inputs_come_back_with_them_and_not_without(self) -> None:
+        truth = self.client()
+        result = truth.invert()
+        assert "its weights leave 4 unknowns" in result.witness  # softmax minus one-hot sums to zero
+        assert result.missing == 0
+        assert truth.score(result).exact
+        alone = spearpp.invert(*truth.layers[0], search=Gated(starts=result.stats.starts))
+        assert alone.missing > 0
+
+    def test_the_columns_it_finds_are_columns_of_d(self) -> None:
+        truth = self.client()
+        problem = pose(observe(*truth.layers[0]), sparsity=0.1)
+        second = truth.layers[1]
+        back = few_outputs(second.grad_weight, second.weight, 30)
+        assert back is not None
+        rounds = BackwardRounds(problem, back, 64, torch.float32)
+        new = rounds.run(128, torch.Generator().manual_seed(0)).directions
+        inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
+        q = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
+        assert len(new) >= 10
+        assert float((new @ q.T).abs().amax(1).min()) > 1 - 1e-9
+
+    def test_many_outputs_are_not_few(self) -> None:
+        second = pair(14, 100, hidden=[100, 12]).layers[1]
+        assert few_outputs(second.grad_weight, second.weight, 14) is None
+        assert few_outputs(torch.zeros(3, 100), torch.ones(3, 100), 14) is None

@@ -43,19 +43,18 @@ def empty_pool(problem: Problem) -> Pool:
     return Pool(left.new_zeros(0, left.shape[1]), torch.zeros(0, left.shape[0], dtype=torch.bool, device=left.device))
 
 
-def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"], *, solved: bool = False) -> Pool:
+def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"]) -> Pool:
     """The pool with those proposals added that are sparse enough and new.
 
     A proposal needs τ·m entries that look zero at a search's precision. It is then solved again in
-    float64 for just those zeros (``refit``) unless that was done, must have τ·m zeros by the noise
-    rule, and must not lie in the pool already, itself or its negative.
+    float64 for just those zeros (``refit``), must have τ·m zeros by the noise rule, and must not lie
+    in the pool already, itself or its negative.
     """
     m, b = problem.factors.left.shape
     found = sphere.retract(proposed.double())
     found = torch.cat([_sparse_enough(problem, part) for part in _parts(found, 24 * m)])
     found = drop_neighbours(found)
-    if not solved:
-        found = torch.cat([refit(problem, part) for part in _parts(found, 24 * m * b)])
+    found = torch.cat([refit(problem, part) for part in _parts(found, 24 * m * b)])
     values = found @ problem.factors.left.T
     zeros = problem.tolerance.zeros(values, found)
     enough = _live_count(problem, zeros) >= problem.tolerance.least_zeros

@@ -11,7 +11,7 @@ import torch
 
 from spearpp.candidates import Pool, admit, empty_pool
 from spearpp.certificate import Certificates, WitnessCertificates, agreement, certify, certify_sighted
-from spearpp.errors import OptionError, ShapeError
+from spearpp.errors import DtypeError, OptionError, ShapeError
 from spearpp.filtering import Selection, polish, recover, select
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
@@ -19,7 +19,7 @@ from spearpp.search import Gated, Search
 from spearpp.shapes import Bool, Float, Tensor
 from spearpp.sightings import Sightings, inputs_of, settle
 from spearpp.tolerance import INDEPENDENT
-from spearpp.witness import Witness, call
+from spearpp.witness import Witness, call, few_outputs
 
 Item = TypeVar("Item")
 
@@ -219,12 +219,21 @@ def _with_witness(problem: Problem, next_grad_weight: Tensor | None, next_weight
         raise ShapeError(f"{missing} is missing: the second witness needs the next layer's gradient and its weight")
     if next_grad_weight is None or next_weight is None:
         return problem, "not given"
+    if next_weight.device != problem.seen.weight.device:
+        raise DtypeError(f"next_weight on {next_weight.device}, weight on {problem.seen.weight.device}: use one device")
+    if problem.batch_size < 2:
+        observe(next_grad_weight, None, next_weight, None, prefix="next_")
+        return problem, "not needed"
     witness, why = call(next_grad_weight, next_weight, problem.preactivations.shape[0], problem.batch_size)
-    if witness is not None and problem.batch_size > 1:
-        for name, matrix in (("this layer's weights", problem.preactivations), ("the next layer's", witness.back)):
-            pivots = torch.linalg.qr(matrix)[1].diagonal().abs()
-            if bool(pivots.min() <= INDEPENDENT * pivots.max()):
-                return problem, f"not used: {name} do not tell {problem.batch_size} samples apart"
+    if witness is None:
+        back = few_outputs(next_grad_weight, next_weight, problem.batch_size)
+        if back is not None:
+            why = f"{why}; its weights leave {back.shape[1]} unknowns to a column of D"
+        return replace(problem, back=back), why
+    for name, matrix in (("this layer's weights", problem.preactivations), ("the next layer's", witness.back)):
+        pivots = torch.linalg.qr(matrix)[1].diagonal().abs()
+        if bool(pivots.min() <= INDEPENDENT * pivots.max()):
+            return problem, f"not used: {name} do not tell {problem.batch_size} samples apart"
     return replace(problem, witness=witness), why
 
 
@@ -267,7 +276,7 @@ def _search(
         if proposed.sightings is not None:
             sightings = proposed.sightings if sightings is None else sightings.join(proposed.sightings)
         with clock("pool"):
-            grown = admit(pool, problem, proposed.directions, solved=proposed.solved)
+            grown = admit(pool, problem, proposed.directions)
         grew, pool = len(grown) > len(pool), grown
         if grew:
             with clock("filter"):

@@ -20,6 +20,8 @@ class Problem:
     """A = Ŵ Rᵀ with rows a_k, so that the pre-activations of the input x̂ = Rᵀp are A p."""
     witness: Witness | None = None
     """The next layer's gradient, where there is one and it says something."""
+    back: Float[Tensor, "m r"] | None = None
+    """Orthonormal basis of what a next layer of few outputs sends back, where that layer is no witness."""
 
     @property
     def batch_size(self) -> int:

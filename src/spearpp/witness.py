@@ -68,6 +68,21 @@ def call(next_grad_weight: Tensor, next_weight: Tensor, neurons: int, batch_size
     return _of(factors, seen.weight), "used"
 
 
+def few_outputs(next_grad_weight: Tensor, next_weight: Tensor, batch_size: int) -> Float[Tensor, "m r"] | None:
+    """An orthonormal basis of span(W₂ᵀ L₂), L₂ the columns of G₂, if that is small; None otherwise.
+
+    Every d_i before its mask lies in it. Small: at most half of the samples, and of the neurons.
+    """
+    gradient, weight = next_grad_weight.detach().double(), next_weight.detach().double()
+    outputs, neurons = weight.shape
+    if 2 * outputs > min(batch_size, neurons):
+        return None
+    u, s, _ = torch.linalg.svd(gradient, full_matrices=False)
+    rank = int((s > 1e-6 * s[:1].sum()).sum())
+    span, values, _ = torch.linalg.svd(weight.T @ u[:, :rank], full_matrices=False)
+    return span[:, values > 1e-6 * values[:1].sum()].contiguous() if rank else None
+
+
 def _of(factors: Factors, weight: Tensor) -> Witness:
     live = max(1, factors.live_neurons)
     return Witness(

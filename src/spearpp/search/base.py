@@ -21,8 +21,6 @@ class Proposals:
     """Starting points (or submatrices) spent on this chunk."""
     steps: int
     """Gradient steps taken, summed over the starts."""
-    solved: bool = False
-    """Whether the directions were solved for their zeros already (``candidates.refit``)."""
     sightings: Sightings | None = None
     """The same inputs with their points, where two witnesses gave them."""
 

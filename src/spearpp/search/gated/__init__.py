@@ -3,7 +3,8 @@
 The paper looks for q alone and uses the weights to filter. But the weights say where the zeros of
 L q must be. Stages: ``descent`` of the ``objective`` from random starts, ``refine``, ``accept``,
 deflate (``accept.complement``), and again; the filtering by λ finishes. Where the next layer is a
-witness, its rounds come first (``reflect``, ``witnessed``); what they leave, the others look for.
+witness, its rounds come first (``reflect``, ``witnessed``), or those of its weights (``backward``); what
+they leave, the others look for.
 """
 
 import math
@@ -18,10 +19,11 @@ from spearpp.errors import OptionError
 from spearpp.problem import Problem
 from spearpp.search.base import Proposals, check_options
 from spearpp.search.gated.accept import acceptable, complement, new_directions
+from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine
-from spearpp.search.gated.witnessed import ONE_WITNESS, WitnessedRounds
+from spearpp.search.gated.witnessed import WitnessedRounds
 from spearpp.shapes import Float, Tensor
 
 DRY_ROUNDS = 4
@@ -77,27 +79,34 @@ class Gated:
         """
         deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
         left, known = self.starts, problem.factors.left.new_zeros(0, problem.batch_size)
-        if problem.witness is not None:
-            witnessed = WitnessedRounds(problem, problem.witness, self.round_starts, self.dtype)
-            while left > 0 and not witnessed.over and time.monotonic() < deadline:
-                size = min(left, witnessed.size)
-                seen, steps = witnessed.run(size, generator)
-                left -= size
-                yield Proposals(seen.directions, starts=size, steps=steps, sightings=seen)
-            known = witnessed.found.directions
-            if len(known) and problem.batch_size > ONE_WITNESS * problem.factors.live_neurons:
+        first = self._next_layer(problem)
+        if first is not None:
+            while left > 0 and not first.over and time.monotonic() < deadline:
+                proposed = first.run(min(left, first.size), generator)
+                left -= proposed.starts
+                yield proposed
+            known = first.known
+            if isinstance(first, WitnessedRounds) and len(known) and first.beyond_one_witness:
                 return
         rounds = _Rounds(problem, self, known)
         while left > 0 and time.monotonic() < deadline:
             if rounds.complete or rounds.stuck:
                 if rounds.complete:
-                    yield Proposals(rounds.repair(), starts=0, steps=0, solved=True)
+                    yield Proposals(rounds.repair(), starts=0, steps=0)
                 if not rounds.drop():
                     return
             size = min(left, rounds.size)
             new, steps = rounds.run(size, generator)
             left -= size
-            yield Proposals(new, starts=size, steps=steps, solved=True)
+            yield Proposals(new, starts=size, steps=steps)
+
+    def _next_layer(self, problem: Problem) -> WitnessedRounds | BackwardRounds | None:
+        """The rounds that the next layer allows, if it was given and says something."""
+        if problem.witness is not None:
+            return WitnessedRounds(problem, problem.witness, self.round_starts, self.dtype)
+        if problem.back is not None:
+            return BackwardRounds(problem, problem.back, self.round_starts, self.dtype)
+        return None
 
 
 class _Rounds:

@@ -34,6 +34,9 @@ def reflect(
     activations: Float[Tensor, "m e"],
     starts: Float[Tensor, "starts d"],
     most: int,
+    *,
+    alpha: float | None = None,
+    beta: float = BETA,
 ) -> tuple[Float[Tensor, "starts d"], int]:
     """Reflections from all starts until half of them have arrived, or the most that are allowed.
 
@@ -42,11 +45,13 @@ def reflect(
         activations: orthonormal basis of the y that are left.
         starts: coordinates of z, unit vectors.
         most: reflections of a start at most.
+        alpha: α; None is m/d within ``ALPHAS``.
+        beta: β.
 
     Returns:
         Coordinates of z at the end, and the reflections made.
     """
-    alpha = min(max(span.shape[0] / span.shape[1], ALPHAS[0]), ALPHAS[1])
+    alpha = min(max(span.shape[0] / span.shape[1], ALPHAS[0]), ALPHAS[1]) if alpha is None else alpha
     z = starts @ span.T
     y = alpha * z.clamp_min(0)
 
@@ -56,8 +61,8 @@ def reflect(
         firing = ((far_z + alpha * far_y) / (1 + alpha**2)).clamp_min(0)
         silent = far_z.clamp_max(0)
         fires = (far_z - firing).square() + (far_y - alpha * firing).square() < (far_z - silent).square() + far_y**2
-        z.add_(BETA * (torch.where(fires, firing, silent) - inner_z))
-        y.add_(BETA * (torch.where(fires, alpha * firing, 0.0) - inner_y))
+        z.add_(beta * (torch.where(fires, firing, silent) - inner_z))
+        y.add_(beta * (torch.where(fires, alpha * firing, 0.0) - inner_y))
         size = (z.square().sum(1, keepdim=True) + y.square().sum(1, keepdim=True)).sqrt_()
         z.div_(size)
         y.div_(size)

@@ -7,6 +7,7 @@ import torch
 from spearpp import sphere
 from spearpp.nullspace import independent, meet
 from spearpp.problem import Problem
+from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import complement
 from spearpp.search.gated.reflect import reflect
 from spearpp.shapes import Float, Tensor
@@ -65,17 +66,26 @@ class WitnessedRounds:
 
         Where one witness is enough, a second that shows nothing at first is no witness.
         """
-        few = self.problem.batch_size <= ONE_WITNESS * self.problem.factors.live_neurons
-        patience = 1 if few and not len(self.found) else DRY_ROUNDS
+        patience = DRY_ROUNDS if len(self.found) or self.beyond_one_witness else 1
         return self.missing == 0 or self.dry >= patience
+
+    @property
+    def beyond_one_witness(self) -> bool:
+        """Whether there are too many samples for the first layer alone."""
+        return self.problem.batch_size > ONE_WITNESS * self.problem.factors.live_neurons
 
     @property
     def size(self) -> int:
         """Starts of the next round."""
         return min(MOST_STARTS, self.more * min(self.least, 4 * self.missing + 12))
 
-    def run(self, size: int, generator: torch.Generator) -> tuple[Sightings, int]:
-        """One round: what it adds, and the start-steps it took."""
+    @property
+    def known(self) -> Float[Tensor, "found b"]:
+        """The directions found."""
+        return self.found.directions
+
+    def run(self, size: int, generator: torch.Generator) -> Proposals:
+        """One round: what it adds."""
         spaces = self._spaces()
         dimension = spaces.preactivations.shape[1]
         if dimension == 1:
@@ -87,7 +97,7 @@ class WitnessedRounds:
         new = self._accept(spaces, self._polish(spaces, ends.double()))
         self.found = self.found.join(new)
         self._adapt(len(new), size)
-        return new, steps * size
+        return Proposals(new.directions, starts=size, steps=steps * size, sightings=new)
 
     def _spaces(self) -> _Spaces:
         p = complement(self.found.directions)
