@@ -24,6 +24,8 @@ SIGMAS = 5.0
 """How many times its expected size noise may have."""
 INEXACT = 1e-4
 """What may be left over where noise is negligible: the vectors are solved to finite precision."""
+SPREAD = 4.0
+"""The error along the direction that is determined least, times this, stands for that along all of them."""
 DETERMINED = 10.0
 """How far above noise the next best solution must be."""
 
@@ -90,7 +92,7 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
         backward_noise=backward_noise(problem, witness, seen.directions, seen.backs / size[:, None]),
         gap=settled.gap,
         chance=chance_of_another(problem, forward, backward),
-        error=turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
+        error=SPREAD * turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
         share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
         residual=float(torch.linalg.norm(problem.seen.gradient - columns.T @ inputs) / whole),
     )
