@@ -13,7 +13,7 @@ from torch import nn
 import spearpp
 from spearpp import simulate, sphere
 from spearpp.certificate import Certificates, WitnessCertificates, certify_sighted
-from spearpp.errors import NonFiniteError, ShapeError
+from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.nullspace import meet
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
@@ -326,6 +326,13 @@ class TestErrors:
             truth.invert(next_weight=torch.zeros(60, 50), next_grad_weight=torch.zeros(60, 50))
         with pytest.raises(ShapeError, match="next_weight has shape"):
             truth.invert(next_weight=torch.zeros(60))
+
+    def test_another_device_or_dtype(self) -> None:
+        truth = pair(5, 60)
+        with pytest.raises(DtypeError, match="next_grad_weight is on meta"):
+            truth.invert(next_grad_weight=truth.layers[1].weight.to("meta"))
+        with pytest.raises(DtypeError, match="next_grad_weight has dtype"):
+            truth.invert(next_grad_weight=truth.layers[1].weight.long())
 
     def test_damage_is_named_by_its_tensor(self) -> None:
         truth = pair(5, 60)

@@ -219,8 +219,11 @@ def _with_witness(problem: Problem, next_grad_weight: Tensor | None, next_weight
         raise ShapeError(f"{missing} is missing: the second witness needs the next layer's gradient and its weight")
     if next_grad_weight is None or next_weight is None:
         return problem, "not given"
-    if next_weight.device != problem.seen.weight.device:
-        raise DtypeError(f"next_weight on {next_weight.device}, weight on {problem.seen.weight.device}: use one device")
+    for name, tensor in (("next_grad_weight", next_grad_weight), ("next_weight", next_weight)):
+        if not isinstance(tensor, Tensor):
+            raise DtypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+        if tensor.device != problem.seen.weight.device:
+            raise DtypeError(f"{name} is on {tensor.device}, weight on {problem.seen.weight.device}: use one device")
     if problem.batch_size < 2:
         observe(next_grad_weight, None, next_weight, None, prefix="next_")
         return problem, "not needed"
