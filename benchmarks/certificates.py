@@ -26,7 +26,7 @@ def plain(load: Callable[..., Batch], b: int, m: int, **options: object) -> Case
     def case(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
         batch = load(b, generator=generator, **options)
         model = simulate.mlp(batch.inputs.shape[1], [m, m, m], 10, generator=generator)
-        return batch.inputs, simulate.fedsgd(model, batch)
+        return batch.inputs, simulate.fedsgd(model, batch)[0]
 
     return case
 
@@ -37,7 +37,7 @@ def table(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
     inputs = torch.cat([*groups, torch.ones(10, 1), torch.rand(10, 6, generator=generator)], dim=1)
     labels = torch.randint(2, (10,), generator=generator)
     batch = Batch(inputs, labels, spearpp.Normalisation.identity(inputs.shape[1]))
-    return inputs, simulate.fedsgd(simulate.mlp(inputs.shape[1], [256, 64], 2, generator=generator), batch)
+    return inputs, simulate.fedsgd(simulate.mlp(inputs.shape[1], [256, 64], 2, generator=generator), batch)[0]
 
 
 def trained(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
@@ -50,7 +50,7 @@ def trained(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
         nn.functional.cross_entropy(model(seen.inputs), seen.labels).backward()
         optimiser.step()
     batch = simulate.digits(16, generator=generator)
-    return batch.inputs, simulate.fedsgd(model, batch)
+    return batch.inputs, simulate.fedsgd(model, batch)[0]
 
 
 def weighted(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
@@ -67,7 +67,7 @@ def inner(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
     """The second layer: features, half of them zero."""
     batch = simulate.random_batch(16, features=80, generator=generator)
     model = simulate.mlp(80, [120, 200, 100], 10, generator=generator)
-    return model[:2](batch.inputs).detach(), simulate.fedsgd(model, batch, layer=1)
+    return model[:2](batch.inputs).detach(), simulate.fedsgd(model, batch)[1]
 
 
 def half(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:

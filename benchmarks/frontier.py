@@ -10,23 +10,22 @@ from 1000 on. Two witnesses are the gradients of the first two layers.
 """
 
 import argparse
-import json
 import sys
 import time
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 import spearpp
+from benchmarks import command
 from benchmarks.recovery import FIRST_SEED, Recovery, Setting, client_of, measure
 from spearpp import simulate, sphere
-from spearpp.errors import SpearError
 from spearpp.observation import observe
 from spearpp.problem import pose
 from spearpp.search import Gated
 from spearpp.search.gated.reflect import reflect
-from spearpp.witness import call
+from spearpp.witness import consult
 
 ALPHAS = (1.0, 1.4, 2.0, 3.0, 5.0, 8.0)
 
@@ -60,7 +59,7 @@ def weights(data: str | None, device: torch.device) -> None:
     for m, b, steps in ((200, 75, 1600), (200, 90, 1600), (1000, 150, 400), (1000, 400, 800)):
         batch, (seen, following, *_) = client_of(FIRST_SEED, Setting("weights", b, m, Gated()), data, device)
         problem = pose(observe(*seen), batch_size=b)
-        witness, _ = call(following.grad_weight, following.weight, m, b)
+        witness = consult(following.grad_weight, following.weight, problem.preactivations).witness
         assert witness is not None
         inputs = torch.cat([batch.inputs.double(), torch.ones(b, 1)], dim=1).to(device)
         span = torch.linalg.qr(problem.preactivations)[0]
@@ -77,7 +76,19 @@ def weights(data: str | None, device: torch.device) -> None:
             print(f"{m:>5}{b:>5}{steps:>13}{beta:>6} " + "".join(cells), flush=True)
 
 
-def peeling(batches: int, data: str | None, device: torch.device) -> None:
+@dataclass(frozen=True)
+class Peeled:
+    """One batch in the setting of LT-code peeling."""
+
+    b: int
+    seed: int
+    visible: int
+    certified: int
+    wrong: int
+    seconds: float
+
+
+def peeling(batches: int, data: str | None, device: torch.device) -> Iterator[Peeled]:
     """Pixels in [0, 1], one hidden layer of 1000, weights N(0, 0.5²), no bias to speak of, float64.
 
     The softmax saturates: a sample that is classified rightly has a gradient of 1e-24 and less, far below
@@ -98,7 +109,7 @@ def peeling(batches: int, data: str | None, device: torch.device) -> None:
             outputs = torch.softmax(model(batch.inputs.to(device).double()), dim=1).detach().cpu()
             loss = torch.linalg.vector_norm(outputs - torch.nn.functional.one_hot(batch.labels, 10), dim=1)
             visible = int((loss > 1e-12).sum())
-            seen, following = simulate.fedsgd(model, batch, layer=None)
+            seen, following = simulate.fedsgd(model, batch)
             began = time.perf_counter()
             result = spearpp.invert(
                 *seen,
@@ -115,35 +126,26 @@ def peeling(batches: int, data: str | None, device: torch.device) -> None:
                 f"{right / b:>17.2f}{right / visible:>16.2f}{seconds:>9.1f}{theirs:>11}",
                 flush=True,
             )
+            yield Peeled(b, FIRST_SEED + index, visible, len(found), len(found) - right, seconds)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cuda = torch.cuda.is_available()
-    blocks = list(TARGETS) if cuda else ["m200", "raw", "m500", "oneraw"]
+    parser = command.parser(__doc__)
+    blocks = list(TARGETS) if torch.cuda.is_available() else ["m200", "raw", "m500", "oneraw"]
     parser.add_argument("--rows", nargs="+", choices=[*TARGETS, "weights", "peeling"], default=blocks)
-    parser.add_argument("--batches", type=int, help="batches of every row; default: each row's own")
-    parser.add_argument("--data", help="CIFAR-10 npz or its folder; default SPEARPP_DATA")
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON too")
+    parser.add_argument("--batches", type=int, help="batches of a row at most; default: each row's own")
     options = parser.parse_args()
-    measured: list[Recovery] = []
-    try:
-        for name in options.rows:
-            if name == "weights":
-                weights(options.data, torch.device(options.device))
-                continue
-            if name == "peeling":
-                peeling(options.batches or 20, options.data, torch.device(options.device))
-                continue
-            for row in measure(rows(name), options.batches, options.data, torch.device(options.device)):
-                measured.append(row)
-                if options.out:
-                    options.out.write_text(json.dumps([asdict(each) for each in measured], indent=1))
-    except SpearError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return command.run(_rows(options), options.out)
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Recovery | Peeled]:
+    for name in options.rows:
+        if name == "weights":
+            weights(options.data, options.device)
+        elif name == "peeling":
+            yield from peeling(options.batches or 20, options.data, options.device)
+        else:
+            yield from measure(rows(name), options.batches, options.data, options.device)
 
 
 if __name__ == "__main__":

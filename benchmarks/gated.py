@@ -7,36 +7,33 @@ CIFAR-10 test images (SPEARPP_DATA), standard normalisation, fresh 3072-m-m-m-10
 gradients, one seed a batch from 1000 on.
 """
 
-import argparse
-import json
 import sys
-from dataclasses import asdict
-from pathlib import Path
+from itertools import chain
 
 import torch
 from torch import nn
 
-from benchmarks.recovery import Recovery, Setting, measure
+from benchmarks import command
+from benchmarks.recovery import Setting, measure
 from spearpp import simulate
-from spearpp.errors import SpearError
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.simulate import Batch, LayerGradient
 
 
 def fedavg_20(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.fedavg(model, batch, epochs=3, mini_batch=5, rate=1e-2, layer=None, generator=generator)
+    return simulate.fedavg(model, batch, epochs=3, mini_batch=5, rate=1e-2, generator=generator)
 
 
 def fedavg_150(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.fedavg(model, batch, epochs=15, mini_batch=30, rate=1e-2, layer=None, generator=generator)
+    return simulate.fedavg(model, batch, epochs=15, mini_batch=30, rate=1e-2, generator=generator)
 
 
 def dp_20(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-4, layer=None, generator=generator)
+    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-4, generator=generator)
 
 
 def dp_150(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-6, layer=None, generator=generator)
+    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-6, generator=generator)
 
 
 def rows(name: str) -> list[Setting]:
@@ -68,26 +65,14 @@ def rows(name: str) -> list[Setting]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cuda = torch.cuda.is_available()
     blocks = ["m200", "noise200", "m1000"] + (["m4000", "noise4000", "large", "time"] if cuda else [])
+    parser = command.parser(__doc__)
     parser.add_argument("--rows", nargs="+", default=blocks, help="of m200 noise200 m1000 m4000 noise4000 large time")
     parser.add_argument("--batches", type=int, default=50 if cuda else 20)
-    parser.add_argument("--data", help="CIFAR-10 npz or its folder; default SPEARPP_DATA")
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--out", type=Path, help="write the rows as JSON too")
     options = parser.parse_args()
-    measured: list[Recovery] = []
-    try:
-        for name in options.rows:
-            measured += measure(rows(name), options.batches, options.data, torch.device(options.device))
-    except SpearError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    finally:
-        if options.out:
-            options.out.write_text(json.dumps([asdict(row) for row in measured], indent=1))
-    return 0
+    measured = (measure(rows(name), options.batches, options.data, options.device) for name in options.rows)
+    return command.run(chain.from_iterable(measured), options.out)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,16 @@ one run; their ratio is what counts, seconds depend on the machine.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
+from benchmarks import command
 from benchmarks.recovery import FIRST_SEED, Recovery, Setting, client_of, measure
 from spearpp import sphere
-from spearpp.errors import SpearError
 from spearpp.losses import LogCosh, NegativeL4
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
@@ -45,34 +43,25 @@ class Speed:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command.parser(__doc__)
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--starts", type=int, default=65_536)
-    parser.add_argument("--data", help="CIFAR-10 npz or its folder; default SPEARPP_DATA")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--parts", nargs="+", default=["recovery", "spear", "speed"])
-    parser.add_argument("--out", type=Path, help="write the rows as JSON too")
     options = parser.parse_args()
-    device = torch.device(options.device)
+    return command.run(_rows(options), options.out)
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Recovery | Speed]:
     blocks = {
         "recovery": _paper_settings(options.starts),
         "spear": _spear_settings(),
         "wide": _wide_settings(options.starts),
     }
-    rows: list[Recovery | Speed] = []
-    try:
-        for name, settings in blocks.items():
-            if name in options.parts:
-                rows += measure(settings, options.batches, options.data, device)
-        if "speed" in options.parts:
-            rows += list(_speeds(options.data, device))
-    except SpearError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    finally:
-        if options.out:
-            options.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    return 0
+    for name, settings in blocks.items():
+        if name in options.parts:
+            yield from measure(settings, options.batches, options.data, options.device)
+    if "speed" in options.parts:
+        yield from _speeds(options.data, options.device)
 
 
 def _paper_settings(starts: int) -> list[Setting]:

@@ -26,7 +26,7 @@ Client = Callable[[nn.Module, Batch, torch.Generator], list[LayerGradient]]
 
 
 def fedsgd(model: nn.Module, batch: Batch, _generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.fedsgd(model, batch, layer=None)
+    return simulate.fedsgd(model, batch)
 
 
 @dataclass(frozen=True)

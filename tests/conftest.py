@@ -81,7 +81,7 @@ def make_client() -> MakeClient:
         generator = torch.Generator().manual_seed(seed)
         batch = batch or simulate.random_batch(b, features=n, generator=generator)
         model = simulate.mlp(batch.inputs.shape[1], [m] * depth, 10, bias=bias, generator=generator, dtype=dtype)
-        return Client(batch, simulate.fedsgd(model, batch, layer=layer))
+        return Client(batch, simulate.fedsgd(model, batch)[layer])
 
     return make
 

@@ -131,7 +131,7 @@ def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
         inputs[1] = 3 * inputs[0]
         model = simulate.mlp(60, [100, 100], 10, generator=generator)
         dict(model.named_parameters())["0.bias"].data.zero_()
-        seen = simulate.fedsgd(model, Batch(inputs, batch.labels, batch.normalisation))
+        seen = simulate.fedsgd(model, Batch(inputs, batch.labels, batch.normalisation))[0]
         result = spearpp.invert(*seen, search=LITTLE)
         if bool(result.certified.any()):
             assert spearpp.score(result.inputs, inputs).exact
@@ -151,7 +151,7 @@ def test_a_pruned_neuron_does_not_spoil_the_certificate() -> None:
     batch = simulate.random_batch(6, features=40, generator=generator)
     model = simulate.mlp(40, [100, 100], 10, generator=generator)
     dict(model.named_parameters())["2.weight"].data[:, :3] = 0
-    result = spearpp.invert(*simulate.fedsgd(model, batch), search=LITTLE)
+    result = spearpp.invert(*simulate.fedsgd(model, batch)[0], search=LITTLE)
     assert result.score < 1.0
     assert bool(result.certified.all())
     assert spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation).exact

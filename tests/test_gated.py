@@ -204,13 +204,13 @@ class TestHarderData:
             torch.nn.functional.cross_entropy(model(train.inputs), train.labels).backward()
             optimiser.step()
         batch = simulate.digits(12, generator=generator)
-        self.check(batch, simulate.fedsgd(model, batch))
+        self.check(batch, simulate.fedsgd(model, batch)[0])
 
     def test_an_inner_layer(self) -> None:
         generator = torch.Generator().manual_seed(0)
         batch = simulate.random_batch(16, features=80, generator=generator)
         model = simulate.mlp(80, [120, 200, 100], 10, generator=generator)
-        result = spearpp.invert(*simulate.fedsgd(model, batch, layer=1))
+        result = spearpp.invert(*simulate.fedsgd(model, batch)[1])
         assert bool(result.certified.all())
         assert spearpp.score(result.inputs, model[:2](batch.inputs).detach()).exact
 
@@ -229,7 +229,7 @@ class TestHarderData:
         generator = torch.Generator().manual_seed(0)
         model = simulate.mlp(60, [200, 100], 10, generator=generator)
         batches = [simulate.random_batch(6, features=60, generator=generator) for _ in range(4)]
-        parts = [simulate.fedsgd(model, batch) for batch in batches]
+        parts = [simulate.fedsgd(model, batch)[0] for batch in batches]
         weight_sum = torch.stack([part.grad_weight for part in parts]).sum(0)
         bias_sum = torch.stack([part.grad_bias for part in parts if part.grad_bias is not None]).sum(0)
         whole = Batch(
@@ -256,7 +256,7 @@ class TestNoise:
 
     def test_fedavg(self) -> None:
         batch, model, generator = self.photographs()
-        seen = simulate.fedavg(model, batch, epochs=3, mini_batch=4, rate=0.01, generator=generator)
+        seen = simulate.fedavg(model, batch, epochs=3, mini_batch=4, rate=0.01, generator=generator)[0]
         result = spearpp.invert(*seen, search=Gated(starts=2048))
         score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
         assert result.batch_size == 12
@@ -267,7 +267,7 @@ class TestNoise:
 
     def test_dp_noise_costs_what_the_true_masks_cost(self) -> None:
         batch, model, generator = self.photographs()
-        seen = simulate.dp_sgd(model, batch, clip=2.0, noise=1e-5, generator=generator)
+        seen = simulate.dp_sgd(model, batch, clip=2.0, noise=1e-5, generator=generator)[0]
         result = spearpp.invert(*seen, search=Gated(starts=1024))
         compare = partial(spearpp.score, truth=batch.inputs, normalisation=batch.normalisation, threshold=25)
         assert compare(result.inputs).exact

@@ -80,7 +80,7 @@ def test_whatever_the_shape_what_is_certified_is_true() -> None:
         b, m, n = (int(torch.randint(low, high, (), generator=generator)) for low, high in ((1, 6), (45, 91), (8, 61)))
         batch = simulate.random_batch(b, features=n, generator=generator)
         model = simulate.mlp(n, [m, m], 10, generator=generator)
-        result = spearpp.invert(*simulate.fedsgd(model, batch), search=KernelSampling(starts=3000))
+        result = spearpp.invert(*simulate.fedsgd(model, batch)[0], search=KernelSampling(starts=3000))
         if bool(result.certified.all()):
             certified += 1
             assert spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation).exact
@@ -100,7 +100,7 @@ class TestLaws:
         order = torch.randperm(6, generator=torch.Generator().manual_seed(3))
         shuffled = simulate.Batch(batch.inputs[order], batch.labels[order], batch.normalisation)
         model = simulate.mlp(60, [100, 100], 10, generator=torch.Generator().manual_seed(9))
-        first, second = (spearpp.invert(*simulate.fedsgd(model, each), search=QUICK) for each in (batch, shuffled))
+        first, second = (spearpp.invert(*simulate.fedsgd(model, each)[0], search=QUICK) for each in (batch, shuffled))
         assert first.score == second.score == 1.0
         assert spearpp.score(second.inputs, first.inputs).exact
 
@@ -173,7 +173,7 @@ def test_an_inner_layer_gives_its_features() -> None:
     generator = torch.Generator().manual_seed(0)
     batch = simulate.random_batch(6, features=40, generator=generator)
     model = simulate.mlp(40, [80, 120], 10, generator=generator)
-    result = spearpp.invert(*simulate.fedsgd(model, batch, layer=1), search=QUICK)
+    result = spearpp.invert(*simulate.fedsgd(model, batch)[1], search=QUICK)
     features = model[:2](batch.inputs).detach()
     assert result.score == 1.0
     assert spearpp.score(result.inputs, features).exact
@@ -209,7 +209,7 @@ class TestEdges:
         batch = simulate.random_batch(6, features=40, generator=generator)
         model = simulate.mlp(40, [150, 60], 10, generator=generator)
         dict(model.named_parameters())["0.bias"].data[:50] = -100.0
-        result = spearpp.invert(*simulate.fedsgd(model, batch), search=QUICK)
+        result = spearpp.invert(*simulate.fedsgd(model, batch)[0], search=QUICK)
         assert result.score == 1.0
         assert spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation).exact
 
@@ -220,7 +220,7 @@ class TestEdges:
         dict(model.named_parameters())["0.weight"].data[:, 0] = -10.0  # a direction that silences every neuron
         inputs = batch.inputs.clone()
         inputs[:, 0] = torch.tensor([0.0, 0.01, -0.01, 0.02, 0.0, 50.0])
-        seen = simulate.fedsgd(model, simulate.Batch(inputs, batch.labels, batch.normalisation))
+        seen = simulate.fedsgd(model, simulate.Batch(inputs, batch.labels, batch.normalisation))[0]
         result = spearpp.invert(*seen, search=QUICK)
         assert result.batch_size == 5
         assert bool(result.certified.all())
@@ -240,7 +240,7 @@ class TestEdges:
         batch = simulate.random_batch(6, features=40, generator=generator)
         inputs = batch.inputs[[0, 1, 2, 3, 4, 4]]
         model = simulate.mlp(40, [100, 100], 10, generator=generator)
-        seen = simulate.fedsgd(model, simulate.Batch(inputs, batch.labels, batch.normalisation))
+        seen = simulate.fedsgd(model, simulate.Batch(inputs, batch.labels, batch.normalisation))[0]
         result = spearpp.invert(*seen, search=QUICK)
         assert result.batch_size == 5
         assert bool(result.certified.all())

@@ -38,7 +38,7 @@ def test_import_and_inversion_need_torch_numpy_and_scipy_alone() -> None:
         assert "jaxtyping" not in sys.modules
         import spearpp
         from spearpp import simulate
-        seen = simulate.fedsgd(simulate.mlp(30, [60, 60], 10), simulate.random_batch(4, features=30))
+        seen = simulate.fedsgd(simulate.mlp(30, [60, 60], 10), simulate.random_batch(4, features=30))[0]
         result = spearpp.invert(*seen, search=spearpp.search.RiemannianAdam(starts=2048))
         assert result.score == 1.0, result
         assert "jaxtyping" not in sys.modules

@@ -1,5 +1,6 @@
 """The second witness: what it finds, what it certifies, and when it is set aside."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 import spearpp
 from spearpp import simulate, sphere
 from spearpp.certificate import Certificates, WitnessCertificates, certify_sighted
+from spearpp.certificate.witnessed import chance_of_another
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.nullspace import meet
 from spearpp.observation import observe
@@ -21,9 +23,10 @@ from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.reflect import reflect
 from spearpp.search.gated.witnessed import WitnessedRounds
+from spearpp.shapes import pick
 from spearpp.sightings import confirm, forward_noise, no_sightings, outside, settle
 from spearpp.simulate import Batch, LayerGradient
-from spearpp.witness import Witness, call, few_outputs
+from spearpp.witness import Witness, consult, few_outputs
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,25 @@ class Pair:
     batch: Batch
     layers: list[LayerGradient]
 
-    def invert(self, search: Gated | None = None, **options: object) -> spearpp.Inversion:
+    def invert(
+        self,
+        search: Gated | None = None,
+        *,
+        batch_size: int | None = None,
+        progress: Callable[[spearpp.Progress], None] | None = None,
+        **instead: torch.Tensor | None,
+    ) -> spearpp.Inversion:
+        """With both layers, or something else in place of the second."""
         first, second, *_ = self.layers
-        given = {"next_grad_weight": second.grad_weight, "next_weight": second.weight, **options}
-        return spearpp.invert(*first, search=search, **given)  # type: ignore[arg-type]
+        following = {"next_grad_weight": second.grad_weight, "next_weight": second.weight} | instead
+        return spearpp.invert(
+            *first,
+            next_grad_weight=following["next_grad_weight"],
+            next_weight=following["next_weight"],
+            search=search,
+            batch_size=batch_size,
+            progress=progress,
+        )
 
     def score(self, result: spearpp.Inversion) -> spearpp.Score:
         return spearpp.score(result.inputs, self.batch.inputs, normalisation=self.batch.normalisation)
@@ -51,9 +69,9 @@ class Pair:
     def problem(self) -> Problem:
         problem = pose(observe(*self.layers[0]), sparsity=0.1)
         second = self.layers[1]
-        witness, why = call(second.grad_weight, second.weight, second.weight.shape[1], problem.batch_size)
-        assert why == "used"
-        return replace(problem, witness=witness)
+        next_layer = consult(second.grad_weight, second.weight, problem.preactivations)
+        assert next_layer.why == "used"
+        return replace(problem, witness=next_layer.witness)
 
     @property
     def witness(self) -> Witness:
@@ -72,7 +90,7 @@ def pair(b: int, m: int, n: int = 150, seed: int = 0, bias: bool = True, hidden:
     generator = torch.Generator().manual_seed(seed)
     batch = simulate.random_batch(b, features=n, generator=generator)
     model = simulate.mlp(n, hidden or [m, m], 10, bias=bias, generator=generator)
-    return Pair(batch, simulate.fedsgd(model, batch, layer=None))
+    return Pair(batch, simulate.fedsgd(model, batch))
 
 
 class TestStages:
@@ -173,7 +191,7 @@ class TestRecovery:
         generator = torch.Generator().manual_seed(1000)
         batch = simulate.cifar10(40, path=cifar_path, normalise=False, generator=generator)
         model = simulate.mlp(3072, [200] * 3, 10, generator=generator)
-        truth = Pair(batch, simulate.fedsgd(model, batch, layer=None))
+        truth = Pair(batch, simulate.fedsgd(model, batch))
         result = truth.invert()
         assert result.missing == 0
         assert truth.score(result).exact
@@ -198,7 +216,7 @@ class TestCertificates:
         assert not bool(
             certify_sighted(truth.problem, truth.witness, seen, replace(settled, points=turned)).exact.any()
         )
-        swapped = seen.pick(torch.arange(len(seen)).roll(1))
+        swapped = pick(seen, torch.arange(len(seen)).roll(1))
         assert not bool(certify_sighted(truth.problem, truth.witness, swapped, settled).exact.any())
 
     @pytest.mark.parametrize("level", [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
@@ -222,6 +240,30 @@ class TestCertificates:
         result = Pair(truth.batch, [layer.to(torch.float16) for layer in truth.layers]).invert(Gated(starts=2048))
         assert truth.wrong(result) == 0
         assert float(truth.score(result).psnr.median()) > 50
+
+    def test_one_bad_input_does_not_take_the_others_with_it(self) -> None:
+        truth = pair(40, 100)
+        rounds = WitnessedRounds(truth.problem, truth.witness, 64, torch.float32)
+        seen = rounds.run(64, torch.Generator().manual_seed(0)).sightings
+        assert seen is not None
+        settled = settle(truth.problem, truth.witness, seen.points, seen, own=True)
+        spoilt = settled.points.clone()
+        spoilt[0] = sphere.retract(spoilt[0] + 0.3 * spoilt[1])
+        evidence = certify_sighted(truth.problem, truth.witness, seen, replace(settled, points=spoilt))
+        assert evidence.exact.tolist() == [False] + [True] * (len(seen) - 1)
+
+    def test_certified_inputs_come_first(self) -> None:
+        truth = pair(30, 100)
+        wire = [layer.to(torch.float16) for layer in truth.layers]
+        result = Pair(truth.batch, wire).invert(Gated(starts=2048))
+        assert 0 < int(result.certified.sum()) < 30
+        assert result.certified.tolist() == sorted(result.certified.tolist(), reverse=True)
+        assert result.certificates is not None
+        assert torch.equal(result.certificates.exact, result.certified)
+
+    def test_without_equations_to_spare_anything_may_be_chance(self) -> None:
+        problem = pair(60, 100, n=200).problem
+        assert chance_of_another(problem, torch.full((2,), 1e-9), torch.full((2,), 1e-9)).tolist() == [1.0, 1.0]
 
     def test_beyond_the_counting_limit_nothing_is_certified(self) -> None:
         truth = pair(60, 100, n=200)
@@ -260,7 +302,7 @@ class TestNoWitness:
     def test_what_stands_between_the_layers(self, kind: str) -> None:
         torch.manual_seed(0)
         batch = simulate.random_batch(10, features=150, generator=torch.Generator().manual_seed(1))
-        truth = Pair(batch, simulate.fedsgd(Between(kind), batch, layer=None))
+        truth = Pair(batch, simulate.fedsgd(Between(kind), batch))
         result = truth.invert(Gated(starts=1024))
         assert (result.witness == "used") == (kind == "plain")
         assert truth.score(result).exact
@@ -329,7 +371,7 @@ class TestErrors:
 
     def test_another_device_or_dtype(self) -> None:
         truth = pair(5, 60)
-        with pytest.raises(DtypeError, match="next_grad_weight is on meta"):
+        with pytest.raises(DtypeError, match=r"next_grad_weight is torch\.strided on meta"):
             truth.invert(next_grad_weight=truth.layers[1].weight.to("meta"))
         with pytest.raises(DtypeError, match="next_grad_weight has dtype"):
             truth.invert(next_grad_weight=truth.layers[1].weight.long())
@@ -351,7 +393,7 @@ class TestFewOutputs:
         batch = simulate.random_batch(b, features=200, generator=generator)
         batch = replace(batch, inputs=batch.inputs.abs() + 0.5, labels=batch.labels % outputs)
         model = simulate.mlp(200, [m], outputs, generator=generator)
-        return Pair(batch, simulate.fedsgd(model, batch, layer=None))
+        return Pair(batch, simulate.fedsgd(model, batch))
 
     def test_correlated_inputs_come_back_with_them_and_not_without(self) -> None:
         truth = self.client()
@@ -366,7 +408,7 @@ class TestFewOutputs:
         truth = self.client()
         problem = pose(observe(*truth.layers[0]), sparsity=0.1)
         second = truth.layers[1]
-        back = few_outputs(second.grad_weight, second.weight, 30)
+        back = consult(second.grad_weight, second.weight, problem.preactivations).back
         assert back is not None
         rounds = BackwardRounds(problem, back, 64, torch.float32)
         new = rounds.run(128, torch.Generator().manual_seed(0)).directions
@@ -377,5 +419,5 @@ class TestFewOutputs:
 
     def test_many_outputs_are_not_few(self) -> None:
         second = pair(14, 100, hidden=[100, 12]).layers[1]
-        assert few_outputs(second.grad_weight, second.weight, 14) is None
-        assert few_outputs(torch.zeros(3, 100), torch.ones(3, 100), 14) is None
+        assert few_outputs(observe(second.grad_weight, None, second.weight, None), 14) is None
+        assert few_outputs(observe(torch.zeros(3, 100), None, torch.ones(3, 100), None), 14) is None

@@ -6,9 +6,10 @@ client; ``score`` compares the two.
 
 from spearpp import losses, rounding, search, simulate
 from spearpp.errors import SpearError
-from spearpp.invert import Inversion, Progress, Stats, invert
+from spearpp.invert import invert
 from spearpp.metrics import Score, accuracy, score
 from spearpp.normalisation import Normalisation
+from spearpp.result import Inversion, Progress, Stats
 
 __version__ = "0.1.0"
 

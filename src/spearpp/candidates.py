@@ -50,11 +50,11 @@ def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"]) -> Pool:
     float64 for just those zeros (``refit``), must have τ·m zeros by the noise rule, and must not lie
     in the pool already, itself or its negative.
     """
-    m, b = problem.factors.left.shape
+    m = problem.factors.left.shape[0]
     found = sphere.retract(proposed.double())
     found = torch.cat([_sparse_enough(problem, part) for part in _parts(found, 24 * m)])
     found = drop_neighbours(found)
-    found = torch.cat([refit(problem, part) for part in _parts(found, 24 * m * b)])
+    found = refit(problem, found)
     values = found @ problem.factors.left.T
     zeros = problem.tolerance.zeros(values, found)
     enough = _live_count(problem, zeros) >= problem.tolerance.least_zeros
@@ -73,6 +73,11 @@ def refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "
     spoil it, so w_k = min(1, t_k / |ℓ_k·q|) with t_k the largest entry that noise allows, and the
     weights are renewed three times.
     """
+    m, b = problem.factors.left.shape
+    return torch.cat([_refit(problem, part) for part in _parts(directions, 24 * m * b)])
+
+
+def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
     tolerance, live = problem.tolerance, problem.factors.live
     rows = problem.live_rows / problem.factors.row_noise[live, None]
     rows = rows / torch.linalg.vector_norm(rows, dim=1).max().clamp_min(torch.finfo(rows.dtype).tiny)

@@ -9,8 +9,9 @@ import torch
 
 from spearpp import simulate
 from spearpp.errors import MissingExtraError, SpearError
-from spearpp.invert import Inversion, Progress, invert
+from spearpp.invert import invert
 from spearpp.metrics import Score, score
+from spearpp.result import Inversion, Progress
 from spearpp.search import Gated
 from spearpp.shapes import Float, Tensor
 from spearpp.simulate import Batch
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         f"network of three hidden ReLU layers of {WIDTH}.\n"
         "The server sees the gradient of the first layer, nothing else."
     )
-    seen = simulate.fedsgd(model, batch)
+    seen = simulate.fedsgd(model, batch)[0]
     result = invert(*seen, search=Gated(starts=options.starts), generator=generator, progress=_show)
     _show_end()
     compared = score(result.inputs, batch.inputs, normalisation=batch.normalisation)

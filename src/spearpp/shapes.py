@@ -5,7 +5,8 @@ suite checks every call against the written shape. It is not needed to run the p
 without it the same annotations stand for ``Tensor``.
 """
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -22,4 +23,18 @@ else:
 
         Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int", "Tensor"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "pick"]
+
+
+@runtime_checkable
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Table = TypeVar("Table", bound=_Dataclass)
+
+
+def pick(table: Table, which: Tensor) -> Table:
+    """A dataclass whose tensors have one row for each of k things, with some of the rows, by index or mask."""
+    columns = {field.name: getattr(table, field.name) for field in fields(table)}
+    return replace(table, **{name: each[which] for name, each in columns.items() if isinstance(each, Tensor)})

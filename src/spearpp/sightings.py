@@ -42,16 +42,6 @@ class Sightings:
             turned=torch.cat([self.turned, other.turned]),
         )
 
-    def pick(self, which: Tensor) -> "Sightings":
-        """Some of them, by index or mask."""
-        return Sightings(
-            points=self.points[which],
-            directions=self.directions[which],
-            coordinates=self.coordinates[which],
-            backs=self.backs[which],
-            turned=self.turned[which],
-        )
-
 
 def no_sightings(problem: Problem) -> Sightings:
     """Nothing seen yet."""

@@ -9,18 +9,24 @@ activations y_i = relu(A p_i) as columns of Y and D₂ = dL/dZ₂. From G₂ = L
 
 Both are the same statement about one mask and two pairs of subspaces, span(A) and span(V), span(B) and
 span(L), and both give the input on its own. The four vectors of an input are biorthogonal to those of
-every other one: q_i·p_j = 0 and t_i·Σ₂⁻¹c_j = 0, where y_j = V c_j. What was found shrinks all
-four spaces.
+every other one: q_i·p_j = 0 and t_i·Σ₂⁻¹c_j = 0, where y_j = V c_j. So what was found shrinks the
+first pair of spaces and pins solutions in both.
+
+A next layer of few outputs is no witness, but its weights alone leave few unknowns to a column of D.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from spearpp.errors import RankError, ShapeError
+from spearpp.errors import DtypeError, RankError, ShapeError
 from spearpp.lowrank import Factors, decompose
-from spearpp.observation import observe
+from spearpp.observation import Observation, observe
 from spearpp.shapes import Float, Tensor
+from spearpp.tolerance import INDEPENDENT
+
+FAINT = 1e-6
+"""Outputs that send back less than this share of the strongest count as none: softmax gradients sum to zero."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,44 +49,87 @@ class Witness:
         return self.noise * torch.linalg.vector_norm(coordinates / self.singular_values, dim=1)
 
 
-def call(next_grad_weight: Tensor, next_weight: Tensor, neurons: int, batch_size: int) -> tuple[Witness | None, str]:
-    """Read the next layer's gradient, and say in words whether it is a witness.
+@dataclass(frozen=True, eq=False)
+class NextLayer:
+    """What became of the next layer."""
+
+    why: str
+    """In words: "used", or why not."""
+    witness: Witness | None = None
+    back: Float[Tensor, "m r"] | None = None
+    """Where it is no witness but has few outputs: orthonormal basis of what its weights send back."""
+
+
+def consult(
+    next_grad_weight: Tensor | None, next_weight: Tensor | None, preactivations: Float[Tensor, "m b"]
+) -> NextLayer:
+    """Read the next layer's gradient, and find out whether it is a witness.
 
     It is none if its rank is below the batch size: then its row space is smaller than the span of the
     activations and says nothing about any one of them. A layer of ten outputs has rank ten.
 
+    Args:
+        next_grad_weight: G₂, (m₂, m), or None together with
+        next_weight: W₂, (m₂, m).
+        preactivations: A.
+
     Raises:
-        ShapeError: if the next layer does not take this layer's neurons as inputs.
+        ShapeError: if one is missing, or the next layer does not take this layer's neurons as inputs.
         DtypeError, NonFiniteError: as for the layer itself.
     """
+    neurons, batch_size = preactivations.shape
+    if next_grad_weight is None and next_weight is None:
+        return NextLayer("not given")
+    if next_grad_weight is None or next_weight is None:
+        missing = "next_grad_weight" if next_grad_weight is None else "next_weight"
+        raise ShapeError(f"{missing} is missing: the second witness needs the next layer's gradient and its weight")
     seen = observe(next_grad_weight, None, next_weight, None, prefix="next_")
     if next_weight.shape[1] != neurons:
         raise ShapeError(
             f"next_weight has shape {tuple(next_weight.shape)}, but this layer has {neurons} neurons: "
             f"the next layer's weight is (outputs, {neurons})"
         )
-    if min(seen.gradient.shape) <= batch_size:
-        return None, f"not used: its {min(seen.gradient.shape)} outputs cannot tell {batch_size} samples apart"
+    if next_weight.device != preactivations.device:
+        raise DtypeError(f"next_weight is on {next_weight.device}, weight on {preactivations.device}: use one device")
+    if batch_size < 2:
+        return NextLayer("not needed")
+    outputs = next_weight.shape[0]
+    if outputs <= batch_size:
+        return _without_rank(
+            seen, batch_size, f"not used: its {outputs} outputs cannot tell {batch_size} samples apart"
+        )
     try:
         factors = decompose(seen, batch_size)
     except RankError:
-        return None, f"not used: its gradient has a rank below the {batch_size} samples of the batch"
-    return _of(factors, seen.weight), "used"
+        why = f"not used: its gradient has a rank below the {batch_size} samples of the batch"
+        return _without_rank(seen, batch_size, why)
+    witness = _of(factors, seen.weight)
+    for name, matrix in (("this layer's weights", preactivations), ("the next layer's", witness.back)):
+        pivots = torch.linalg.qr(matrix)[1].diagonal().abs()
+        if bool(pivots.min() <= INDEPENDENT * pivots.max()):
+            return NextLayer(f"not used: {name} do not tell {batch_size} samples apart")
+    return NextLayer("used", witness)
 
 
-def few_outputs(next_grad_weight: Tensor, next_weight: Tensor, batch_size: int) -> Float[Tensor, "m r"] | None:
+def _without_rank(seen: Observation, batch_size: int, why: str) -> NextLayer:
+    back = few_outputs(seen, batch_size)
+    if back is None:
+        return NextLayer(why)
+    return NextLayer(f"{why}; its weights leave {back.shape[1]} unknowns to a column of D", back=back)
+
+
+def few_outputs(seen: Observation, batch_size: int) -> Float[Tensor, "m r"] | None:
     """An orthonormal basis of span(W₂ᵀ L₂), L₂ the columns of G₂, if that is small; None otherwise.
 
     Every d_i before its mask lies in it. Small: at most half of the samples, and of the neurons.
     """
-    gradient, weight = next_grad_weight.detach().double(), next_weight.detach().double()
-    outputs, neurons = weight.shape
+    outputs, neurons = seen.weight.shape
     if 2 * outputs > min(batch_size, neurons):
         return None
-    u, s, _ = torch.linalg.svd(gradient, full_matrices=False)
-    rank = int((s > 1e-6 * s[:1].sum()).sum())
-    span, values, _ = torch.linalg.svd(weight.T @ u[:, :rank], full_matrices=False)
-    return span[:, values > 1e-6 * values[:1].sum()].contiguous() if rank else None
+    columns, sizes, _ = torch.linalg.svd(seen.gradient, full_matrices=False)
+    sent = seen.weight.T @ columns[:, sizes > FAINT * sizes[0]]
+    span, sizes, _ = torch.linalg.svd(sent, full_matrices=False)
+    return span[:, sizes > FAINT * sizes[0]].contiguous() if sent.numel() else None
 
 
 def _of(factors: Factors, weight: Tensor) -> Witness:

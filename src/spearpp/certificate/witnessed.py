@@ -44,7 +44,7 @@ class WitnessCertificates:
     """What noise explains of it."""
     gap: Float[Tensor, "k"]
     """The forward share of the next best solution: how well the equations determine the input."""
-    chance: float
+    chance: Float[Tensor, "k"]
     """Bound on the expected number of inputs with such evidence that are none."""
     error: Float[Tensor, "k"]
     """Implied standard deviation of an entry of the input over the input's root mean square."""
@@ -98,14 +98,17 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
     )
 
 
-def chance_of_another(problem: Problem, forward: Float[Tensor, "k"], backward: Float[Tensor, "k"]) -> float:
-    """2^m (r_f √b r_b √b)^(m - 2b + 1), with the largest r of all inputs seen."""
+def chance_of_another(
+    problem: Problem, forward: Float[Tensor, "k"], backward: Float[Tensor, "k"]
+) -> Float[Tensor, "k"]:
+    """2^m (r_f √b · r_b √b)^(m - 2b + 1) for each input; 1 where there are no equations to spare."""
     m, b = problem.factors.live_neurons, problem.batch_size
     surplus = m - 2 * b + 1
-    if surplus < 1 or not len(forward):
-        return 1.0
-    worst = (float(forward.max()) + 1e-16) * (float(backward.max()) + 1e-16) * b
-    return math.exp(min(0.0, m * math.log(2) + surplus * math.log(worst)))
+    if surplus < 1:
+        return torch.ones_like(forward)
+    precision = torch.finfo(forward.dtype).eps
+    worst = forward.clamp_min(precision) * backward.clamp_min(precision) * b
+    return (m * math.log(2) + surplus * worst.log()).clamp_max(0).exp()
 
 
 def agreement(problem: Problem, seen: Sightings, settled: Settled) -> float:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -31,29 +31,23 @@ class LayerGradient(NamedTuple):
         )
 
 
-@overload
-def fedsgd(model: nn.Module, batch: Batch, *, layer: int = 0) -> LayerGradient: ...
-@overload
-def fedsgd(model: nn.Module, batch: Batch, *, layer: None) -> list[LayerGradient]: ...
-def fedsgd(model: nn.Module, batch: Batch, *, layer: int | None = 0) -> LayerGradient | list[LayerGradient]:
-    """One FedSGD round: the gradient of the mean cross-entropy over the batch, at one Linear layer.
+def fedsgd(model: nn.Module, batch: Batch) -> list[LayerGradient]:
+    """One FedSGD round: the gradient of the mean cross-entropy over the batch, at every Linear layer in turn.
 
     Args:
         model: the network; the batch is cast to its dtype and device.
         batch: inputs and labels.
-        layer: which of the model's Linear layers, counted from 0; None for a list of all.
 
     >>> import torch
     >>> from spearpp.simulate import mlp, random_batch
-    >>> fedsgd(mlp(8, [5], 10), random_batch(4, features=8)).grad_weight.shape
+    >>> fedsgd(mlp(8, [5], 10), random_batch(4, features=8))[0].grad_weight.shape
     torch.Size([5, 8])
     """
     layers = _linear(model)
     gradients = torch.autograd.grad(_loss(model, batch), _parameters(layers))
-    return _one_or_all(_layer_gradients(layers, gradients), layer)
+    return _layer_gradients(layers, gradients)
 
 
-@overload
 def fedavg(
     model: nn.Module,
     batch: Batch,
@@ -61,30 +55,8 @@ def fedavg(
     epochs: int,
     mini_batch: int,
     rate: float,
-    layer: int = 0,
     generator: torch.Generator | None = None,
-) -> LayerGradient: ...
-@overload
-def fedavg(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    epochs: int,
-    mini_batch: int,
-    rate: float,
-    layer: None,
-    generator: torch.Generator | None = None,
-) -> list[LayerGradient]: ...
-def fedavg(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    epochs: int,
-    mini_batch: int,
-    rate: float,
-    layer: int | None = 0,
-    generator: torch.Generator | None = None,
-) -> LayerGradient | list[LayerGradient]:
+) -> list[LayerGradient]:
     """FedAvg: SGD over shuffled mini-batches; the update, weights before minus after, over rate and epochs.
 
     The sum of all gradients over their number of epochs is close to the gradient of the summed
@@ -92,8 +64,8 @@ def fedavg(
 
     >>> from spearpp.simulate import mlp, random_batch
     >>> model, batch = mlp(8, [5], 10), random_batch(4, features=8)
-    >>> one = fedavg(model, batch, epochs=1, mini_batch=4, rate=0.1)
-    >>> bool((one.grad_weight - fedsgd(model, batch).grad_weight).abs().max() < 1e-6)
+    >>> one = fedavg(model, batch, epochs=1, mini_batch=4, rate=0.1)[0]
+    >>> bool((one.grad_weight - fedsgd(model, batch)[0].grad_weight).abs().max() < 1e-6)
     True
     """
     if epochs < 1 or mini_batch < 1 or not rate > 0:
@@ -108,46 +80,25 @@ def fedavg(
             _loss(local, replace(batch, inputs=batch.inputs[rows], labels=batch.labels[rows])).backward()
             optimiser.step()
     moved = zip(_parameters(before), _parameters(_linear(local)), strict=True)
-    return _one_or_all(_layer_gradients(before, [(old - new).detach() / (rate * epochs) for old, new in moved]), layer)
+    return _layer_gradients(before, [(old - new).detach() / (rate * epochs) for old, new in moved])
 
 
-@overload
 def dp_sgd(
     model: nn.Module,
     batch: Batch,
     *,
     clip: float,
     noise: float,
-    layer: int = 0,
     generator: torch.Generator | None = None,
-) -> LayerGradient: ...
-@overload
-def dp_sgd(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    clip: float,
-    noise: float,
-    layer: None,
-    generator: torch.Generator | None = None,
-) -> list[LayerGradient]: ...
-def dp_sgd(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    clip: float,
-    noise: float,
-    layer: int | None = 0,
-    generator: torch.Generator | None = None,
-) -> LayerGradient | list[LayerGradient]:
+) -> list[LayerGradient]:
     """DP-SGD as the paper's table has it: per-sample gradients clipped to norm C, averaged, plus N(0, σ²).
 
     The norm is of a sample's whole gradient. σ is added to each entry of the mean.
 
     >>> from spearpp.simulate import mlp, random_batch
     >>> model, batch = mlp(8, [5], 10), random_batch(4, features=8)
-    >>> free = dp_sgd(model, batch, clip=1e9, noise=0.0)
-    >>> bool((free.grad_weight - fedsgd(model, batch).grad_weight).abs().max() < 1e-6)
+    >>> free = dp_sgd(model, batch, clip=1e9, noise=0.0)[0]
+    >>> bool((free.grad_weight - fedsgd(model, batch)[0].grad_weight).abs().max() < 1e-6)
     True
     """
     if not clip > 0 or noise < 0:
@@ -155,31 +106,21 @@ def dp_sgd(
     generator = generator or torch.Generator().manual_seed(0)
     layers = _linear(model)
     everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    total = [torch.zeros_like(parameter) for parameter in _parameters(layers)]
+    total = {parameter: torch.zeros_like(parameter) for parameter in everything}
     for row in range(len(batch.inputs)):
         one = replace(batch, inputs=batch.inputs[row : row + 1], labels=batch.labels[row : row + 1])
-        loss = _loss(model, one)
-        norm = torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(g) for g in torch.autograd.grad(loss, everything, retain_graph=True)])
-        )
-        share = min(1.0, clip / max(float(norm), 1e-30)) / len(batch.inputs)
-        for part, gradient in zip(total, torch.autograd.grad(loss, _parameters(layers)), strict=True):
+        gradients = torch.autograd.grad(_loss(model, one), everything)
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradients]))
+        share = (clip / norm.clamp_min(1e-30)).clamp_max(1.0) / len(batch.inputs)
+        for part, gradient in zip(total.values(), gradients, strict=True):
             part += share * gradient
-    drawn = [torch.randn(part.shape, generator=generator, device=generator.device).to(part) for part in total]
-    noisy = [part + noise * extra for part, extra in zip(total, drawn, strict=True)]
-    return _one_or_all(_layer_gradients(layers, noisy), layer)
+    clipped = [total[parameter] for parameter in _parameters(layers)]
+    drawn = [torch.randn(part.shape, generator=generator, device=generator.device).to(part) for part in clipped]
+    return _layer_gradients(layers, [part + noise * extra for part, extra in zip(clipped, drawn, strict=True)])
 
 
 def _linear(model: nn.Module) -> list[nn.Linear]:
     return [module for module in model.modules() if isinstance(module, nn.Linear)]
-
-
-def _one_or_all(layers: list[LayerGradient], layer: int | None) -> LayerGradient | list[LayerGradient]:
-    if layer is None:
-        return layers
-    if not -len(layers) <= layer < len(layers):
-        raise OptionError(f"layer={layer}: the model has {len(layers)} Linear layers")
-    return layers[layer]
 
 
 def _parameters(layers: list[nn.Linear]) -> list[Tensor]:

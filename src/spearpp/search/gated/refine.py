@@ -41,11 +41,8 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     """
     m, b = problem.factors.left.shape
     size = max(1, _BYTES // (8 * m * b))
-    parts = [
-        refit(problem, _reweighted(problem, p, sphere.retract(q)))
-        for p, q in zip(points.split(size), directions.split(size), strict=True)
-    ]
-    return torch.cat(parts) if parts else directions
+    parts = zip(points.split(size), directions.split(size), strict=True)
+    return refit(problem, torch.cat([_reweighted(problem, p, sphere.retract(q)) for p, q in parts]))
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from spearpp.problem import Problem
 from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import complement
 from spearpp.search.gated.reflect import reflect
-from spearpp.shapes import Float, Tensor
+from spearpp.shapes import Float, Tensor, pick
 from spearpp.sightings import Sightings, confirm, forward_noise, no_sightings, outside, settle
 from spearpp.witness import Witness
 
@@ -147,16 +147,17 @@ class WitnessedRounds:
         back = confirm(problem, witness, settled.points, self.found)
         good &= (back.left_over <= (SIGMAS * back.noise).clamp_min(self._inexact)) & (back.gap >= DETERMINED)
         freedom = max(1, z.shape[1] - problem.batch_size) ** 0.5
-        seen = Sightings(
+        found = Sightings(
             points=settled.points,
             directions=back.directions,
             coordinates=z.clamp_min(0) @ witness.activations,
             backs=back.backs,
             turned=torch.maximum(back.noise, back.left_over) / (freedom * back.gap.clamp(DETERMINED, 1.0)),
-        ).pick(good)
+        )
+        seen = pick(found, good)
         known = torch.cat([self.found.directions, seen.directions])
         apart = torch.full_like(known[:, 0], 1e-6)
-        return seen.pick(independent(known, apart, always=len(self.found))[len(self.found) :] - len(self.found))
+        return pick(seen, independent(known, apart, always=len(self.found))[len(self.found) :] - len(self.found))
 
     def _adapt(self, new: int, size: int) -> None:
         """More starts, and more steps, while fewer than one in twenty is new."""

@@ -1,0 +1,39 @@
+"""What the benchmarks' command lines share."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from spearpp.errors import SpearError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """--data, --device and --out; each benchmark adds its own."""
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", help="CIFAR-10 npz or its folder; default SPEARPP_DATA")
+    options.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_argument("--out", type=Path, help="write the rows as JSON too")
+    return options
+
+
+def run(rows: "Iterable[DataclassInstance]", out: Path | None) -> int:
+    """Measure row after row; ``out`` holds all there are after each, so that nothing is lost. The exit status."""
+    measured = []
+    try:
+        for row in rows:
+            measured.append(asdict(row))
+            if out:
+                out.write_text(json.dumps(measured, indent=1))
+    except SpearError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
