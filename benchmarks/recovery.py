@@ -137,6 +137,7 @@ def measure(settings: list[Setting], batches: int | None, data: str | None, devi
 
 def _measure_one(setting: Setting, batches: int, data: str | None, device: torch.device) -> Recovery:
     scores, results, seconds, bounds, wrong, missed = [], [], [], [], 0, 0
+    end = "\r" if sys.stderr.isatty() else "\n"  # a run that is cut short has said how far it came
     for index in range(batches):
         seed = FIRST_SEED + index
         batch, (seen, following, *_) = client_of(seed, setting, data, device)
@@ -163,8 +164,8 @@ def _measure_one(setting: Setting, batches: int, data: str | None, device: torch
         missed += int((~certified & (near > 90)).sum())
         scores.append(score)
         results.append(result)
-        if sys.stderr.isatty():
-            print(f"{setting.method}: {index + 1} of {batches}\r", end="", file=sys.stderr, flush=True)
+        held = f"{sum(each.accurate for each in scores)} of {index + 1} batches, of {batches}; {seconds[-1]:.1f} s"
+        print(f"{setting.method}, b={setting.b}: {held}", end=end, file=sys.stderr, flush=True)
     return Recovery(
         method=setting.method,
         b=setting.b,

@@ -4,12 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, poisson
 
 import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.certificate import Certificates, certify, chance_of_zeros
+from spearpp.certificate.masks import UNLUCKY, most_by_chance
 from spearpp.filtering import Selection, compute_score
 from spearpp.problem import Problem
 from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search
@@ -179,6 +180,13 @@ def test_chance_is_above_the_binomial_tail(b: int, m: int, data: st.DataObject) 
     bound = float(chance_of_zeros(torch.tensor([zeros]), bounds, b))
     under = float(torch.special.erf(torch.tensor(relative / 2**0.5, dtype=torch.float64)))
     assert bound >= binom.sf(zeros - (b - 1) - 1, m - (b - 1), under) * (1 - 1e-6)
+
+
+@given(mean=st.floats(0, 300))
+def test_what_may_be_hidden_is_the_poisson_quantile(mean: float) -> None:
+    most = int(most_by_chance(torch.tensor([mean], dtype=torch.float64)))
+    assert poisson.sf(most, mean) <= UNLUCKY * (1 + 1e-6)
+    assert most == 0 or poisson.sf(most - 1, mean) >= UNLUCKY * (1 - 1e-6)
 
 
 def test_evidence_has_one_row_for_each_input(client: Client) -> None:

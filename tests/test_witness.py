@@ -20,6 +20,7 @@ from spearpp.nullspace import meet
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.search import Gated, RiemannianAdam
+from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.reflect import reflect
 from spearpp.search.gated.witnessed import WitnessedRounds
@@ -130,6 +131,21 @@ class TestStages:
         assert bool((back.left_over < 5 * back.noise).all())
         q = sphere.retract(torch.linalg.inv(truth.points).T)
         assert float((back.directions * q).sum(1).abs().min()) > 1 - 1e-6
+
+    def test_a_neuron_that_noise_hides_is_decided_backwards(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        batch = simulate.random_batch(40, features=150, generator=generator)
+        model = simulate.mlp(150, [100, 100], 10, generator=generator)
+        first = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
+        with torch.no_grad():  # input i is at the kink of neuron i: rounding decides whether it fires
+            first.bias[:40] = -(first.weight[:40].double() * batch.inputs.double()).sum(1).float()
+        truth = Pair(batch, simulate.fedsgd(model, batch))
+        on = (first(batch.inputs) > 0).detach()
+        guessed = truth.points @ truth.problem.preactivations.T > 0
+        back = confirm(truth.problem, truth.witness, truth.points, no_sightings(truth.problem))
+        assert bool(back.fits.all())
+        assert int((back.masks != on).sum()) < int((guessed != on).sum())
+        assert truth.invert().missing == 0
 
     @pytest.mark.parametrize("b", [10, 45])
     def test_most_starts_arrive_at_an_input(self, b: int) -> None:
@@ -408,14 +424,36 @@ class TestFewOutputs:
         truth = self.client()
         problem = pose(observe(*truth.layers[0]), sparsity=0.1)
         second = truth.layers[1]
-        back = consult(second.grad_weight, second.weight, problem.preactivations).back
-        assert back is not None
-        rounds = BackwardRounds(problem, back, 64, torch.float32)
+        outputs = consult(second.grad_weight, second.weight, problem.preactivations).outputs
+        assert outputs is not None
+        rounds = BackwardRounds(problem, outputs, 64, torch.float32)
         new = rounds.run(128, torch.Generator().manual_seed(0)).directions
         inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
         q = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
         assert len(new) >= 10
         assert float((new @ q.T).abs().amax(1).min()) > 1 - 1e-9
+
+    def test_what_one_sample_sends_back_is_told_from_a_difference_of_two(self) -> None:
+        truth = self.client()
+        problem = pose(observe(*truth.layers[0]), sparsity=0.1)
+        second = truth.layers[1]
+        outputs = consult(second.grad_weight, second.weight, problem.preactivations).outputs
+        assert outputs is not None
+        inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
+        q = torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T
+        assert bool(sent_back(problem, outputs, sphere.retract(q)).all())
+        assert not bool(sent_back(problem, outputs, sphere.retract(q - q.roll(1, 0))).any())
+        assert sent_back(problem, outputs, q[:0]).shape == (0,)
+
+    def test_one_output_against_another(self) -> None:
+        second = self.client().layers[1]
+        outputs = few_outputs(observe(second.grad_weight, None, second.weight, None), 30)
+        assert outputs is not None
+        sent = outputs.between()
+        assert sent.shape == (10, 160)
+        torch.testing.assert_close(torch.linalg.vector_norm(sent, dim=1), torch.ones(10, dtype=torch.float64))
+        first = (second.weight[0] - second.weight[1]).double()
+        assert float(sent[0] @ first / torch.linalg.vector_norm(first)) > 1 - 1e-6
 
     def test_many_outputs_are_not_few(self) -> None:
         second = pair(14, 100, hidden=[100, 12]).layers[1]

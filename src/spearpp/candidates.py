@@ -5,14 +5,16 @@ from dataclasses import dataclass
 import torch
 
 from spearpp import sphere
+from spearpp.chunks import at_once
 from spearpp.nullspace import kernel_vectors
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import INDEPENDENT
 
 _REFITS = 3
+_STEADY = 1e-3
+"""Change of a weight below which solving again changes nothing."""
 _COMPARED = 2048
-_BYTES = 2**27
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ def refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "
     min Σ_k (w_k ℓ_k·q / σ_k)² on the sphere, over the rows k that look zero: the maximum-likelihood
     direction given those zeros, the exact one without noise. A row that only looked zero would
     spoil it, so w_k = min(1, t_k / |ℓ_k·q|) with t_k the largest entry that noise allows, and the
-    weights are renewed three times.
+    weights are renewed until they stay, three times at most.
     """
     m, b = problem.factors.left.shape
     return torch.cat([_refit(problem, part) for part in _parts(directions, 24 * m * b)])
@@ -81,11 +83,19 @@ def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, 
     tolerance, live = problem.tolerance, problem.factors.live
     rows = problem.live_rows / problem.factors.row_noise[live, None]
     rows = rows / torch.linalg.vector_norm(rows, dim=1).max().clamp_min(torch.finfo(rows.dtype).tiny)
+    solved = directions.clone()
+    last = torch.full_like(problem.factors.left[:, 0].expand(len(solved), -1), torch.inf)
+    moving = torch.arange(len(solved), device=solved.device)
     for _ in range(_REFITS):
-        values = directions @ problem.factors.left.T
-        weight = (tolerance.entry(directions) / values.abs()).clamp_max(1) * tolerance.look_zero(values, directions)
-        directions = kernel_vectors(torch.nan_to_num(weight, nan=1.0)[:, live, None] * rows)[0]
-    return directions
+        values = solved[moving] @ problem.factors.left.T
+        weight = (tolerance.entry(solved[moving]) / values.abs()).clamp_max(1)
+        weight = torch.nan_to_num(weight, nan=1.0) * tolerance.look_zero(values, solved[moving])
+        changed = ((weight - last).abs() > _STEADY).any(1)
+        moving, last = moving[changed], weight[changed]
+        if not len(moving):
+            break
+        solved[moving] = kernel_vectors(last[:, live, None] * rows)[0]
+    return solved
 
 
 def drop_neighbours(directions: Float[Tensor, "k b"]) -> Float[Tensor, "fewer b"]:
@@ -136,4 +146,4 @@ def _live_count(problem: Problem, zeros: Tensor) -> Int[Tensor, "k"]:
 
 
 def _parts(directions: Tensor, row_bytes: int) -> tuple[Tensor, ...]:
-    return directions.split(max(1, _BYTES // row_bytes))
+    return directions.split(at_once(directions.device, row_bytes))

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.candidates import Pool
+from spearpp.chunks import at_once
 from spearpp.nullspace import independent, kernel_vectors
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import INDEPENDENT
 
-_BYTES = 2**27
 _SINGULAR = 1e-9
 
 
@@ -126,7 +126,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
     live = problem.factors.live
     rows = problem.live_rows / problem.factors.row_noise[live, None]
     rows = rows / torch.linalg.vector_norm(rows, dim=1).max()
-    size = max(1, _BYTES // (8 * rows.numel()))
+    size = at_once(rows.device, 8 * rows.numel())
     for _ in range(2):
         inverse = torch.linalg.inv(chosen.directions.T)
         signed = inverse * fix_scale(problem, inverse, chosen.zeros).sign()[:, None]
@@ -191,7 +191,7 @@ def swap_scores(
     u = inverse.rows @ candidate
     scores = torch.full((b,), -1, dtype=torch.long, device=u.device)
     places = torch.nonzero(u.abs() > _SINGULAR)[:, 0]
-    for part in places.split(max(1, _BYTES // (8 * b * m))):
+    for part in places.split(at_once(u.device, 8 * b * m)):
         ratio = u / u[part, None]  # (places, b)
         own = torch.zeros_like(ratio, dtype=torch.bool)
         own[torch.arange(len(part), device=u.device), part] = True

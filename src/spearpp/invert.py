@@ -80,7 +80,7 @@ def invert(
         seen = observe(grad_weight, grad_bias, weight, bias)
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
         next_layer = consult(next_grad_weight, next_weight, problem.preactivations)
-        problem = replace(problem, witness=next_layer.witness, back=next_layer.back)
+        problem = replace(problem, witness=next_layer.witness, outputs=next_layer.outputs)
     if problem.batch_size == 0:
         return _nothing(problem, next_layer.why, clock)
     outcome = (

@@ -3,11 +3,11 @@
 import torch
 
 from spearpp import sphere
+from spearpp.chunks import at_once
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 
 _ITERATIONS = 8
-_BYTES = 2**27
 
 
 def kernel_vectors(
@@ -60,7 +60,7 @@ def meet(
     ([0.0, 1.0], [0.0, 1.0])
     """
     found, norms = [], []
-    size = max(1, _BYTES // (8 * moving.numel()))
+    size = at_once(moving.device, 8 * moving.numel())
     for part in torch.arange(len(masks), device=masks.device).split(size):
         kept = masks[part, :, None] * moving
         across = fixed.T @ kept

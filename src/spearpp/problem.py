@@ -6,7 +6,7 @@ from spearpp.lowrank import Factors, decompose
 from spearpp.observation import Observation
 from spearpp.shapes import Float, Tensor
 from spearpp.tolerance import Tolerance, tolerance
-from spearpp.witness import Witness
+from spearpp.witness import FewOutputs, Witness
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Problem:
     """A = Ŵ Rᵀ with rows a_k, so that the pre-activations of the input x̂ = Rᵀp are A p."""
     witness: Witness | None = None
     """The next layer's gradient, where there is one and it says something."""
-    back: Float[Tensor, "m r"] | None = None
-    """Orthonormal basis of what a next layer of few outputs sends back, where that layer is no witness."""
+    outputs: FewOutputs | None = None
+    """What the weights of a next layer of few outputs say, where that layer is no witness."""
 
     @property
     def batch_size(self) -> int:

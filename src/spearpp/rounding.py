@@ -12,12 +12,11 @@ from typing import Protocol, runtime_checkable
 import numpy
 import torch
 
+from spearpp.chunks import at_once
 from spearpp.errors import OptionError
 from spearpp.nullspace import lines, random_subsets
 from spearpp.problem import Problem
 from spearpp.shapes import Float, Tensor
-
-_BYTES = 2**28
 
 
 @runtime_checkable
@@ -69,7 +68,7 @@ class SamplingRounding:
         ratio = (3.0 if m <= 200 else 1.5) if self.ratio is None else self.ratio
         r = min(m, max(b, round(ratio * b)))
         found = []
-        for part in directions.double().split(max(1, _BYTES // (8 * (m + self.draws * b * b)))):
+        for part in directions.double().split(at_once(rows.device, 8 * (m + self.draws * b * b))):
             smallest = (part @ rows.T).abs().topk(r, dim=1, largest=False).indices
             smallest = smallest.repeat_interleave(self.draws, dim=0)
             chosen = random_subsets(len(smallest), r, b, generator).to(rows.device)

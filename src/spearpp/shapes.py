@@ -34,6 +34,13 @@ class _Dataclass(Protocol):
 Table = TypeVar("Table", bound=_Dataclass)
 
 
+def put(table: Table, where: Tensor, rows: Table) -> Table:
+    """The same dataclass with other rows at the indices ``where``."""
+    columns = {field.name: getattr(table, field.name) for field in fields(table)}
+    tensors = {name: each for name, each in columns.items() if isinstance(each, Tensor)}
+    return replace(table, **{n: each.index_copy(0, where, getattr(rows, n)) for n, each in tensors.items()})
+
+
 def pick(table: Table, which: Tensor) -> Table:
     """A dataclass whose tensors have one row for each of k things, with some of the rows, by index or mask."""
     columns = {field.name: getattr(table, field.name) for field in fields(table)}

@@ -1,5 +1,6 @@
 """Inputs seen by two witnesses: each exact on its own, whether or not the others were found."""
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -7,11 +8,15 @@ import torch
 from spearpp import sphere
 from spearpp.nullspace import meet
 from spearpp.problem import Problem
-from spearpp.shapes import Bool, Float, Tensor
+from spearpp.shapes import Bool, Float, Tensor, pick, put
 from spearpp.witness import Witness
 
 FIRES = 5.0
 """How far above its noise a pre-activation must be to count as firing."""
+UNCLEAR = 3
+"""Neurons of a point for which both is tried where that is hidden."""
+SIGMAS = 5.0
+"""How many times its expected size noise may have in a true input."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +31,8 @@ class Sightings:
     """c: y = V c for the unit p."""
     backs: Float[Tensor, "k b"]
     """t: d = S ∘ (B t), up to scale."""
+    masks: Bool[Tensor, "k m"]
+    """S: the neurons that fire."""
     turned: Float[Tensor, "k"]
     """The angle by which noise may have turned q: that of an entry of d over the second least norm."""
 
@@ -39,6 +46,7 @@ class Sightings:
             directions=torch.cat([self.directions, other.directions]),
             coordinates=torch.cat([self.coordinates, other.coordinates]),
             backs=torch.cat([self.backs, other.backs]),
+            masks=torch.cat([self.masks, other.masks]),
             turned=torch.cat([self.turned, other.turned]),
         )
 
@@ -46,7 +54,8 @@ class Sightings:
 def no_sightings(problem: Problem) -> Sightings:
     """Nothing seen yet."""
     none = problem.factors.left.new_zeros(0, problem.batch_size)
-    return Sightings(none, none, none, none, none[:, 0])
+    masks = torch.zeros(0, len(problem.factors.left), dtype=torch.bool, device=none.device)
+    return Sightings(none, none, none, none, masks, none[:, 0])
 
 
 def outside(preactivations: Float[Tensor, "k m"], activations: Float[Tensor, "m e"]) -> Float[Tensor, "k"]:
@@ -57,20 +66,32 @@ def outside(preactivations: Float[Tensor, "k m"], activations: Float[Tensor, "m 
     return torch.linalg.vector_norm(left_over, dim=1) / torch.linalg.vector_norm(active, dim=1).clamp_min(tiny)
 
 
-def forward_noise(problem: Problem, witness: Witness, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
-    """What noise leaves of relu(A p) outside span(V), relative to its norm, for a true p.
+def entry_noise(problem: Problem, witness: Witness, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    """The standard deviation of noise in an entry of y = relu(A p), for a true p.
 
-    Every entry of y carries σ₂ ‖Σ₂⁻¹c‖ from V, and (σ ‖p‖ + ε ‖x̂‖/√n) ‖ŵ_k‖ from z: the noise of R, and
-    the rounding of the client's own sum of n products.
+    σ₂ ‖Σ₂⁻¹c‖ from V, and (σ ‖p‖ + ε ‖x̂‖/√n) ‖ŵ_k‖ from z: the noise of R, and the rounding of the
+    client's own sum of n products.
     """
-    m, b = problem.preactivations.shape
     rounding = problem.seen.weight_epsilon / problem.seen.weight.shape[1] ** 0.5
     active = (points @ problem.preactivations.T).clamp_min(0)
     entry = points * (problem.tolerance.noise + rounding * problem.factors.singular_values)
     entry = torch.linalg.vector_norm(entry, dim=1) * problem.tolerance.weight_norms.square().mean().sqrt()
-    entry = (entry.square() + witness.spread(active @ witness.activations).square()).sqrt()
-    size = torch.linalg.vector_norm(active, dim=1).clamp_min(torch.finfo(active.dtype).tiny)
-    return entry * max(1, m - b) ** 0.5 / size
+    return (entry.square() + witness.spread(active @ witness.activations).square()).sqrt()
+
+
+def unclear(
+    problem: Problem, witness: Witness, points: Float[Tensor, "k b"], preactivations: Float[Tensor, "k m"]
+) -> Bool[Tensor, "k m"]:
+    """Where noise hides whether a neuron fires."""
+    return preactivations.abs() <= FIRES * entry_noise(problem, witness, points)[:, None]
+
+
+def forward_noise(problem: Problem, witness: Witness, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    """What noise leaves of relu(A p) outside span(V), relative to its norm, for a true p."""
+    m, b = problem.preactivations.shape
+    size = torch.linalg.vector_norm((points @ problem.preactivations.T).clamp_min(0), dim=1)
+    tiny = torch.finfo(size.dtype).tiny
+    return entry_noise(problem, witness, points) * max(1, m - b) ** 0.5 / size.clamp_min(tiny)
 
 
 def backward_noise(
@@ -115,23 +136,22 @@ def settle(
         others: what has been seen.
         own: whether ``others`` are these very points, each of which is then pinned by all but itself.
     """
-    m, b = problem.preactivations.shape
     z = points @ problem.preactivations.T
     length = torch.linalg.vector_norm(z, dim=1)
     size = torch.linalg.vector_norm(z.clamp_min(0), dim=1) / length
-    level = forward_noise(problem, witness, points) * size / max(1, m - b) ** 0.5  # an entry, for unit z
-    weights = (level * length)[:, None] / others.turned
+    noise = entry_noise(problem, witness, points)
+    weights = noise[:, None] / others.turned
     if own:
         weights.fill_diagonal_(0.0)
     # A neuron that hardly fires determines nothing: p may have been bent until it fires.
-    masks = z > FIRES * (level * length)[:, None]
+    masks = z > FIRES * noise[:, None]
     solved, norms = _pinned(problem.preactivations, masks, witness.activations, others.directions, weights)
     solved = solved * (solved[:, 0] * points).sum(1).sign()[:, None, None]
     unit = torch.linalg.vector_norm(solved[:, 0], dim=1)
     return Settled(
         points=solved[:, 0] / unit[:, None],
         loose=solved[:, 1] / unit[:, None],
-        turned=level / norms[:, 1],
+        turned=noise / length / norms[:, 1],
         gap=norms[:, 1] / size,
     )
 
@@ -143,6 +163,8 @@ class Confirmation:
     directions: Float[Tensor, "k b"]
     backs: Float[Tensor, "k b"]
     """Of d with unit norm."""
+    masks: Bool[Tensor, "k m"]
+    """The neurons that fire."""
     left_over: Float[Tensor, "k"]
     """Share of d outside span(L)."""
     noise: Float[Tensor, "k"]
@@ -150,27 +172,60 @@ class Confirmation:
     gap: Float[Tensor, "k"]
     """The second least norm: how well t is determined."""
 
+    @property
+    def fits(self) -> Bool[Tensor, "k"]:
+        """Whether noise explains what is left over."""
+        return self.left_over <= SIGMAS * self.noise
+
 
 def confirm(problem: Problem, witness: Witness, points: Float[Tensor, "k b"], others: Sightings) -> Confirmation:
-    """Solve t and q of every point in the whole space: S ∘ (B t) in span(L), and t ⟂ Σ₂⁻¹c of all others seen."""
-    m, b = problem.preactivations.shape
-    masks = points @ problem.preactivations.T > 0
+    """Solve t and q of every point in the whole space: S ∘ (B t) in span(L), and t ⟂ Σ₂⁻¹c of all others seen.
+
+    Where noise hides whether a neuron fires, the better of both is taken, for up to three neurons of a point.
+    """
+    z = points @ problem.preactivations.T
+    known = _known(problem, witness, others)
+    best = _confirm(problem, witness, z > 0, known)
+    hidden = unclear(problem, witness, points, z)
+    doubted = torch.nonzero(hidden.any(1) & ~best.fits)[:, 0]
+    nearest = z[doubted].abs().argsort(dim=1)[:, :UNCLEAR]
+    for turned in itertools.product((False, True), repeat=nearest.shape[1]):
+        flip = hidden[doubted].gather(1, nearest) & torch.tensor(turned, device=z.device)
+        masks = z[doubted] > 0
+        masks = masks.scatter(1, nearest, masks.gather(1, nearest) ^ flip)
+        tried = _confirm(problem, witness, masks, known)
+        better = tried.left_over < best.left_over[doubted]
+        best = put(best, doubted[better], pick(tried, better))
+    return best
+
+
+def _known(problem: Problem, witness: Witness, others: Sightings) -> tuple[Float[Tensor, "k b"], Float[Tensor, "k"]]:
+    """What every t is orthogonal to, and the weight of that equation."""
+    b = problem.batch_size
     duals = others.coordinates / witness.singular_values
     # An entry of y is known to σ_y, so c is, and Σ₂⁻¹c to σ_y ‖Σ₂⁻¹‖.
-    active = torch.linalg.vector_norm((others.points @ problem.preactivations.T).clamp_min(0), dim=1)
-    entry = forward_noise(problem, witness, others.points) * active / max(1, m - b) ** 0.5
+    entry = entry_noise(problem, witness, others.points)
     bent = entry * torch.linalg.vector_norm(1 / witness.singular_values) / torch.linalg.vector_norm(duals, dim=1)
     typical = problem.tolerance.noise * problem.tolerance.inverse_singular_values.square().mean().sqrt()
     stretch = torch.linalg.vector_norm(witness.back) / b**0.5  # ‖B t‖ / ‖t‖, on average
-    weights = (typical * stretch / bent).expand(len(points), -1)
-    solved, norms = _pinned(witness.back, masks, problem.factors.left, sphere.retract(duals), weights)
+    return sphere.retract(duals), typical * stretch / bent
+
+
+def _confirm(
+    problem: Problem,
+    witness: Witness,
+    masks: Bool[Tensor, "k m"],
+    known: tuple[Float[Tensor, "others b"], Float[Tensor, "others"]],
+) -> Confirmation:
+    pins, weights = known
+    solved, norms = _pinned(witness.back, masks, problem.factors.left, pins, weights.expand(len(masks), -1))
     gradients = (solved[:, 0] @ witness.back.T) * masks
     size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(gradients.dtype).tiny)
     backs, inside = solved[:, 0] / size[:, None], gradients @ problem.factors.left
     left_over = torch.linalg.vector_norm(gradients - inside @ problem.factors.left.T, dim=1) / size
     directions = sphere.retract(inside)
     noise = backward_noise(problem, witness, directions, backs)
-    return Confirmation(directions, backs, left_over, noise, norms[:, 1])
+    return Confirmation(directions, backs, masks, left_over, noise, norms[:, 1])
 
 
 def _pinned(

@@ -50,14 +50,34 @@ class Witness:
 
 
 @dataclass(frozen=True, eq=False)
+class FewOutputs:
+    """What the weights of a next layer of few outputs say about the columns of D before their masks."""
+
+    span: Float[Tensor, "m r"]
+    """Orthonormal basis of what it sends back: every column lies in it before its mask."""
+    weight: Float[Tensor, "outputs m"]
+    """W₂."""
+
+    def between(self) -> Float[Tensor, "pairs m"]:
+        """What is sent back for one output taken for another, w_i - w_j, within the span; unit vectors.
+
+        A classifier that is sure and wrong sends softmax - label = e_i - e_j.
+        """
+        first, second = torch.triu_indices(len(self.weight), len(self.weight), 1, device=self.weight.device)
+        sent = ((self.weight[first] - self.weight[second]) @ self.span) @ self.span.T
+        size = torch.linalg.vector_norm(sent, dim=1, keepdim=True)
+        return (sent / size)[size[:, 0] > FAINT * size.max()]
+
+
+@dataclass(frozen=True, eq=False)
 class NextLayer:
     """What became of the next layer."""
 
     why: str
     """In words: "used", or why not."""
     witness: Witness | None = None
-    back: Float[Tensor, "m r"] | None = None
-    """Where it is no witness but has few outputs: orthonormal basis of what its weights send back."""
+    outputs: FewOutputs | None = None
+    """Where it is no witness but has few outputs: what its weights say."""
 
 
 def consult(
@@ -112,14 +132,15 @@ def consult(
 
 
 def _without_rank(seen: Observation, batch_size: int, why: str) -> NextLayer:
-    back = few_outputs(seen, batch_size)
-    if back is None:
+    outputs = few_outputs(seen, batch_size)
+    if outputs is None:
         return NextLayer(why)
-    return NextLayer(f"{why}; its weights leave {back.shape[1]} unknowns to a column of D", back=back)
+    unknowns = outputs.span.shape[1]
+    return NextLayer(f"{why}; its weights leave {unknowns} unknowns to a column of D", outputs=outputs)
 
 
-def few_outputs(seen: Observation, batch_size: int) -> Float[Tensor, "m r"] | None:
-    """An orthonormal basis of span(W₂ᵀ L₂), L₂ the columns of G₂, if that is small; None otherwise.
+def few_outputs(seen: Observation, batch_size: int) -> FewOutputs | None:
+    """span(W₂ᵀ L₂), L₂ the columns of G₂, if that is small; None otherwise.
 
     Every d_i before its mask lies in it. Small: at most half of the samples, and of the neurons.
     """
@@ -129,7 +150,7 @@ def few_outputs(seen: Observation, batch_size: int) -> Float[Tensor, "m r"] | No
     columns, sizes, _ = torch.linalg.svd(seen.gradient, full_matrices=False)
     sent = seen.weight.T @ columns[:, sizes > FAINT * sizes[0]]
     span, sizes, _ = torch.linalg.svd(sent, full_matrices=False)
-    return span[:, sizes > FAINT * sizes[0]].contiguous() if sent.numel() else None
+    return FewOutputs(span[:, sizes > FAINT * sizes[0]].contiguous(), seen.weight) if sent.numel() else None
 
 
 def _of(factors: Factors, weight: Tensor) -> Witness:

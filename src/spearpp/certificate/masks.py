@@ -32,6 +32,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spearpp.chunks import at_once
 from spearpp.filtering import Selection, fix_scale
 from spearpp.nullspace import kernel_vectors
 from spearpp.problem import Problem
@@ -46,9 +47,10 @@ EXACT = 3e-4
 """Largest implied error of an exact input, relative to its root mean square."""
 OFF = 3.0
 """How much farther than the farthest neuron that was moved on one may have been moved off."""
+UNLUCKY = 1e-6
+"""The probability that an input of the batch hides more neurons than it may."""
 RESIDUAL = 3.0
 """How many times the noise the rebuilt gradient may be off."""
-_BYTES = 2**27
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +142,7 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
         agreeing=(told & (fires != zeros)).sum(1) + _dead_evidence(live, z, slack),
         moved=conflict.sum(1),
         hidden=hidden,
-        allowed=(hiding + 4 * hiding.sqrt()).ceil().long(),
+        allowed=most_by_chance(hiding),
         line=_lines(problem, directions, zeros & live & ~fires),
         error=spread / (size / max(1, inputs.shape[1]) ** 0.5),
         share=weight / weight.sum().clamp_min(torch.finfo(z.dtype).tiny),
@@ -148,6 +150,13 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
         noise=float(noise / whole),
         drift=drift,
     )
+
+
+def most_by_chance(mean: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+    """The most that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
+    counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
+    exceeds = torch.special.gammainc((counts + 1).to(mean), mean[:, None])  # P(N > count)
+    return (exceeds > UNLUCKY).sum(1)
 
 
 def _dead_evidence(live: Tensor, z: Tensor, slack: Tensor) -> Int[Tensor, "b"]:
@@ -179,7 +188,7 @@ def _lines(problem: Problem, directions: Tensor, zeros: Tensor) -> Bool[Tensor, 
     if b == 1:
         return torch.ones(1, dtype=torch.bool, device=left.device)
     found = []
-    size = max(1, _BYTES // (8 * m * b))
+    size = at_once(left.device, 8 * m * b)
     for q, rows in zip(directions.split(size), zeros.split(size), strict=True):
         second = kernel_vectors(rows[:, :, None] * left)[1][:, 1]
         found.append(second > MARGIN * problem.tolerance.kernel(m, q))

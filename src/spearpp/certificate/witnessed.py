@@ -16,12 +16,10 @@ import torch
 from spearpp.certificate.masks import EXACT
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Tensor
-from spearpp.sightings import Settled, Sightings, backward_noise, forward_noise, outside
+from spearpp.sightings import SIGMAS, Settled, Sightings, backward_noise, forward_noise, outside, unclear
 from spearpp.tolerance import RARE
 from spearpp.witness import Witness
 
-SIGMAS = 5.0
-"""How many times its expected size noise may have."""
 INEXACT = 1e-4
 """What may be left over where noise is negligible: the vectors are solved to finite precision."""
 SPREAD = 4.0
@@ -70,7 +68,8 @@ class WitnessCertificates:
 def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled: Settled) -> WitnessCertificates:
     """Collect the evidence for inputs that two witnesses have seen."""
     z = settled.points @ problem.preactivations.T
-    gradients = (seen.backs @ witness.back.T) * (z > 0)
+    fires = torch.where(unclear(problem, witness, settled.points, z), seen.masks, z > 0)
+    gradients = (seen.backs @ witness.back.T) * fires
     left = problem.factors.left
     size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
     backward = torch.linalg.vector_norm(gradients - (gradients @ left) @ left.T, dim=1) / size

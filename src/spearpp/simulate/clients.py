@@ -105,7 +105,7 @@ def dp_sgd(
         raise OptionError(f"clip={clip}, noise={noise}: the clipping norm is positive, the noise not negative")
     generator = generator or torch.Generator().manual_seed(0)
     layers = _linear(model)
-    everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    everything: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total = {parameter: torch.zeros_like(parameter) for parameter in everything}
     for row in range(len(batch.inputs)):
         one = replace(batch, inputs=batch.inputs[row : row + 1], labels=batch.labels[row : row + 1])

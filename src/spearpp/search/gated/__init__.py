@@ -10,7 +10,7 @@ they leave, the others look for.
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -88,6 +88,8 @@ class Gated:
             known = first.known
             if isinstance(first, WitnessedRounds) and len(known) and first.beyond_one_witness:
                 return
+            if not len(known):  # then its outputs are not what this layer feeds
+                problem = replace(problem, outputs=None)
         rounds = _Rounds(problem, self, known)
         while left > 0 and time.monotonic() < deadline:
             if rounds.complete or rounds.stuck:
@@ -104,8 +106,8 @@ class Gated:
         """The rounds that the next layer allows, if it was given and says something."""
         if problem.witness is not None:
             return WitnessedRounds(problem, problem.witness, self.round_starts, self.dtype)
-        if problem.back is not None:
-            return BackwardRounds(problem, problem.back, self.round_starts, self.dtype)
+        if problem.outputs is not None:
+            return BackwardRounds(problem, problem.outputs, self.round_starts, self.dtype)
         return None
 
 

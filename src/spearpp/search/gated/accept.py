@@ -6,9 +6,12 @@ from spearpp.nullspace import independent
 from spearpp.problem import Problem
 from spearpp.search.gated.refine import silent_neurons
 from spearpp.shapes import Bool, Float, Tensor
+from spearpp.witness import FewOutputs
 
 AGREEMENT = 0.65
 """Least share of the neurons p calls silent that must be zero in L q. A mixture of two inputs has half."""
+FOREIGN = 0.1
+"""Share of a column that the next layer need not explain: noise and local steps; of a mixture it is most."""
 EXCESS = 0.3
 """How far the zeros must rise from the b-1 that any vertex has to all the silent neurons."""
 
@@ -21,7 +24,24 @@ def acceptable(problem: Problem, points: Float[Tensor, "k b"], directions: Float
     free = problem.batch_size - 1
     enough = zeros.sum(1) >= free + EXCESS * (expected - free)
     agree = (zeros & silent).sum(1) >= AGREEMENT * expected
-    return enough & agree & (expected > free) & (zeros.sum(1) >= problem.tolerance.least_zeros)
+    accepted = enough & agree & (expected > free) & (zeros.sum(1) >= problem.tolerance.least_zeros)
+    return accepted if problem.outputs is None else accepted & sent_back(problem, problem.outputs, directions)
+
+
+def sent_back(problem: Problem, outputs: FewOutputs, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
+    """Whether L q is, where it is not zero, what the next layer's outputs send back to one sample.
+
+    Samples that one label was taken for another send the same back, so their differences are sparser
+    than they are themselves; but those have entries of either sign, which no sample has.
+    """
+    values = directions @ problem.factors.left.T
+    kept = (~problem.tolerance.zeros(values, directions) & problem.factors.live).to(values)
+    rows = kept[:, :, None] * outputs.span
+    normal = rows.mT @ rows
+    normal.diagonal(dim1=1, dim2=2).add_(1e-12)
+    sent = torch.linalg.solve(normal, rows.mT @ values[:, :, None])
+    left_over = torch.linalg.vector_norm(kept * values - (rows @ sent)[:, :, 0], dim=1)
+    return left_over <= FOREIGN * torch.linalg.vector_norm(kept * values, dim=1)
 
 
 def new_directions(

@@ -15,9 +15,12 @@ from spearpp.problem import Problem
 from spearpp.search.base import Proposals
 from spearpp.search.gated.descent import repeat
 from spearpp.shapes import Bool, Float, Tensor
+from spearpp.witness import FewOutputs
 
 BETA = 1.0
 ALPHA = 2.0
+BETWEEN = 0.75
+"""Share of the starts that begin at one output taken for another."""
 REFLECTIONS = 600
 POLISHES = 3
 LEFT_OVER = 1e-4
@@ -30,8 +33,9 @@ LEAST = 0.02
 class BackwardRounds:
     """Columns found from the next layer's weights."""
 
-    def __init__(self, problem: Problem, back: Float[Tensor, "m r"], size: int, dtype: torch.dtype) -> None:
-        self.problem, self.back, self.dtype = problem, back, dtype
+    def __init__(self, problem: Problem, outputs: FewOutputs, size: int, dtype: torch.dtype) -> None:
+        self.problem, self.back, self.dtype = problem, outputs.span, dtype
+        self.between = outputs.between()
         self.size = 2 * size
         self.known = problem.factors.left.new_zeros(0, problem.batch_size)
         self.over = False
@@ -47,6 +51,10 @@ class BackwardRounds:
         """The masks that random starts arrive at."""
         left, back = self.problem.factors.left.to(self.dtype), self.back.to(self.dtype)
         e = sphere.uniform(size, back.shape[1], generator, dtype=self.dtype, device=back.device) @ back.T
+        # From random starts only some of the columns are ever reached; most are near one output against another.
+        pairs = torch.randperm(len(self.between), generator=generator, device=generator.device).to(back.device)
+        pairs = pairs.repeat(-(-size // max(1, len(pairs))))[: int(BETWEEN * size)]
+        e[: len(pairs)] = self.between[pairs].to(self.dtype)
         half = torch.rand(size, len(back), generator=generator, device=generator.device) < 0.5
         d = ALPHA * e * half.to(back.device)
 

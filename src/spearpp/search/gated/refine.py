@@ -4,12 +4,12 @@ import torch
 
 from spearpp import sphere
 from spearpp.candidates import refit
+from spearpp.chunks import at_once
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 
 _REWEIGHTINGS = 12
 _SHRINK = 0.4
-_BYTES = 2**27
 
 
 def silent_neurons(problem: Problem, points: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
@@ -40,7 +40,7 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     mistake lose their say. Then the direction is solved again for all its zeros (``refit``).
     """
     m, b = problem.factors.left.shape
-    size = max(1, _BYTES // (8 * m * b))
+    size = at_once(points.device, 8 * m * b)
     parts = zip(points.split(size), directions.split(size), strict=True)
     return refit(problem, torch.cat([_reweighted(problem, p, sphere.retract(q)) for p, q in parts]))
 

@@ -11,15 +11,13 @@ from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import complement
 from spearpp.search.gated.reflect import reflect
 from spearpp.shapes import Float, Tensor, pick
-from spearpp.sightings import Sightings, confirm, forward_noise, no_sightings, outside, settle
+from spearpp.sightings import SIGMAS, Sightings, confirm, forward_noise, no_sightings, outside, settle
 from spearpp.witness import Witness
 
 PROMISING = 0.15
 """Share of relu(z) outside span(V) up to which an end point is polished."""
 POLISHES = 8
 """How often an end point is solved for its mask, until that no longer changes."""
-SIGMAS = 5.0
-"""How many times its expected size noise may have in a true input."""
 SHRUNK = 1e-4
 """What may be left over in shrunk spaces where noise is negligible: earlier finds are not exact either."""
 LAST = 1e-3
@@ -123,12 +121,12 @@ class WitnessedRounds:
             if not len(moving):
                 break
         points = sphere.retract(x @ spaces.to_p.T)
-        fits = outside(x @ spaces.preactivations.T, spaces.activations) <= self._allowed(points)
+        fits = outside(x @ spaces.preactivations.T, spaces.activations) <= self._allowed(points, self._inexact)
         return _distinct(x[fits & (norms[:, 1] >= DETERMINED)], 0.9999)
 
-    def _allowed(self, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    def _allowed(self, points: Float[Tensor, "k b"], least: float = 0.0) -> Float[Tensor, "k"]:
         noise = SIGMAS * forward_noise(self.problem, self.witness, points)
-        return torch.where(noise <= HOPELESS, noise.clamp_min(self._inexact), -1.0)
+        return torch.where(noise <= HOPELESS, noise.clamp_min(least), -1.0)
 
     @property
     def _inexact(self) -> float:
@@ -145,13 +143,14 @@ class WitnessedRounds:
         good = (left_over <= self._allowed(settled.points)) & (settled.gap >= DETERMINED)
         good &= left_over <= DETERMINED * settled.gap
         back = confirm(problem, witness, settled.points, self.found)
-        good &= (back.left_over <= (SIGMAS * back.noise).clamp_min(self._inexact)) & (back.gap >= DETERMINED)
+        good &= back.fits & (back.gap >= DETERMINED)
         freedom = max(1, z.shape[1] - problem.batch_size) ** 0.5
         found = Sightings(
             points=settled.points,
             directions=back.directions,
             coordinates=z.clamp_min(0) @ witness.activations,
             backs=back.backs,
+            masks=back.masks,
             turned=torch.maximum(back.noise, back.left_over) / (freedom * back.gap.clamp(DETERMINED, 1.0)),
         )
         seen = pick(found, good)
