@@ -13,6 +13,8 @@ from spearpp.witness import Witness
 
 FIRES = 5.0
 """How far above its noise a pre-activation must be to count as firing."""
+SPREAD = 4.0
+"""The error along the direction that is determined least, times this, stands for that along all of them."""
 UNCLEAR = 3
 """Neurons of a point for which both is tried where that is hidden."""
 SIGMAS = 5.0
@@ -77,13 +79,6 @@ def entry_noise(problem: Problem, witness: Witness, points: Float[Tensor, "k b"]
     entry = points * (problem.tolerance.noise + rounding * problem.factors.singular_values)
     entry = torch.linalg.vector_norm(entry, dim=1) * problem.tolerance.weight_norms.square().mean().sqrt()
     return (entry.square() + witness.spread(active @ witness.activations).square()).sqrt()
-
-
-def unclear(
-    problem: Problem, witness: Witness, points: Float[Tensor, "k b"], preactivations: Float[Tensor, "k m"]
-) -> Bool[Tensor, "k m"]:
-    """Where noise hides whether a neuron fires."""
-    return preactivations.abs() <= FIRES * entry_noise(problem, witness, points)[:, None]
 
 
 def forward_noise(problem: Problem, witness: Witness, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
@@ -156,6 +151,14 @@ def settle(
     )
 
 
+def unclear(problem: Problem, witness: Witness, settled: Settled) -> Bool[Tensor, "k m"]:
+    """Where noise hides whether a neuron fires: its own noise in z, and what it leaves open of p."""
+    z = settled.points @ problem.preactivations.T
+    loose = torch.linalg.vector_norm(settled.loose @ problem.preactivations.T, dim=1) / z.shape[1] ** 0.5
+    noise = entry_noise(problem, witness, settled.points) + SPREAD * settled.turned * loose
+    return z.abs() <= FIRES * noise[:, None]
+
+
 @dataclass(frozen=True, eq=False)
 class Confirmation:
     """The backward vectors of some points, and how well they fit."""
@@ -178,15 +181,15 @@ class Confirmation:
         return self.left_over <= SIGMAS * self.noise
 
 
-def confirm(problem: Problem, witness: Witness, points: Float[Tensor, "k b"], others: Sightings) -> Confirmation:
+def confirm(problem: Problem, witness: Witness, settled: Settled, others: Sightings) -> Confirmation:
     """Solve t and q of every point in the whole space: S ∘ (B t) in span(L), and t ⟂ Σ₂⁻¹c of all others seen.
 
     Where noise hides whether a neuron fires, the better of both is taken, for up to three neurons of a point.
     """
-    z = points @ problem.preactivations.T
+    z = settled.points @ problem.preactivations.T
     known = _known(problem, witness, others)
     best = _confirm(problem, witness, z > 0, known)
-    hidden = unclear(problem, witness, points, z)
+    hidden = unclear(problem, witness, settled)
     doubted = torch.nonzero(hidden.any(1) & ~best.fits)[:, 0]
     nearest = z[doubted].abs().argsort(dim=1)[:, :UNCLEAR]
     for turned in itertools.product((False, True), repeat=nearest.shape[1]):

@@ -16,14 +16,12 @@ import torch
 from spearpp.certificate.masks import EXACT
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Tensor
-from spearpp.sightings import SIGMAS, Settled, Sightings, backward_noise, forward_noise, outside, unclear
+from spearpp.sightings import SIGMAS, SPREAD, Settled, Sightings, backward_noise, forward_noise, outside, unclear
 from spearpp.tolerance import RARE
 from spearpp.witness import Witness
 
 INEXACT = 1e-4
 """What may be left over where noise is negligible: the vectors are solved to finite precision."""
-SPREAD = 4.0
-"""The error along the direction that is determined least, times this, stands for that along all of them."""
 DETERMINED = 10.0
 """How far above noise the next best solution must be."""
 
@@ -68,7 +66,7 @@ class WitnessCertificates:
 def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled: Settled) -> WitnessCertificates:
     """Collect the evidence for inputs that two witnesses have seen."""
     z = settled.points @ problem.preactivations.T
-    fires = torch.where(unclear(problem, witness, settled.points, z), seen.masks, z > 0)
+    fires = torch.where(unclear(problem, witness, settled), seen.masks, z > 0)
     gradients = (seen.backs @ witness.back.T) * fires
     left = problem.factors.left
     size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(z.dtype).tiny)

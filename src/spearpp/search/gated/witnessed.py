@@ -142,7 +142,7 @@ class WitnessedRounds:
         left_over = outside(z, witness.activations)
         good = (left_over <= self._allowed(settled.points)) & (settled.gap >= DETERMINED)
         good &= left_over <= DETERMINED * settled.gap
-        back = confirm(problem, witness, settled.points, self.found)
+        back = confirm(problem, witness, settled, self.found)
         good &= back.fits & (back.gap >= DETERMINED)
         freedom = max(1, z.shape[1] - problem.batch_size) ** 0.5
         found = Sightings(
