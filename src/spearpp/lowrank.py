@@ -32,6 +32,8 @@ MARGIN = 16
 ROUNDING = 8.0
 """How many times the rounding of its dtype a matrix may be off and still hold no more than rounding:
 a client's sums round more often than once."""
+STEP = 2.0
+"""How far above rounding a sample must stand to count, where samples sink into it."""
 FEWEST = 50
 """Singular values needed to tell strong noise from signal by their distribution."""
 
@@ -150,8 +152,10 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
 
     is 1, and it is larger while signal is left in the tail. The rank is the last k with a clear gap
     s_k / s_{k+1} and a flat tail, or one at the level of rounding: weak samples may follow on strong
-    ones after a gap of their own. If there is none, the noise is strong: then the rank is the least
-    k ≤ r/2 for which s_k stands out by a quarter and the tail has the singular values of i.i.d. noise
+    ones after a gap of their own. If there is none, weak samples may sink into the rounding one by one,
+    as those do that a trained network is sure of: then the largest tail that is flat and no more than
+    rounding begins with the noise, and what is twice as large counts. Else the noise is strong, and the
+    rank is the least k ≤ r/2 for which s_k stands out by a quarter and the tail has the singular values of i.i.d. noise
     (Marchenko and Pastur). A full-rank gradient has no such tail.
 
     >>> import torch
@@ -177,6 +181,10 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     clear = torch.nonzero(gap >= CLEAR_GAP)
     if len(clear):
         return int(clear[-1]) + 1
+    rounded = tail / (p * q).sqrt() <= ROUNDING * epsilon / 12**0.5 * tail[0] / (shape[0] * shape[1]) ** 0.5
+    sunk = torch.nonzero((flatness <= FLAT_TAIL) & rounded & (r - k >= FEWEST))
+    if len(sunk) and sunk[0] > 0:
+        return int((s >= STEP * s[sunk[0]]).sum())
     above = torch.cat([s.new_zeros(1), s[:-1]]) * flatness / s  # s_k over the edge of the noise
     strong = (flatness <= IID_TAIL) & (above >= 1.25) & (k <= r / 2) & (r - k >= FEWEST)
     for candidate in torch.nonzero(strong)[:, 0].tolist():
@@ -228,7 +236,7 @@ def _agreed_rank(rank: int | None, batch_size: int | None, spectrum: Tensor, see
         rank = visible if rank is None else rank
         raise RankError(
             f"batch_size={batch_size}, but the gradient has rank {rank}: the other {batch_size - rank} samples repeat "
-            f"one in the batch or fire no neuron. Pass batch_size={rank} or leave it out"
+            f"one in the batch, fire no neuron or lie below the noise. Pass batch_size={rank} or leave it out"
         )
     return batch_size
 
