@@ -1,26 +1,41 @@
 """Does this client update give the training batch away, exactly, and what would stop it?
 
-``invert`` recovers the inputs of a Linear+ReLU layer from its gradients; ``simulate`` plays the
-client; ``score`` compares the two.
+``audit`` takes a client's update and a model to a verdict; ``invert`` recovers the inputs of one Linear+ReLU
+layer from its gradients; ``simulate`` plays the client; ``score`` compares with the truth.
 """
 
 from spearpp import losses, rounding, search, simulate
+from spearpp.audit import AuditResult, LayerAudit, Verdict, audit
+from spearpp.consistency import Finding, check
 from spearpp.errors import SpearError
 from spearpp.invert import invert
+from spearpp.layers import Layer, find_layers
 from spearpp.metrics import Score, accuracy, score
 from spearpp.normalisation import Normalisation
+from spearpp.replay import Replay
 from spearpp.result import Inversion, Progress, Stats
+from spearpp.update import ClientUpdate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuditResult",
+    "ClientUpdate",
+    "Finding",
     "Inversion",
+    "Layer",
+    "LayerAudit",
     "Normalisation",
     "Progress",
+    "Replay",
     "Score",
     "SpearError",
     "Stats",
+    "Verdict",
     "accuracy",
+    "audit",
+    "check",
+    "find_layers",
     "invert",
     "losses",
     "rounding",

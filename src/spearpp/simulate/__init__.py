@@ -1,18 +1,30 @@
 """Clients to attack: networks, data that is there offline, and what a client would send."""
 
-from spearpp.simulate.clients import LayerGradient, dp_sgd, fedavg, fedsgd
+from spearpp.simulate.clients import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Several
 from spearpp.simulate.data import Batch, breast_cancer, cifar10, digits, photographs, random_batch
 from spearpp.simulate.models import mlp
+from spearpp.simulate.rounds import LayerGradient, dp_sgd, fedavg, fedsgd, linear_layers
+from spearpp.simulate.wire import Quantise, TopK, Wire
 
 __all__ = [
+    "DPSGD",
     "Batch",
+    "Client",
+    "FedAvg",
+    "FedSGD",
     "LayerGradient",
+    "OpacusDPSGD",
+    "Quantise",
+    "Several",
+    "TopK",
+    "Wire",
     "breast_cancer",
     "cifar10",
     "digits",
     "dp_sgd",
     "fedavg",
     "fedsgd",
+    "linear_layers",
     "mlp",
     "photographs",
     "random_batch",

@@ -1,130 +1,221 @@
-"""What a client computes and the server sees."""
+"""Clients of a federation, and what becomes of their updates on the way to the server.
+
+A client takes a model and its data and returns the ``ClientUpdate`` that the server sees. What happens to
+it on the way is written behind a bar: ``FedSGD() | TopK(0.1) | Quantise(8)``.
+"""
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from spearpp.errors import OptionError
-from spearpp.shapes import Float, Tensor
+from spearpp.errors import MissingExtraError, OptionError
+from spearpp.shapes import Tensor
 from spearpp.simulate.data import Batch
+from spearpp.update import ClientUpdate
 
 
-class LayerGradient(NamedTuple):
-    """What the server sees of one Linear layer, in the order ``spearpp.invert`` takes it."""
+class Client:
+    """Something that trains on a batch and sends an update."""
 
-    grad_weight: Float[Tensor, "m n"]
-    grad_bias: Float[Tensor, "m"] | None
-    weight: Float[Tensor, "m n"]
-    bias: Float[Tensor, "m"] | None
+    def __call__(self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> ClientUpdate:
+        """What the server sees; ``generator`` is the source of the client's randomness, seed 0 if None."""
+        return self._train(model, batch, torch.Generator().manual_seed(0) if generator is None else generator)
 
-    def to(self, target: torch.dtype | torch.device | str) -> "LayerGradient":
-        """The same in another wire precision or on another device."""
-        return LayerGradient(
-            grad_weight=self.grad_weight.to(target),
-            grad_bias=None if self.grad_bias is None else self.grad_bias.to(target),
-            weight=self.weight.to(target),
-            bias=None if self.bias is None else self.bias.to(target),
+    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        raise NotImplementedError
+
+    def __or__(self, change: "Change") -> "Client":
+        """The same client with its update changed on the way."""
+        return _Changed(self, change)
+
+
+Change = Callable[[ClientUpdate], ClientUpdate]
+"""What the wire or a defence does to an update."""
+
+
+@dataclass(frozen=True)
+class _Changed(Client):
+    client: Client
+    change: Change
+
+    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        return self.change(self.client(model, batch, generator))
+
+
+@dataclass(frozen=True)
+class FedSGD(Client):
+    """One gradient of the mean cross-entropy over the batch. The server sees it as it is.
+
+    >>> from spearpp.simulate import mlp, random_batch
+    >>> FedSGD()(mlp(8, [5], 10), random_batch(4, features=8))
+    ClientUpdate(4 of 4 parameters, 105 numbers, from gradients)
+    """
+
+    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        del generator  # nothing is random
+        named = _trainable(model)
+        gradients = torch.autograd.grad(_loss(model, batch), list(named.values()), allow_unused=True)
+        used = {name: each for name, each in zip(named, gradients, strict=True) if each is not None}
+        return ClientUpdate.from_gradients(model, used)
+
+
+@dataclass(frozen=True)
+class FedAvg(Client):
+    """SGD over shuffled mini-batches. The server sees the weights afterwards, and knows rate and epochs.
+
+    (before - after) / (rate · epochs) is close to the gradient of the summed mini-batch losses at the weights
+    sent, and drifts from it as the weights move. Momentum makes it a weighted sum of the same gradients.
+
+    >>> from spearpp.simulate import mlp, random_batch
+    >>> FedAvg(epochs=2, mini_batch=2, rate=0.1)(mlp(8, [5], 10), random_batch(4, features=8))
+    ClientUpdate(4 of 4 parameters, 105 numbers, from weights, lr=0.1, steps=2)
+    """
+
+    epochs: int
+    mini_batch: int
+    rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.mini_batch < 1 or not self.rate > 0:
+            given = f"epochs={self.epochs}, mini_batch={self.mini_batch}, rate={self.rate}"
+            raise OptionError(f"{given}: each must be positive")
+        if not 0 <= self.momentum < 1 or self.weight_decay < 0:
+            raise OptionError(
+                f"momentum={self.momentum}, weight_decay={self.weight_decay}: within [0, 1), and not negative"
+            )
+
+    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        local = copy.deepcopy(model)
+        optimiser = torch.optim.SGD(
+            local.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
+        for _ in range(self.epochs):
+            for rows in torch.randperm(len(batch.inputs), generator=generator).split(self.mini_batch):
+                optimiser.zero_grad()
+                _loss(local, replace(batch, inputs=batch.inputs[rows], labels=batch.labels[rows])).backward()
+                optimiser.step()
+        return ClientUpdate.from_weights(model, local, lr=self.rate, steps=self.epochs)
 
 
-def fedsgd(model: nn.Module, batch: Batch) -> list[LayerGradient]:
-    """One FedSGD round: the gradient of the mean cross-entropy over the batch, at every Linear layer in turn.
-
-    Args:
-        model: the network; the batch is cast to its dtype and device.
-        batch: inputs and labels.
-
-    >>> import torch
-    >>> from spearpp.simulate import mlp, random_batch
-    >>> fedsgd(mlp(8, [5], 10), random_batch(4, features=8))[0].grad_weight.shape
-    torch.Size([5, 8])
-    """
-    layers = _linear(model)
-    gradients = torch.autograd.grad(_loss(model, batch), _parameters(layers))
-    return _layer_gradients(layers, gradients)
-
-
-def fedavg(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    epochs: int,
-    mini_batch: int,
-    rate: float,
-    generator: torch.Generator | None = None,
-) -> list[LayerGradient]:
-    """FedAvg: SGD over shuffled mini-batches; the update, weights before minus after, over rate and epochs.
-
-    The sum of all gradients over their number of epochs is close to the gradient of the summed
-    mini-batch losses at the weights sent, and drifts from it as the weights move.
-
-    >>> from spearpp.simulate import mlp, random_batch
-    >>> model, batch = mlp(8, [5], 10), random_batch(4, features=8)
-    >>> one = fedavg(model, batch, epochs=1, mini_batch=4, rate=0.1)[0]
-    >>> bool((one.grad_weight - fedsgd(model, batch)[0].grad_weight).abs().max() < 1e-6)
-    True
-    """
-    if epochs < 1 or mini_batch < 1 or not rate > 0:
-        raise OptionError(f"epochs={epochs}, mini_batch={mini_batch}, rate={rate}: each must be positive")
-    generator = generator or torch.Generator().manual_seed(0)
-    before = _linear(model)
-    local = copy.deepcopy(model)
-    optimiser = torch.optim.SGD(local.parameters(), lr=rate)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(batch.inputs), generator=generator).split(mini_batch):
-            optimiser.zero_grad()
-            _loss(local, replace(batch, inputs=batch.inputs[rows], labels=batch.labels[rows])).backward()
-            optimiser.step()
-    moved = zip(_parameters(before), _parameters(_linear(local)), strict=True)
-    return _layer_gradients(before, [(old - new).detach() / (rate * epochs) for old, new in moved])
-
-
-def dp_sgd(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    clip: float,
-    noise: float,
-    generator: torch.Generator | None = None,
-) -> list[LayerGradient]:
-    """DP-SGD as the paper's table has it: per-sample gradients clipped to norm C, averaged, plus N(0, σ²).
+@dataclass(frozen=True)
+class DPSGD(Client):
+    """Per-sample gradients clipped to norm C and averaged, plus N(0, σ²): DP-SGD as the paper's table has it.
 
     The norm is of a sample's whole gradient. σ is added to each entry of the mean.
 
     >>> from spearpp.simulate import mlp, random_batch
     >>> model, batch = mlp(8, [5], 10), random_batch(4, features=8)
-    >>> free = dp_sgd(model, batch, clip=1e9, noise=0.0)[0]
-    >>> bool((free.grad_weight - fedsgd(model, batch)[0].grad_weight).abs().max() < 1e-6)
+    >>> free, plain = DPSGD(clip=1e9, noise=0.0)(model, batch), FedSGD()(model, batch)
+    >>> bool(all((free.gradients[n] - plain.gradients[n]).abs().max() < 1e-6 for n in plain.gradients))
     True
     """
-    if not clip > 0 or noise < 0:
-        raise OptionError(f"clip={clip}, noise={noise}: the clipping norm is positive, the noise not negative")
-    generator = generator or torch.Generator().manual_seed(0)
-    layers = _linear(model)
-    everything: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    total = {parameter: torch.zeros_like(parameter) for parameter in everything}
-    for row in range(len(batch.inputs)):
-        one = replace(batch, inputs=batch.inputs[row : row + 1], labels=batch.labels[row : row + 1])
-        gradients = torch.autograd.grad(_loss(model, one), everything)
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradients]))
-        share = (clip / norm.clamp_min(1e-30)).clamp_max(1.0) / len(batch.inputs)
-        for part, gradient in zip(total.values(), gradients, strict=True):
-            part += share * gradient
-    clipped = [total[parameter] for parameter in _parameters(layers)]
-    drawn = [torch.randn(part.shape, generator=generator, device=generator.device).to(part) for part in clipped]
-    return _layer_gradients(layers, [part + noise * extra for part, extra in zip(clipped, drawn, strict=True)])
+
+    clip: float
+    noise: float
+
+    def __post_init__(self) -> None:
+        if not self.clip > 0 or self.noise < 0:
+            raise OptionError(
+                f"clip={self.clip}, noise={self.noise}: a positive clipping norm, a noise that is not negative"
+            )
+
+    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        named = _trainable(model)
+        total = [torch.zeros_like(parameter) for parameter in named.values()]
+        for row in range(len(batch.inputs)):
+            one = replace(batch, inputs=batch.inputs[row : row + 1], labels=batch.labels[row : row + 1])
+            gradients = torch.autograd.grad(_loss(model, one), list(named.values()))
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradients]))
+            share = (self.clip / norm.clamp_min(1e-30)).clamp_max(1.0) / len(batch.inputs)
+            for part, gradient in zip(total, gradients, strict=True):
+                part += share * gradient
+        drawn = [torch.randn(part.shape, generator=generator, device=generator.device).to(part) for part in total]
+        noisy = [part + self.noise * extra for part, extra in zip(total, drawn, strict=True)]
+        return ClientUpdate.from_gradients(model, dict(zip(named, noisy, strict=True)))
 
 
-def _linear(model: nn.Module) -> list[nn.Linear]:
-    return [module for module in model.modules() if isinstance(module, nn.Linear)]
+@dataclass(frozen=True)
+class OpacusDPSGD(Client):
+    """One step of DP-SGD by Opacus itself: Poisson sampling, per-sample clipping, noise (σC)² on the sum.
+
+    The server sees (Σ clipped + noise) / expected batch size; how many samples were drawn, it is not told.
+
+    >>> client = OpacusDPSGD(clip=1.0, noise_multiplier=1.0, sample_rate=0.1)
+    >>> round(client.epsilon(steps=10, delta=1e-5), 1)
+    3.4
+    """
+
+    clip: float
+    noise_multiplier: float
+    sample_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.clip > 0 or self.noise_multiplier < 0 or not 0 < self.sample_rate <= 1:
+            given = f"clip={self.clip}, noise_multiplier={self.noise_multiplier}, sample_rate={self.sample_rate}"
+            raise OptionError(f"{given}: positive, not negative, and within (0, 1]")
+
+    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        try:
+            from opacus import GradSampleModule
+            from opacus.optimizers import DPOptimizer
+        except ImportError as error:
+            raise MissingExtraError("opacus", "dp") from error
+        drawn = torch.rand(len(batch.inputs), generator=generator) < self.sample_rate
+        local = GradSampleModule(copy.deepcopy(model).train())
+        optimiser = DPOptimizer(
+            torch.optim.SGD(local.parameters(), lr=1.0),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.clip,
+            expected_batch_size=max(1, round(self.sample_rate * len(batch.inputs))),
+            generator=generator,
+        )
+        if not bool(drawn.any()):
+            raise OptionError("Poisson sampling drew no sample: an empty round")
+        with warnings.catch_warnings():  # inputs need no gradient, which is what its hooks warn of
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            _loss(local, replace(batch, inputs=batch.inputs[drawn], labels=batch.labels[drawn])).backward()
+        optimiser.pre_step()
+        return ClientUpdate.from_gradients(
+            model, {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
+        )
+
+    def epsilon(self, *, steps: int, delta: float) -> float:
+        """ε after so many steps, by Opacus' RDP accountant."""
+        try:
+            from opacus.accountants import RDPAccountant
+        except ImportError as error:
+            raise MissingExtraError("opacus", "dp") from error
+        if self.noise_multiplier == 0:
+            return math.inf
+        accountant = RDPAccountant()
+        accountant.history = [(self.noise_multiplier, self.sample_rate, steps)]
+        return float(accountant.get_epsilon(delta))
 
 
-def _parameters(layers: list[nn.Linear]) -> list[Tensor]:
-    return [parameter for layer in layers for parameter in (layer.weight, layer.bias) if parameter is not None]
+@dataclass(frozen=True)
+class Several(Client):
+    """Secure aggregation: the batch is dealt out to so many clients, and the server sees only the sum."""
+
+    client: Client
+    clients: int
+
+    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        if not 1 <= self.clients <= len(batch.inputs):
+            raise OptionError(f"clients={self.clients} for {len(batch.inputs)} samples: each client has one at least")
+        parts = torch.arange(len(batch.inputs)).tensor_split(self.clients)
+        own = [replace(batch, inputs=batch.inputs[part], labels=batch.labels[part]) for part in parts]
+        return ClientUpdate.sum([self.client(model, each, generator) for each in own])
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -139,16 +230,3 @@ def _loss(model: nn.Module, batch: Batch) -> Tensor:
         seen = f"{int(batch.labels.min())} to {int(batch.labels.max())}"
         raise OptionError(f"the batch has labels {seen}, the model {outputs.shape[1]} outputs")
     return nn.functional.cross_entropy(outputs, batch.labels.to(inputs.device))
-
-
-def _layer_gradients(layers: list[nn.Linear], gradients: Sequence[Tensor]) -> list[LayerGradient]:
-    left = iter(gradients)
-    return [
-        LayerGradient(
-            grad_weight=next(left),
-            grad_bias=None if layer.bias is None else next(left),
-            weight=layer.weight.detach().clone(),
-            bias=None if layer.bias is None else layer.bias.detach().clone(),
-        )
-        for layer in layers
-    ]

@@ -1,0 +1,292 @@
+"""From a client's update to a verdict: which layers can be inverted, what they give away, and proof of it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import torch
+from torch import nn
+
+from spearpp.consistency import LARGEST, Finding, check, spectrum
+from spearpp.errors import OptionError, RankError, SpearError
+from spearpp.invert import invert
+from spearpp.layers import Layer, find_layers
+from spearpp.replay import Replay, labels_of, replay
+from spearpp.result import Inversion, Progress
+from spearpp.search import Gated, Search
+from spearpp.shapes import Int, Tensor
+from spearpp.update import ClientUpdate
+
+LEAST_SECONDS = 0.5
+"""A layer's share of the budget at least."""
+
+
+class Verdict(StrEnum):
+    """What an audit comes to. There is no "safe"."""
+
+    LEAKS = "LEAKS"
+    NOT_FOUND = "NOT_FOUND"
+    NOT_APPLICABLE = "NOT_APPLICABLE"
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAudit:
+    """One layer: what it holds, and what came of it."""
+
+    layer: Layer
+    feasible: bool
+    reason: str
+    """Why it was inverted, or why not."""
+    inversion: Inversion | None = None
+    labels: Int[Tensor, "k"] | None = None
+    """The class of each recovered input, -1 where none fits; None where labels cannot be told."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """How many samples its gradient holds, where that could be read."""
+        return None if self.inversion is None else self.inversion.batch_size
+
+    @property
+    def recovered(self) -> int:
+        """How many of them came back with a certificate."""
+        return 0 if self.inversion is None else int(self.inversion.certified.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class AuditResult:
+    """What one update gives away."""
+
+    verdict: Verdict
+    summary: str
+    """The verdict in a sentence."""
+    layers: list[LayerAudit]
+    findings: list[Finding]
+    caveats: list[str]
+    """What the verdict does not say."""
+    replay: Replay | None
+    """The update computed again from what was recovered, where all of it was."""
+    seconds: float
+    budget: float | None
+    """Seconds that were allowed; None for no bound but the search's own."""
+
+    @property
+    def best(self) -> LayerAudit | None:
+        """The layer that gives away most: the model's inputs before features, then the larger number."""
+        found = [each for each in self.layers if each.recovered]
+        return max(found, key=lambda each: (each.layer.sees == "inputs", each.recovered), default=None)
+
+    @property
+    def inputs(self) -> Tensor:
+        """The certified inputs of the layer that gives away most; none if nothing was found."""
+        best = self.best
+        if best is None or best.inversion is None:
+            return torch.zeros(0, 0)
+        return best.inversion.inputs[best.inversion.certified]
+
+
+def audit(
+    update: ClientUpdate,
+    model: nn.Module | None = None,
+    *,
+    budget: float | None = None,
+    search: Search | None = None,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[Layer, Progress], None] | None = None,
+) -> AuditResult:
+    """Find out whether an update gives its training batch away.
+
+    Every Linear layer before a ReLU is inverted, with the next layer as a second witness where there is one. The
+    verdict is LEAKS if any input comes back with a certificate, NOT_FOUND if none does within the budget, and
+    NOT_APPLICABLE if there is no layer to invert.
+
+    Args:
+        update: what the client sent.
+        model: the network, to tell which layers feed a ReLU, to find labels and to replay; None to go without.
+        budget: seconds for all layers together; None leaves it to the search.
+        search: how to look; None is ``spearpp.search.Gated()``.
+        batch_size: only a check: what is read off the update counts, and a caveat says if they differ.
+        generator: source of randomness; None is a generator with seed 0.
+        progress: called after every round with the layer and how far it is.
+
+    Raises:
+        SpearError: for an update that is none. "Nothing found" is a result, not an error.
+
+    >>> import torch, spearpp
+    >>> from spearpp import simulate
+    >>> model = simulate.mlp(30, [90, 90], 10, generator=torch.Generator().manual_seed(2))
+    >>> batch = simulate.random_batch(6, features=30, generator=torch.Generator().manual_seed(1))
+    >>> update = simulate.FedSGD()(model, batch)
+    >>> result = spearpp.audit(update, model)
+    >>> print(result.summary)
+    LEAKS: 6 of 6 training inputs were recovered exactly from layer 0
+    >>> bool((result.layers[0].labels.sort().values == batch.labels.sort().values).all())
+    True
+    >>> result.replay.difference < 1e-5
+    True
+    """
+    if budget is not None and not budget > 0:
+        raise OptionError(f"budget={budget}: seconds, or None for none")
+    began = time.monotonic()
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    layers = find_layers(model, update)
+    findings = check(update, layers)
+    update, decay = _without_decay(update, layers)
+    broken = next((finding for finding in findings if finding.level == "error"), None)
+    feasible = [layer for layer in layers if layer.qualifies and broken is None]
+    feasible.sort(key=lambda layer: layer.assumed)
+    done = {}
+    for index, layer in enumerate(feasible):
+        left = None
+        if budget is not None:
+            left = max(LEAST_SECONDS, (budget - (time.monotonic() - began)) / (len(feasible) - index))
+        done[layer.name] = _invert(layer, update, _within(search, left), generator, progress)
+    why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
+    audits = [done.get(layer.name) or LayerAudit(layer, False, why[layer.name]) for layer in layers]
+    audits = [_with_labels(each, update, model) for each in audits]
+    again = _replayed(audits, update, model)
+    verdict = _verdict(audits)
+    return AuditResult(
+        verdict=verdict,
+        summary=_summary(verdict, audits, budget),
+        layers=audits,
+        findings=findings,
+        caveats=_caveats(verdict, audits, update, model, batch_size, decay, again),
+        replay=again,
+        seconds=time.monotonic() - began,
+        budget=budget,
+    )
+
+
+def _within(search: Search | None, seconds: float | None) -> Search | None:
+    """The same search with so many seconds, where it takes such a bound."""
+    search = Gated() if search is None else search
+    if seconds is None or not isinstance(search, Gated):
+        return search
+    return replace(search, seconds=seconds if search.seconds is None else min(seconds, search.seconds))
+
+
+def _without_decay(update: ClientUpdate, layers: list[Layer]) -> tuple[ClientUpdate, float]:
+    """The update without weight decay, which adds a multiple of the weights to every gradient."""
+    for layer in layers:
+        gradient = update.gradients.get(layer.weight)
+        if gradient is not None and layer.qualifies and gradient.numel() <= LARGEST:
+            decay = spectrum(gradient, update.weights[layer.weight]).decay
+            if decay:
+                pure = {name: each - decay * update.weights[name].to(each) for name, each in update.gradients.items()}
+                return replace(update, gradients=pure), decay
+            return update, 0.0
+    return update, 0.0
+
+
+def _invert(
+    layer: Layer,
+    update: ClientUpdate,
+    search: Search | None,
+    generator: torch.Generator,
+    progress: Callable[[Layer, Progress], None] | None,
+) -> LayerAudit:
+    def tell(state: Progress) -> None:
+        if progress is not None:
+            progress(layer, state)
+
+    try:
+        result = invert(
+            *update.layer(layer.weight, layer.bias),
+            next_grad_weight=None if layer.next is None else update.gradients[layer.next],
+            next_weight=None if layer.next is None else update.weights[layer.next],
+            search=search,
+            generator=generator,
+            progress=tell,
+        )
+    except RankError as error:
+        return LayerAudit(layer, False, str(error))
+    if result.batch_size == 0:
+        return LayerAudit(layer, False, result.stats.stopped, result)
+    return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
+
+
+def _with_labels(audited: LayerAudit, update: ClientUpdate, model: nn.Module | None) -> LayerAudit:
+    if model is None or audited.inversion is None or not audited.recovered or audited.layer.sees != "inputs":
+        return audited
+    try:
+        return replace(audited, labels=labels_of(model, update, audited.layer, audited.inversion))
+    except SpearError:
+        return audited
+
+
+def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> Replay | None:
+    for each in audits:
+        if model is None or each.inversion is None or each.labels is None:
+            continue
+        if each.inversion.missing == 0 and bool((each.labels >= 0).all()):
+            return replay(model, update, each.inversion.inputs, each.labels)
+    return None
+
+
+def _verdict(audits: list[LayerAudit]) -> Verdict:
+    if any(each.recovered for each in audits):
+        return Verdict.LEAKS
+    return Verdict.NOT_FOUND if any(each.feasible for each in audits) else Verdict.NOT_APPLICABLE
+
+
+def _summary(verdict: Verdict, audits: list[LayerAudit], budget: float | None) -> str:
+    if verdict is Verdict.LEAKS:
+        best = max(audits, key=lambda each: (each.layer.sees == "inputs" and each.recovered > 0, each.recovered))
+        what = "training inputs" if best.layer.sees == "inputs" else "samples' features"
+        return (
+            f"LEAKS: {best.recovered} of {best.batch_size} {what} were recovered exactly from layer {best.layer.name}"
+        )
+    if verdict is Verdict.NOT_FOUND:
+        tried = sum(each.feasible for each in audits)
+        bound = "the search's own budget" if budget is None else f"{budget:g} s"
+        return f"NOT_FOUND: nothing was recovered from {tried} layers within {bound}; that is no proof of safety"
+    reasons = [each.reason for each in audits]
+    return "NOT_APPLICABLE: " + (
+        f"no layer can be inverted ({reasons[0]})" if reasons else "the model has no Linear layer"
+    )
+
+
+def _caveats(
+    verdict: Verdict,
+    audits: list[LayerAudit],
+    update: ClientUpdate,
+    model: nn.Module | None,
+    batch_size: int | None,
+    decay: float,
+    again: Replay | None,
+) -> list[str]:
+    said = []
+    if verdict is Verdict.LEAKS:
+        said.append("The recovered inputs are personal data: keep and share them as such.")
+    else:
+        said.append(
+            "Nothing found is no proof of safety: other attacks, a larger budget or another round may find more."
+        )
+    for each in audits:
+        if each.inversion is not None and each.feasible and each.inversion.missing and each.recovered:
+            missing = f"{each.inversion.missing} of {each.inversion.batch_size} samples were not recovered"
+            said.append(
+                f"Layer {each.layer.name}: {missing}; samples with tiny gradients may lie below the noise unseen."
+            )
+        if each.inversion is not None and batch_size is not None and each.batch_size not in (0, batch_size):
+            said.append(
+                f"Layer {each.layer.name}: {each.batch_size} samples were read off the update, {batch_size} were given."
+            )
+        if each.inversion is not None and not each.inversion.scale_known and each.recovered:
+            said.append(f"Layer {each.layer.name} has no bias: its inputs are known up to a positive factor each.")
+        if each.recovered and each.layer.assumed:
+            said.append(f"Layer {each.layer.name}: that a ReLU follows was assumed; the certificates prove it.")
+    if decay:
+        said.append(f"Weight decay of {decay:.3g} was taken off the update.")
+    if update.clients > 1:
+        said.append(f"The update is a sum of {update.clients} clients': which client an input belongs to is not told.")
+    if model is None:
+        said.append("Without a model neither labels nor a replay are possible.")
+    elif again is not None and again.difference > 1e-2:
+        said.append(
+            f"A replay with one step differs by {again.difference:.1%}: several local steps, another loss, noise, or "
+            "layers that behave differently in training."
+        )
+    return said

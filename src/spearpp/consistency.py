@@ -1,0 +1,175 @@
+"""Whether an update is what it is said to be, before any search: a look that takes less than a second.
+
+Every finding is a sentence that the owner of a system can act on.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from spearpp.layers import Layer
+from spearpp.lowrank import numerical_rank
+from spearpp.shapes import Float, Tensor
+from spearpp.update import ClientUpdate
+
+LARGEST = 16_000_000
+"""Numbers of a weight up to which its spectrum is looked at."""
+SAMPLE = 200_000
+"""Entries of a gradient that are looked at for its format."""
+EQUAL = 1.05
+"""Ratio of large to small entries below which an update has one size everywhere."""
+FEW_VALUES = 256
+PRUNED = 0.5
+EXPLAINED = 0.2
+"""Share of the tail that may be left when weight decay explains it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about the update that its owner should know."""
+
+    level: Literal["note", "warning", "error"]
+    about: str
+    """A parameter's name, or "update"."""
+    message: str
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """What the singular values of one layer's gradient say."""
+
+    rank: int | None
+    """Samples that can be told from noise; None if none can."""
+    noise: float
+    """Standard deviation of an entry's noise over the root mean square of all entries."""
+    decay: float
+    """λ if the gradient holds λ W on top of a low rank: weight decay. 0 if not."""
+
+
+def check(update: ClientUpdate, layers: Iterable[Layer]) -> list[Finding]:
+    """Everything about an update that can be seen without a search.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from spearpp.layers import find_layers
+    >>> model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 5))
+    >>> _ = model(torch.randn(4, 20)).logsumexp(1).mean().backward()
+    >>> adam = ClientUpdate.from_gradients(model, [p.grad.sign() for p in model.parameters()])
+    >>> [finding.message[:41] for finding in check(adam, find_layers(model, adam)) if finding.level == "error"]
+    ['all entries have one size: Adam, or signs']
+    """
+    found = [*_changes(update), *_format(update), *_scale(update)]
+    if not any(finding.level == "error" for finding in found):
+        for layer in layers:
+            if layer.qualifies and update.gradients[layer.weight].numel() <= LARGEST:
+                found += _rank(layer, update)
+    return found
+
+
+def _changes(update: ClientUpdate) -> Iterable[Finding]:
+    absent = [name for name in update.weights if name not in update.gradients]
+    if absent:
+        yield Finding("note", "update", f"{len(absent)} parameters were not sent ({absent[0]} …): they are not audited")
+    if update.buffers:
+        yield Finding("note", "update", f"{len(update.buffers)} running statistics were sent; they are not looked at")
+    if not any(bool(tensor.any()) for tensor in update.gradients.values()):
+        yield Finding("error", "update", "nothing changed: every gradient is zero")
+
+
+def _format(update: ClientUpdate) -> Iterable[Finding]:
+    """What the wire, a compressor or an optimiser did to the numbers."""
+    tensor = max(update.gradients.values(), key=lambda each: each.numel())
+    name = next(name for name, each in update.gradients.items() if each is tensor)
+    values = tensor.flatten()
+    values = values[:: max(1, len(values) // SAMPLE)].float()
+    size = values[values != 0].abs()
+    if len(size) < 100:
+        return
+    low, high = torch.quantile(size, torch.tensor([0.1, 0.9]))
+    if high <= EQUAL * low:
+        why = (
+            "all entries have one size: Adam, or signs instead of gradients. Such an update holds no gradient to invert"
+        )
+        yield Finding("error", name, why)
+        return
+    zeros = 1 - len(size) / len(values)
+    rows = (tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]).any(1).float().mean()
+    if zeros > PRUNED and zeros > 1.5 * (1 - float(rows)) + 0.05:
+        yield Finding(
+            "warning", name, f"{zeros:.0%} of the entries are zero: the update was pruned, which hides inputs"
+        )
+    if update.kind != "gradients":
+        return
+    if len(values.unique()) <= FEW_VALUES:
+        yield Finding(
+            "warning", name, f"{len(values.unique())} different values: quantised to {FEW_VALUES} levels or fewer"
+        )
+    elif tensor.dtype == torch.float16 or bool((values.half().float() == values).all()):
+        yield Finding("note", name, "the numbers are those of float16: rounding to 5e-4 limits what comes back")
+    elif tensor.dtype == torch.bfloat16 or bool((values.bfloat16().float() == values).all()):
+        yield Finding("note", name, "the numbers are those of bfloat16: rounding to 4e-3 limits what comes back")
+
+
+def _scale(update: ClientUpdate) -> Iterable[Finding]:
+    """The gradient of a softmax classifier's last bias is mean(p - y): within ±1, and it sums to zero."""
+    name, last = list(update.gradients.items())[-1]
+    if last.ndim != 1 or len(last) < 2 or update.clients > 1:
+        return
+    largest, total = float(last.abs().max()), float(last.double().sum().abs())
+    if largest > 1.001 and total <= 1e-3 * float(last.double().abs().sum()):
+        what = (
+            "lr or steps is too small" if update.lr is not None or update.kind != "gradients" else "the loss is a sum"
+        )
+        why = f"a classifier's last bias gradient is within ±1, here it reaches {largest:.3g}"
+        yield Finding("note", name, f"{why}: {what}, or not known. Inversion does not need the scale")
+
+
+def _rank(layer: Layer, update: ClientUpdate) -> Iterable[Finding]:
+    seen = spectrum(update.gradients[layer.weight], update.weights[layer.weight])
+    if seen.decay:
+        why = f"it holds {seen.decay:.3g} times the weights on top of a low rank: weight decay. The audit takes it off"
+        yield Finding("note", layer.weight, why)
+    elif seen.rank is None:
+        yield Finding(
+            "warning",
+            layer.weight,
+            f"its rank fills the {layer.neurons} x {layer.features} gradient: as many samples as neurons or more, "
+            "strong noise, Adam, or weights of another round. Nothing can be inverted; check that these are the "
+            "weights the client had",
+        )
+    elif seen.noise > 1e-5:
+        cause = "half precision" if update.gradients[layer.weight].dtype in (torch.float16, torch.bfloat16) else ""
+        cause = cause or ("local steps, or DP noise" if update.kind != "gradients" else "DP noise, or compression")
+        share = f"noise of {seen.noise:.1e} of the gradient's root mean square"
+        yield Finding("note", layer.weight, f"{seen.rank} samples stand above {share} ({cause})")
+
+
+def spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> Spectrum:
+    """Rank, noise and weight decay of one gradient, from the eigenvalues of its Gram matrix.
+
+    Half of the digits are lost by that, and float32 has no more than half of those of float64.
+    """
+    core, other = gradient.double(), weight.double()
+    if core.shape[0] > core.shape[1]:
+        core, other = core.T, other.T
+    epsilon = max(torch.finfo(gradient.dtype).eps, torch.finfo(torch.float32).eps)
+    squares, vectors = torch.linalg.eigh(core @ core.T)
+    values = squares.clamp_min(0).sqrt().flip(0)
+    rank = numerical_rank(values, (core.shape[0], core.shape[1]), epsilon)
+    k = len(values) // 2 if rank is None else rank
+    if 0 < k < len(values) and bool(other.any()):
+        # Outside the leading singular directions on both sides, λ W is left as it is.
+        tail, lead = vectors[:, :-k].T, torch.linalg.qr(core.T @ vectors[:, -k:])[0]
+        inside, decayed = tail @ core, tail @ other
+        decayed = decayed - (decayed @ lead) @ lead.T
+        share = float((inside * decayed).sum() / decayed.square().sum())
+        left_over = torch.linalg.norm(inside - share * decayed) / torch.linalg.norm(inside)
+        if float(left_over) < EXPLAINED and share > 0:
+            return Spectrum(rank, 0.0, share)
+    size = torch.linalg.vector_norm(values)
+    tail_size = torch.linalg.vector_norm(values[rank:]) if rank is not None else size
+    freedom = (max(1, core.shape[0] - (rank or 0)) * max(1, core.shape[1] - (rank or 0))) ** 0.5
+    noise = float(tail_size / freedom / (size / core.numel() ** 0.5).clamp_min(torch.finfo(size.dtype).tiny))
+    return Spectrum(rank, noise, 0.0)

@@ -1,0 +1,76 @@
+"""One round, Linear layer by Linear layer: what ``spearpp.invert`` takes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from spearpp.shapes import Float, Tensor
+from spearpp.simulate.clients import DPSGD, FedAvg, FedSGD
+from spearpp.simulate.data import Batch
+from spearpp.update import ClientUpdate
+
+
+class LayerGradient(NamedTuple):
+    """What the server sees of one Linear layer, in the order ``spearpp.invert`` takes it."""
+
+    grad_weight: Float[Tensor, "m n"]
+    grad_bias: Float[Tensor, "m"] | None
+    weight: Float[Tensor, "m n"]
+    bias: Float[Tensor, "m"] | None
+
+    def to(self, target: torch.dtype | torch.device | str) -> "LayerGradient":
+        """The same in another wire precision or on another device."""
+        return LayerGradient(
+            grad_weight=self.grad_weight.to(target),
+            grad_bias=None if self.grad_bias is None else self.grad_bias.to(target),
+            weight=self.weight.to(target),
+            bias=None if self.bias is None else self.bias.to(target),
+        )
+
+
+def linear_layers(model: nn.Module, update: ClientUpdate) -> list[LayerGradient]:
+    """What an update says about each Linear layer of a model in turn."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            prefix = f"{name}." if name else ""
+            seen = update.layer(f"{prefix}weight", None if module.bias is None else f"{prefix}bias")
+            found.append(LayerGradient(*seen))
+    return found
+
+
+def fedsgd(model: nn.Module, batch: Batch) -> list[LayerGradient]:
+    """One FedSGD round, layer by layer: the gradient of the mean cross-entropy over the batch.
+
+    >>> import torch
+    >>> from spearpp.simulate import mlp, random_batch
+    >>> fedsgd(mlp(8, [5], 10), random_batch(4, features=8))[0].grad_weight.shape
+    torch.Size([5, 8])
+    """
+    return linear_layers(model, FedSGD()(model, batch))
+
+
+def fedavg(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    epochs: int,
+    mini_batch: int,
+    rate: float,
+    generator: torch.Generator | None = None,
+) -> list[LayerGradient]:
+    """A FedAvg round, layer by layer: see ``FedAvg``."""
+    return linear_layers(model, FedAvg(epochs, mini_batch, rate)(model, batch, generator))
+
+
+def dp_sgd(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    clip: float,
+    noise: float,
+    generator: torch.Generator | None = None,
+) -> list[LayerGradient]:
+    """A round of the paper's DP-SGD, layer by layer: see ``DPSGD``."""
+    return linear_layers(model, DPSGD(clip, noise)(model, batch, generator))

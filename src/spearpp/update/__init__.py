@@ -1,0 +1,281 @@
+"""What a client sent, and the weights it had been sent: everything an audit needs."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from spearpp.errors import DataError, NonFiniteError, OptionError
+from spearpp.shapes import Tensor
+from spearpp.update.files import FileName, read_tensors, write_tensors
+from spearpp.update.names import Tensors, is_buffer, match, parameters_of
+
+FORMAT = 1
+Kind = Literal["gradients", "weights", "deltas"]
+KINDS: tuple[Kind, ...] = ("gradients", "weights", "deltas")
+THREAT = "the server sees one client's update and the weights it sent"
+
+
+@dataclass(frozen=True, eq=False)
+class ClientUpdate:
+    """The weights a client had, and the gradient it sent for each of them, or what stands for one.
+
+    >>> import torch
+    >>> model = torch.nn.Linear(3, 2)
+    >>> update = ClientUpdate.from_weights(model, [w - 0.1 for w in model.parameters()], lr=0.1)
+    >>> update
+    ClientUpdate(2 of 2 parameters, 8 numbers, from weights, lr=0.1)
+    >>> bool(torch.allclose(update.gradients["weight"], torch.ones(2, 3), atol=1e-5))
+    True
+    """
+
+    weights: dict[str, Tensor]
+    """By parameter name, as they were sent to the client."""
+    gradients: dict[str, Tensor]
+    """By parameter name: gradients, or (before - after) / (lr · steps). Parameters that were not sent are left out."""
+    kind: Kind = "gradients"
+    """What the client sent."""
+    lr: float | None = None
+    """The learning rate, where it is known; the scale of the gradients is unknown without."""
+    steps: int | None = None
+    """Local steps, where they are known."""
+    clients: int = 1
+    """How many clients' updates are summed in it."""
+    threat_model: str = THREAT
+    buffers: tuple[str, ...] = field(default=())
+    """Running statistics and counters that came along; they are not looked at."""
+
+    def __post_init__(self) -> None:
+        if not self.gradients:
+            raise DataError("the update holds no parameter of the model")
+        for what, tensors in (("weights", self.weights), ("update", self.gradients)):
+            for name, tensor in tensors.items():
+                if not bool(torch.isfinite(tensor).all()):
+                    raise NonFiniteError(f"{what}: {name} holds NaN or Inf: training diverged, or the file is damaged")
+        _check_known(self.lr, self.steps)
+
+    def __repr__(self) -> str:
+        numbers = sum(tensor.numel() for tensor in self.gradients.values())
+        parts = [
+            f"{len(self.gradients)} of {len(self.weights)} parameters",
+            f"{numbers:,} numbers",
+            f"from {self.kind}",
+        ]
+        known = {"lr": self.lr, "steps": self.steps, "clients": self.clients if self.clients > 1 else None}
+        parts += [f"{name}={value}" for name, value in known.items() if value is not None]
+        return f"ClientUpdate({', '.join(parts)})"
+
+    @classmethod
+    def from_gradients(cls, model: Tensors, grads: Tensors | None = None) -> "ClientUpdate":
+        """What a FedSGD client sends.
+
+        Args:
+            model: the weights it had: a module, a state dict, or a list in parameter order.
+            grads: by parameter name or in parameter order; None takes the ``grad`` of the module's parameters.
+
+        Raises:
+            SpearError: if names or shapes do not match, or something is not finite.
+        """
+        weights = _kept(model)
+        if grads is None:
+            if not isinstance(model, nn.Module):
+                raise OptionError("grads=None reads the gradients of a module's parameters: pass the module")
+            named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            if not named:
+                raise DataError("the model's parameters have no gradients: call backward() first, or pass grads")
+            grads = named
+        elif isinstance(grads, Sequence) and isinstance(model, nn.Module) and any(g is None for g in grads):
+            names = [name for name, _ in model.named_parameters()]
+            grads = {name: g for name, g in zip(names, grads, strict=False) if g is not None}
+        return cls(weights, match(weights, parameters_of(grads), "grads"), "gradients", buffers=_buffers(grads))
+
+    @classmethod
+    def from_weights(
+        cls,
+        before: Tensors,
+        after: Tensors,
+        *,
+        lr: float | None = None,
+        steps: int | None = None,
+        deltas: bool = False,
+    ) -> "ClientUpdate":
+        """What a client sends that trains by itself: one step or many of SGD.
+
+        The sum of its gradients is (before - after) / lr. An inversion does not need lr: inputs are ratios of it.
+
+        Args:
+            before: the weights it was sent: a module, a state dict, or a list in parameter order.
+            after: the weights it sent back, or
+            lr: its learning rate, if known.
+            steps: how many steps it took, if known.
+            deltas: ``after`` holds after - before instead.
+
+        Raises:
+            SpearError: if names or shapes do not match, or something is not finite.
+        """
+        _check_known(lr, steps)
+        weights = _kept(before)
+        sent = match(weights, _floats(parameters_of(after)), "deltas" if deltas else "after")
+        scale = 1.0 / ((1.0 if lr is None else lr) * (steps or 1))
+        gradients = {n: (-t if deltas else weights[n].to(t.device) - t) * scale for n, t in sent.items()}
+        kind: Kind = "deltas" if deltas else "weights"
+        return cls(weights, gradients, kind, lr=lr, steps=steps, buffers=_buffers(after))
+
+    @classmethod
+    def sum(cls, updates: "Iterable[ClientUpdate]") -> "ClientUpdate":
+        """What secure aggregation shows: the sum of several clients' updates, one large batch.
+
+        Raises:
+            SpearError: if they were not computed on the same weights.
+        """
+        updates = list(updates)
+        if not updates:
+            raise OptionError("sum([]): at least one update")
+        first = updates[0]
+        for other in updates[1:]:
+            same = first.weights.keys() == other.weights.keys() and first.gradients.keys() == other.gradients.keys()
+            if not same or not all(torch.equal(first.weights[n], other.weights[n]) for n in first.weights):
+                raise DataError(
+                    "the updates were not computed on the same weights: their sum is no gradient of one model"
+                )
+        total = {name: torch.stack([u.gradients[name] for u in updates]).sum(0) for name in first.gradients}
+        return replace(
+            first,
+            gradients=total,
+            clients=sum(u.clients for u in updates),
+            threat_model="the server sees the sum of several clients' updates and the weights it sent",
+        )
+
+    def layer(self, weight: str, bias: str | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """(dL/dW, dL/db, W, b) of one layer, as ``spearpp.invert`` takes them."""
+        if bias is None:
+            return self.gradients[weight], None, self.weights[weight], None
+        return self.gradients[weight], self.gradients[bias], self.weights[weight], self.weights[bias]
+
+    def to(self, device: torch.device | str) -> "ClientUpdate":
+        """The same on another device."""
+        return replace(
+            self,
+            weights={name: tensor.to(device) for name, tensor in self.weights.items()},
+            gradients={name: tensor.to(device) for name, tensor in self.gradients.items()},
+        )
+
+    def save(self, path: FileName) -> None:
+        """Write it as safetensors, whole or not at all; what is known goes into the header as JSON.
+
+        Raises:
+            DataError: if it cannot be written.
+        """
+        tensors = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
+        tensors |= {f"gradients/{name}": tensor for name, tensor in self.gradients.items()}
+        header = {
+            "format": FORMAT,
+            "kind": self.kind,
+            "lr": self.lr,
+            "steps": self.steps,
+            "clients": self.clients,
+            "threat_model": self.threat_model,
+            "buffers": self.buffers,
+            "order": [list(self.weights), list(self.gradients)],
+        }
+        write_tensors(path, tensors, header)
+
+    @classmethod
+    def load(
+        cls,
+        path: FileName,
+        *,
+        before: Tensors | FileName | None = None,
+        kind: Kind = "weights",
+        lr: float | None = None,
+        steps: int | None = None,
+    ) -> "ClientUpdate":
+        """Read an update that ``save`` wrote, or any file of tensors together with the weights before.
+
+        Args:
+            path: ``.safetensors``, ``.pt``, ``.pth`` or ``.npz``.
+            before: the weights sent, as a module, a state dict, a list or another file; not needed for our own files.
+            kind: what a foreign file holds: "weights" after training, "deltas" or "gradients".
+            lr: the learning rate, if known.
+            steps: local steps, if known.
+
+        Raises:
+            SpearError: for anything that is not a whole update; nothing in the file is run.
+        """
+        tensors, header = read_tensors(path)
+        if header:
+            return _ours(tensors, header, path)
+        if kind not in KINDS:
+            raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
+        if before is None:
+            raise OptionError(f"{path} holds tensors and not the weights that the client had: pass before=")
+        if isinstance(before, str | os.PathLike):
+            before = read_tensors(before)[0]
+        if kind == "gradients":
+            return cls.from_gradients(before, tensors)
+        return cls.from_weights(before, tensors, lr=lr, steps=steps, deltas=kind == "deltas")
+
+
+def _ours(tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: FileName) -> ClientUpdate:
+    if header.get("format") != FORMAT:
+        raise DataError(f"{path} has format {str(header.get('format'))[:20]}, this version reads {FORMAT}")
+    groups: dict[str, dict[str, Tensor]] = {"weights": {}, "gradients": {}}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition("/")
+        if group not in groups or not rest or not tensor.is_floating_point():
+            raise DataError(f"{path} holds {name[:80]!r}, which is neither a weight nor a gradient")
+        groups[group][rest] = tensor
+    lr, steps, clients, kind = (header.get(name) for name in ("lr", "steps", "clients", "kind"))
+    if not (
+        isinstance(lr, float | int | None)
+        and isinstance(steps, int | None)
+        and isinstance(clients, int)
+        and kind in KINDS
+    ):
+        raise DataError(f"{path} has a header with a wrong kind, lr, steps or clients")
+    order = header.get("order")
+    weights = _ordered(groups["weights"], order, 0)
+    return ClientUpdate(
+        weights,
+        match(weights, groups["gradients"], str(path)),
+        kind,
+        lr=lr,
+        steps=steps,
+        clients=clients,
+        threat_model=str(header.get("threat_model", THREAT)),
+        buffers=tuple(str(name) for name in header.get("buffers") or ()),
+    )
+
+
+def _ordered(tensors: dict[str, Tensor], order: object, index: int) -> dict[str, Tensor]:
+    """In the order they were written, where the header has it."""
+    names = order[index] if isinstance(order, list) and len(order) > index else None
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(tensors):
+        return tensors
+    return {str(name): tensors[str(name)] for name in names}
+
+
+def _check_known(lr: float | None, steps: int | None) -> None:
+    if lr is not None and not 0 < lr < float("inf"):
+        raise OptionError(f"lr={lr}: a learning rate is positive, or None if it is not known")
+    if steps is not None and steps < 1:
+        raise OptionError(f"steps={steps}: a client takes one step at least, or None if that is not known")
+
+
+def _kept(tensors: Tensors) -> dict[str, Tensor]:
+    """A copy: the model may train on."""
+    return {name: each.clone() for name, each in _floats(parameters_of(tensors)).items()}
+
+
+def _floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In float32 at least: half precision is what the wire had, not what to compute in."""
+    return {name: each.to(torch.promote_types(each.dtype, torch.float32)) for name, each in tensors.items()}
+
+
+def _buffers(tensors: Tensors) -> tuple[str, ...]:
+    if not isinstance(tensors, Mapping):
+        return ()
+    return tuple(str(name) for name, each in tensors.items() if is_buffer(str(name), each))

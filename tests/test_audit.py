@@ -1,0 +1,308 @@
+"""From an update to a verdict, in settings as users have them."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+import spearpp
+from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
+from spearpp.errors import OptionError
+from spearpp.search import Gated
+from spearpp.simulate import DPSGD, Batch, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, Several, TopK, Wire
+
+
+def batch_of(b: int, features: int = 60, seed: int = 1) -> Batch:
+    return simulate.random_batch(b, features=features, generator=torch.Generator().manual_seed(seed))
+
+
+def mlp(features: int = 60, widths: tuple[int, ...] = (120, 120)) -> nn.Sequential:
+    return simulate.mlp(features, list(widths), 10, generator=torch.Generator().manual_seed(0))
+
+
+def psnr(result: spearpp.AuditResult, batch: Batch) -> float:
+    return float(spearpp.score(result.inputs, batch.inputs).psnr.min())
+
+
+class TestVerdicts:
+    def test_a_gradient_leaks_with_labels_and_replay(self) -> None:
+        model, batch = mlp(), batch_of(12)
+        result = audit(FedSGD()(model, batch), model)
+        assert result.verdict is Verdict.LEAKS
+        assert result.summary == "LEAKS: 12 of 12 training inputs were recovered exactly from layer 0"
+        assert psnr(result, batch) > 90
+        best = result.best
+        assert best is not None
+        assert best.labels is not None
+        order = spearpp.score(result.inputs, batch.inputs).assignment
+        assert best.labels[order].tolist() == batch.labels.tolist()
+        assert result.replay is not None
+        assert result.replay.difference < 1e-5
+        assert result.replay.scale == pytest.approx(1, abs=1e-5)
+        assert any("personal data" in caveat for caveat in result.caveats)
+
+    def test_weights_sent_back_leak_too_and_the_replay_tells_the_rate(self) -> None:
+        model, batch = mlp(), batch_of(10)
+        update = FedAvg(epochs=1, mini_batch=10, rate=0.1)(model, batch)
+        wrong = ClientUpdate.from_weights(
+            update.weights, {n: update.weights[n] - 0.1 * g for n, g in update.gradients.items()}, lr=0.025
+        )
+        result = audit(wrong, model)
+        assert result.verdict is Verdict.LEAKS
+        assert psnr(result, batch) > 60
+        assert result.replay is not None
+        assert result.replay.scale == pytest.approx(4, rel=1e-3)
+
+    def test_without_a_model(self) -> None:
+        model, batch = mlp(), batch_of(10)
+        update = FedSGD()(model, batch)
+        lists = ClientUpdate.from_gradients(list(update.weights.values()), list(update.gradients.values()))
+        for each in (update, lists):
+            result = audit(each)
+            assert result.verdict is Verdict.LEAKS
+            assert psnr(result, batch) > 90
+            assert result.replay is None
+            assert any("assumed" in caveat for caveat in result.caveats)
+
+    def test_a_batch_that_fills_the_layer_is_not_applicable(self) -> None:
+        model = mlp(widths=(20, 20))
+        result = audit(FedSGD()(model, batch_of(30)), model)
+        assert result.verdict is Verdict.NOT_APPLICABLE
+        assert "rank" in result.summary
+
+    def test_noise_stops_it_within_the_budget(self) -> None:
+        model = mlp()
+        result = audit(DPSGD(clip=1.0, noise=1e-2)(model, batch_of(12)), model, budget=5)
+        assert result.verdict is not Verdict.LEAKS
+        assert result.budget == 5
+
+    def test_a_model_without_relu_is_not_applicable(self) -> None:
+        model = nn.Sequential(nn.Linear(60, 80), nn.GELU(), nn.Linear(80, 10))
+        result = audit(FedSGD()(model, batch_of(8)), model)
+        assert result.verdict is Verdict.NOT_APPLICABLE
+        assert "GELU" in result.summary
+
+    def test_given_batch_size_is_only_a_check(self) -> None:
+        model, batch = mlp(), batch_of(8)
+        result = audit(FedSGD()(model, batch), model, batch_size=9)
+        assert result.verdict is Verdict.LEAKS
+        assert any("8 samples were read off the update, 9 were given" in caveat for caveat in result.caveats)
+
+    def test_weight_decay_is_taken_off(self) -> None:
+        model, batch = mlp(), batch_of(8)
+        update = FedAvg(epochs=1, mini_batch=8, rate=0.1, weight_decay=5e-4)(model, batch)
+        result = audit(update, model)
+        assert result.verdict is Verdict.LEAKS
+        assert psnr(result, batch) > 60
+        assert any("Weight decay of 0.0005" in caveat for caveat in result.caveats)
+
+    def test_momentum_does_not_hide_a_batch(self) -> None:
+        model, batch = mlp(), batch_of(8)
+        update = FedAvg(epochs=2, mini_batch=8, rate=1e-3, momentum=0.9)(model, batch)
+        assert audit(update, model).verdict is Verdict.LEAKS
+
+    def test_progress_and_options(self) -> None:
+        model, seen = mlp(), []
+        audit(FedSGD()(model, batch_of(8)), model, progress=lambda layer, state: seen.append((layer.name, state.found)))
+        assert ("0", 8) in seen
+        with pytest.raises(OptionError):
+            audit(FedSGD()(model, batch_of(8)), model, budget=0)
+
+    def test_one_seed_gives_one_result(self) -> None:
+        model, batch = mlp(), batch_of(20)
+        first, second = (audit(FedSGD()(model, batch), model) for _ in range(2))
+        torch.testing.assert_close(first.inputs, second.inputs, rtol=0, atol=0)
+
+
+class Head(nn.Module):
+    """A convolution in front of a classifier's head, as image models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 6, 3, stride=2), nn.ReLU(), nn.Flatten())
+        self.classifier = nn.Sequential(nn.Linear(54, 150), nn.ReLU(), nn.Linear(150, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.classifier(self.features(x.reshape(-1, 1, 8, 8)))
+        return outputs
+
+
+class Block(nn.Module):
+    """A transformer block whose tokens are pieces of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(16, 2, 200, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(self.block(x.reshape(len(x), 4, 16)).mean(1))
+        return outputs
+
+
+class TestArchitectures:
+    @pytest.mark.parametrize(
+        ("model", "inside", "samples"),
+        [(Head(), "classifier.0", 12), (Block(), "block.linear1", 12)],
+        ids=["cnn", "transformer"],
+    )
+    def test_features_come_back_as_the_forward_pass_had_them(self, model: nn.Module, inside: str, samples: int) -> None:
+        batch = batch_of(samples if inside.startswith("c") else samples // 4, features=64)
+        seen: list[torch.Tensor] = []
+        handle = model.get_submodule(inside).register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0]))
+        model(batch.inputs)
+        handle.remove()
+        result = audit(FedSGD()(model, batch), model)
+        assert result.verdict is Verdict.LEAKS
+        assert "samples' features" in result.summary
+        truth = seen[0].detach().reshape(-1, seen[0].shape[-1])
+        assert len(result.inputs) == samples
+        assert float(spearpp.score(result.inputs, truth).psnr.min()) > 80
+
+    def test_an_autoencoder_gives_its_inputs(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        model, batch = simulate.mlp(60, [120, 30, 120], 60, generator=generator), batch_of(9)
+        (model(batch.inputs) - batch.inputs).square().mean().backward()
+        result = audit(ClientUpdate.from_gradients(model), model)
+        assert result.verdict is Verdict.LEAKS
+        assert psnr(result, batch) > 90
+
+
+class TestWire:
+    @pytest.mark.parametrize(
+        ("client", "leaks"),
+        [
+            (FedSGD() | Wire(torch.float16), True),
+            (FedSGD() | Wire(torch.bfloat16), None),
+            (FedSGD() | Quantise(8), False),
+            (FedSGD() | TopK(0.05), False),
+            (FedSGD() | TopK(0.999) | Wire(torch.float16), None),
+            (Several(FedSGD(), 3), True),
+            (OpacusDPSGD(clip=1.0, noise_multiplier=1e-6), True),
+            (OpacusDPSGD(clip=1.0, noise_multiplier=1.0), False),
+        ],
+    )
+    def test_what_leaks_is_right(self, client: Client, leaks: bool | None) -> None:
+        model, batch = mlp(), batch_of(9)
+        result = audit(client(model, batch), model, budget=10)
+        if leaks is not None:
+            assert (result.verdict is Verdict.LEAKS) is leaks
+        if len(result.inputs):
+            right = [float(spearpp.score(x[None], batch.inputs).psnr.max()) for x in result.inputs]
+            assert min(right) > 40
+
+    def test_opacus_draws_what_poisson_draws(self) -> None:
+        model, batch = mlp(), batch_of(40)
+        client = OpacusDPSGD(clip=10.0, noise_multiplier=0.0, sample_rate=0.25)
+        found = {
+            audit(client(model, batch, torch.Generator().manual_seed(s)), model).layers[0].batch_size for s in range(3)
+        }
+        assert len(found) > 1, "the batch varies from round to round"
+        assert client.epsilon(steps=1, delta=1e-5) == float("inf")
+
+    def test_clients_say_what_they_do_not_take(self) -> None:
+        for make in (
+            lambda: FedAvg(0, 1, 0.1),
+            lambda: FedAvg(1, 1, 0.1, momentum=1.0),
+            lambda: DPSGD(0.0, 1.0),
+            lambda: OpacusDPSGD(1.0, 1.0, 0.0),
+            lambda: TopK(0.0),
+            lambda: Quantise(1),
+            lambda: Several(FedSGD(), 99)(mlp(), batch_of(3)),
+        ):
+            with pytest.raises(OptionError):
+                make()
+
+
+def strangers() -> Iterator[tuple[str, ClientUpdate]]:
+    """Updates that hold no batch behind a Linear+ReLU layer."""
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        for name, activation in (("gelu", nn.GELU()), ("tanh", nn.Tanh()), ("leaky", nn.LeakyReLU(0.1))):
+            model = nn.Sequential(nn.Linear(30, 80), activation, nn.Linear(80, 10))
+            yield name, FedSGD()(model, batch_of(8, 30, seed))
+        model = simulate.mlp(30, [80], 10, generator=generator)
+        update = FedSGD()(model, batch_of(8, 30, seed))
+        adam = {name: each / (each.abs() + 1e-8) for name, each in update.gradients.items()}
+        yield "adam", ClientUpdate.from_gradients(update.weights, adam)
+        low = {
+            name: torch.randn(len(each), 8, generator=generator) @ torch.randn(8, *each.shape[1:], generator=generator)
+            if each.ndim == 2
+            else torch.randn(each.shape, generator=generator)
+            for name, each in update.gradients.items()
+        }
+        yield "random of the same rank", ClientUpdate.from_gradients(update.weights, low)
+        u, s, v = torch.linalg.svd(update.gradients["0.weight"], full_matrices=False)
+        turned = torch.linalg.qr(torch.randn(80, 80, generator=generator))[0] @ u
+        yield (
+            "the same spectrum",
+            ClientUpdate.from_gradients(update.weights, update.gradients | {"0.weight": turned @ torch.diag(s) @ v}),
+        )
+
+
+def test_no_false_alarm() -> None:
+    count = 0
+    for name, update in strangers():
+        count += 1
+        result = audit(update, search=Gated(starts=256))
+        assert result.verdict is not Verdict.LEAKS, name
+    assert count == 12
+
+
+class TestConsistency:
+    def messages(self, update: ClientUpdate, model: nn.Module) -> str:
+        return "; ".join(f"{f.level}: {f.message}" for f in check(update, find_layers(model, update)))
+
+    def test_a_plain_gradient_has_nothing_to_say(self) -> None:
+        model = mlp()
+        assert self.messages(FedSGD()(model, batch_of(8)), model) == ""
+
+    @pytest.mark.parametrize(
+        ("client", "words"),
+        [
+            (FedSGD() | Wire(torch.float16), "note: the numbers are those of float16"),
+            (FedSGD() | Wire(torch.bfloat16), "bfloat16"),
+            (FedSGD() | Quantise(8), "different values: quantised"),
+            (FedSGD() | TopK(0.05), "the update was pruned"),
+            (DPSGD(clip=1.0, noise=1e-5), "DP noise"),
+            (DPSGD(clip=1.0, noise=1.0), "its rank fills"),
+            (FedAvg(1, 8, 0.1, weight_decay=1e-3), "weight decay"),
+        ],
+    )
+    def test_what_was_done_to_it_is_said(self, client: Client, words: str) -> None:
+        model = mlp()
+        assert words in self.messages(client(model, batch_of(8)), model)
+
+    def test_weights_of_another_round(self) -> None:
+        model, batch = mlp(), batch_of(8)
+        after = FedAvg(1, 8, 0.1)(model, batch)
+        other = {n: each + 0.01 * torch.randn_like(each) for n, each in after.weights.items()}
+        sent = {n: after.weights[n] - 0.1 * g for n, g in after.gradients.items()}
+        assert "weights of another round" in self.messages(ClientUpdate.from_weights(other, sent, lr=0.1), model)
+
+    def test_a_rate_that_cannot_be(self) -> None:
+        model, batch = mlp(), batch_of(8)
+        sent = FedAvg(1, 8, 0.1)(model, batch)
+        after = {n: sent.weights[n] - 0.1 * g for n, g in sent.gradients.items()}
+        wrong = ClientUpdate.from_weights(sent.weights, after, lr=1e-4)
+        assert "lr or steps is too small" in self.messages(wrong, model)
+
+    def test_nothing_changed_and_parts_not_sent(self) -> None:
+        model = mlp()
+        zero = ClientUpdate.from_weights(model, model)
+        assert "nothing changed" in self.messages(zero, model)
+        part = ClientUpdate.from_gradients(model, {"0.weight": torch.randn(120, 60), "0.bias": torch.randn(120)})
+        assert "parameters were not sent" in self.messages(part, model)
+
+    def test_it_is_quick_beside_one_decomposition(self) -> None:
+        model = simulate.mlp(3072, [1000], 10)
+        update = FedSGD()(model, batch_of(16, 3072))
+        layers = find_layers(model, update)
+        began = time.perf_counter()
+        check(update, layers)
+        quick = time.perf_counter() - began
+        began = time.perf_counter()
+        torch.linalg.svd(update.gradients["0.weight"].double(), full_matrices=False)
+        assert quick < time.perf_counter() - began
