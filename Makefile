@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format bench-paper bench-gated bench-frontier bench-certificates clean
+.PHONY: help venv demo test lint types imports unit format bench-paper bench-gated bench-frontier bench-certificates bench-audit clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,9 @@ bench-frontier: $(READY) ## One witness against two: how large a batch comes bac
 
 bench-certificates: $(READY) ## Count wrong certificates over varied data (must be none)
 	$(BIN)/python -m benchmarks.certificates $(ARGS)
+
+bench-audit: $(READY) ## Verdicts on clients as there are, and false alarms (must be none) (ARGS="--rows alarms")
+	$(BIN)/python -m benchmarks.audit $(ARGS)
 
 clean: ## Remove the environment and everything built
 	rm -rf .venv demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

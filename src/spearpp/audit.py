@@ -49,8 +49,31 @@ class LayerAudit:
 
     @property
     def recovered(self) -> int:
-        """How many of them came back with a certificate."""
+        """How many of them came back exactly, with a certificate."""
         return 0 if self.inversion is None else int(self.inversion.certified.sum())
+
+    @property
+    def approximate(self) -> int:
+        """How many more came back up to noise, with evidence that they are in the batch."""
+        if self.inversion is None or self.inversion.certificates is None:
+            return 0
+        return int((self.inversion.certificates.consistent & ~self.inversion.certified).sum())
+
+    @property
+    def inputs(self) -> Tensor:
+        """The inputs that are in the batch by their certificates, exact ones first."""
+        if self.inversion is None or self.inversion.certificates is None:
+            return torch.zeros(0, self.layer.features)
+        held = self.inversion.certified | self.inversion.certificates.consistent
+        return self.inversion.inputs[held]
+
+    @property
+    def error(self) -> float:
+        """The largest implied error of these inputs, over their root mean square."""
+        if self.inversion is None or self.inversion.certificates is None or not len(self.inputs):
+            return 0.0
+        held = self.inversion.certified | self.inversion.certificates.consistent
+        return float(self.inversion.certificates.error[held].max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,16 +96,15 @@ class AuditResult:
     @property
     def best(self) -> LayerAudit | None:
         """The layer that gives away most: the model's inputs before features, then the larger number."""
-        found = [each for each in self.layers if each.recovered]
-        return max(found, key=lambda each: (each.layer.sees == "inputs", each.recovered), default=None)
+        return _best(self.layers, self.replay)
 
     @property
     def inputs(self) -> Tensor:
-        """The certified inputs of the layer that gives away most; none if nothing was found."""
+        """What the layer that gives away most gave: inputs with evidence, or all that a replay proves."""
         best = self.best
         if best is None or best.inversion is None:
             return torch.zeros(0, 0)
-        return best.inversion.inputs[best.inversion.certified]
+        return best.inputs if len(best.inputs) else best.inversion.inputs
 
 
 def audit(
@@ -97,9 +119,11 @@ def audit(
 ) -> AuditResult:
     """Find out whether an update gives its training batch away.
 
-    Every Linear layer before a ReLU is inverted, with the next layer as a second witness where there is one. The
-    verdict is LEAKS if any input comes back with a certificate, NOT_FOUND if none does within the budget, and
-    NOT_APPLICABLE if there is no layer to invert.
+    Every Linear layer before a ReLU is inverted, with the next layer as a second witness where there is one, until the
+    model's inputs are all there (what later layers see follows from them). The
+    verdict is LEAKS if any input comes back with evidence that it is in the batch, exactly or up to noise, or if the
+    update can be computed again from what came back; NOT_FOUND if nothing does within the budget; and NOT_APPLICABLE if
+    there is no layer to invert.
 
     Args:
         update: what the client sent.
@@ -136,20 +160,23 @@ def audit(
     broken = next((finding for finding in findings if finding.level == "error"), None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
     feasible.sort(key=lambda layer: layer.assumed)
-    done = {}
+    done: dict[str, LayerAudit] = {}
     for index, layer in enumerate(feasible):
         left = None
         if budget is not None:
             left = max(LEAST_SECONDS, (budget - (time.monotonic() - began)) / (len(feasible) - index))
-        done[layer.name] = _invert(layer, update, _within(search, left), generator, progress)
+        if any(_complete(each) for each in done.values()):
+            done[layer.name] = LayerAudit(layer, True, "not inverted: what it sees follows from the recovered inputs")
+        else:
+            done[layer.name] = _invert(layer, update, _within(search, left), generator, progress)
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
     audits = [done.get(layer.name) or LayerAudit(layer, False, why[layer.name]) for layer in layers]
     audits = [_with_labels(each, update, model) for each in audits]
     again = _replayed(audits, update, model)
-    verdict = _verdict(audits)
+    verdict = _verdict(audits, again)
     return AuditResult(
         verdict=verdict,
-        summary=_summary(verdict, audits, budget),
+        summary=_summary(verdict, audits, budget, again),
         layers=audits,
         findings=findings,
         caveats=_caveats(verdict, audits, update, model, batch_size, decay, again),
@@ -157,6 +184,11 @@ def audit(
         seconds=time.monotonic() - began,
         budget=budget,
     )
+
+
+def _complete(audited: LayerAudit) -> bool:
+    """Whether the model's inputs are all there, with evidence."""
+    return audited.layer.sees == "inputs" and 0 < len(audited.inputs) == audited.batch_size
 
 
 def _within(search: Search | None, seconds: float | None) -> Search | None:
@@ -208,7 +240,9 @@ def _invert(
 
 
 def _with_labels(audited: LayerAudit, update: ClientUpdate, model: nn.Module | None) -> LayerAudit:
-    if model is None or audited.inversion is None or not audited.recovered or audited.layer.sees != "inputs":
+    if model is None or audited.inversion is None or audited.layer.sees != "inputs":
+        return audited
+    if not len(audited.inputs) and audited.inversion.stats.found < audited.inversion.batch_size:
         return audited
     try:
         return replace(audited, labels=labels_of(model, update, audited.layer, audited.inversion))
@@ -220,24 +254,38 @@ def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module |
     for each in audits:
         if model is None or each.inversion is None or each.labels is None:
             continue
-        if each.inversion.missing == 0 and bool((each.labels >= 0).all()):
+        if len(each.inversion.inputs) == each.inversion.batch_size and bool((each.labels >= 0).all()):
             return replay(model, update, each.inversion.inputs, each.labels)
     return None
 
 
-def _verdict(audits: list[LayerAudit]) -> Verdict:
-    if any(each.recovered for each in audits):
+def _best(audits: list[LayerAudit], again: Replay | None) -> LayerAudit | None:
+    """The layer that gives away most; where only a replay proves anything, the one that was replayed."""
+    found = [each for each in audits if len(each.inputs)]
+    if not found and again is not None and again.proves:
+        found = [each for each in audits if each.labels is not None]
+    return max(found, key=lambda each: (each.layer.sees == "inputs", len(each.inputs)), default=None)
+
+
+def _verdict(audits: list[LayerAudit], again: Replay | None) -> Verdict:
+    if _best(audits, again) is not None:
         return Verdict.LEAKS
     return Verdict.NOT_FOUND if any(each.feasible for each in audits) else Verdict.NOT_APPLICABLE
 
 
-def _summary(verdict: Verdict, audits: list[LayerAudit], budget: float | None) -> str:
-    if verdict is Verdict.LEAKS:
-        best = max(audits, key=lambda each: (each.layer.sees == "inputs" and each.recovered > 0, each.recovered))
+def _summary(verdict: Verdict, audits: list[LayerAudit], budget: float | None, again: Replay | None) -> str:
+    best = _best(audits, again)
+    if best is not None:
         what = "training inputs" if best.layer.sees == "inputs" else "samples' features"
-        return (
-            f"LEAKS: {best.recovered} of {best.batch_size} {what} were recovered exactly from layer {best.layer.name}"
-        )
+        if best.recovered == len(best.inputs) > 0:
+            how = "exactly"
+        elif len(best.inputs):
+            how = f"up to an error of {best.error:.1%} of their size"
+        else:
+            how = "up to noise: none is certified, but computed again from them the update differs by "
+            how += f"{again.difference:.1%}," if again is not None else ""
+        count = len(best.inputs) or best.batch_size
+        return f"LEAKS: {count} of {best.batch_size} {what} were recovered {how} from layer {best.layer.name}"
     if verdict is Verdict.NOT_FOUND:
         tried = sum(each.feasible for each in audits)
         bound = "the search's own budget" if budget is None else f"{budget:g} s"
@@ -274,9 +322,9 @@ def _caveats(
             said.append(
                 f"Layer {each.layer.name}: {each.batch_size} samples were read off the update, {batch_size} were given."
             )
-        if each.inversion is not None and not each.inversion.scale_known and each.recovered:
+        if each.inversion is not None and not each.inversion.scale_known and len(each.inputs):
             said.append(f"Layer {each.layer.name} has no bias: its inputs are known up to a positive factor each.")
-        if each.recovered and each.layer.assumed:
+        if len(each.inputs) and each.layer.assumed:
             said.append(f"Layer {each.layer.name}: that a ReLU follows was assumed; the certificates prove it.")
     if decay:
         said.append(f"Weight decay of {decay:.3g} was taken off the update.")
