@@ -63,7 +63,7 @@ def measure(name: str, client: Client, b: int, audits: int, data: str | None, bu
         result = spearpp.audit(update, model, budget=budget)
         leaks += result.verdict is Verdict.LEAKS
         replays += [] if result.replay is None else [result.replay.difference]
-        if result.verdict is Verdict.LEAKS:
+        if result.best is not None and result.best.layer.sees == "inputs":
             score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
             exact, close = exact + int((score.psnr > 90).sum()), close + int((score.psnr > 25).sum())
             psnrs += score.psnr.tolist()

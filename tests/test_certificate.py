@@ -182,6 +182,21 @@ def test_chance_is_above_the_binomial_tail(b: int, m: int, data: st.DataObject) 
     assert bound >= binom.sf(zeros - (b - 1) - 1, m - (b - 1), under) * (1 - 1e-6)
 
 
+def test_local_steps_do_not_cost_exact_inputs_their_certificate() -> None:
+    """One neuron is moved farther than all others, and drift is what explains just that one."""
+    drifted = 0
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        batch = simulate.random_batch(14, features=400, generator=generator)
+        model = simulate.mlp(400, [150, 150], 10, generator=generator)
+        seen = simulate.fedavg(model, batch, epochs=3, mini_batch=7, rate=1e-2, generator=generator)[0]
+        result = spearpp.invert(*seen, search=LITTLE)
+        assert isinstance(result.certificates, Certificates)
+        assert bool(result.certified.all())
+        drifted += result.certificates.drift > 0
+    assert drifted >= 5
+
+
 @given(mean=st.floats(0, 300))
 def test_what_may_be_hidden_is_the_poisson_quantile(mean: float) -> None:
     most = int(most_by_chance(torch.tensor([mean], dtype=torch.float64)))

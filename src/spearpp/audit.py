@@ -260,10 +260,9 @@ def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module |
 
 
 def _best(audits: list[LayerAudit], again: Replay | None) -> LayerAudit | None:
-    """The layer that gives away most; where only a replay proves anything, the one that was replayed."""
-    found = [each for each in audits if len(each.inputs)]
-    if not found and again is not None and again.proves:
-        found = [each for each in audits if each.labels is not None]
+    """The layer that gives away most: inputs before features, be they proved by certificates or by a replay."""
+    proven = again is not None and again.proves
+    found = [each for each in audits if len(each.inputs) or (proven and each.labels is not None)]
     return max(found, key=lambda each: (each.layer.sees == "inputs", len(each.inputs)), default=None)
 
 
