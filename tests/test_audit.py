@@ -117,6 +117,61 @@ class TestVerdicts:
         torch.testing.assert_close(first.inputs, second.inputs, rtol=0, atol=0)
 
 
+class TestOddModels:
+    def test_one_output(self) -> None:
+        model = nn.Sequential(nn.Linear(60, 90), nn.ReLU(), nn.Linear(90, 1))
+        batch = batch_of(6)
+        model(batch.inputs).square().mean().backward()
+        result = audit(ClientUpdate.from_gradients(model), model)
+        assert result.verdict is Verdict.LEAKS
+        assert psnr(result, batch) > 90
+        assert any("No replay" in caveat for caveat in result.caveats)
+
+    def test_labels_behind_a_relu_in_place(self) -> None:
+        model = nn.Sequential(nn.Linear(60, 120), nn.ReLU(inplace=True), nn.Linear(120, 10))
+        batch = batch_of(6)
+        result = audit(FedSGD()(model, batch), model)
+        assert result.replay is not None
+        assert result.replay.difference < 1e-5
+
+    def test_the_second_input_is_audited_too(self) -> None:
+        class Two(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.left, self.right, self.last = nn.Linear(40, 80), nn.Linear(30, 80), nn.Linear(160, 10)
+
+            def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+                outputs: torch.Tensor = self.last(torch.cat([self.left(x).relu(), self.right(z).relu()], dim=1))
+                return outputs
+
+        torch.manual_seed(0)
+        model, x, z = Two(), torch.randn(6, 40), torch.randn(6, 30)
+        nn.functional.cross_entropy(model(x, z), torch.arange(6)).backward()
+        result = audit(ClientUpdate.from_gradients(model), model)
+        assert [each.recovered for each in result.layers] == [6, 6, 0]
+
+    def test_the_mean_of_a_noisy_batch_is_no_input(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.rand(1, 200, generator=generator) + 0.2 + 0.3 * torch.randn(8, 200, generator=generator)
+        batch = Batch(inputs, torch.zeros(8, dtype=torch.long), spearpp.Normalisation.identity(200))
+        model = simulate.mlp(200, [200, 200], 10, generator=generator)
+        update = FedSGD()(model, batch)
+        noisy = {
+            name: each + 0.3 * each.square().mean().sqrt() * torch.randn(each.shape, generator=generator)
+            for name, each in update.gradients.items()
+        }
+        result = audit(ClientUpdate.from_gradients(model, noisy), model, budget=5)
+        near = [float((x - inputs).norm(dim=1).min() / x.norm()) for x in result.inputs if len(x) == 200]
+        assert all(each < 0.1 for each in near)
+
+    def test_when_the_budget_is_spent_the_rest_is_said_not_to_be_tried(self) -> None:
+        model = mlp(widths=(60, 60, 60, 60, 60, 60))
+        result = audit(FedSGD()(model, batch_of(28)), model, budget=0.2, search=Gated(starts=512))
+        assert any(each.reason == "not tried: the budget was spent" for each in result.layers)
+        with pytest.raises(OptionError, match="gated"):
+            audit(FedSGD()(model, batch_of(8)), model, budget=1, search=spearpp.search.RiemannianAdam())
+
+
 class TestReplay:
     def test_inputs_of_others_prove_nothing(self) -> None:
         model, batch = mlp(), batch_of(10)
@@ -301,6 +356,19 @@ class TestConsistency:
     def test_what_was_done_to_it_is_said(self, client: Client, words: str) -> None:
         model = mlp()
         assert words in self.messages(client(model, batch_of(8)), model)
+
+    def test_black_pixels_are_not_pruning(self) -> None:
+        model, batch = mlp(), batch_of(8)
+        inputs = batch.inputs * (torch.arange(60) < 12)
+        update = FedSGD()(model, Batch(inputs, batch.labels, batch.normalisation))
+        assert "pruned" not in self.messages(update, model)
+
+    def test_noise_is_not_weight_decay(self) -> None:
+        model = mlp()
+        for seed in range(20):
+            generator = torch.Generator().manual_seed(seed)
+            noise = [torch.randn(each.shape, generator=generator) for each in model.parameters()]
+            assert "weight decay" not in self.messages(ClientUpdate.from_gradients(model, noise), model)
 
     def test_weights_of_another_round(self) -> None:
         model, batch = mlp(), batch_of(8)

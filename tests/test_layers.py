@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from opacus import GradSampleModule
 from torch import nn
 from torch.nn import functional
 
 from spearpp import ClientUpdate, find_layers
-from spearpp.errors import DataError
+from spearpp.errors import DataError, ShapeError
 
 
 def update_of(model: nn.Module) -> ClientUpdate:
@@ -86,7 +87,7 @@ def test_functional_code_with_a_convolution_in_front() -> None:
 def test_a_skip_connection_leaves_no_second_witness() -> None:
     layers = {each.name: each for each in find_layers(Skip(), update_of(Skip()))}
     assert layers["first"].qualifies
-    assert layers["first"].next == "second.weight"
+    assert layers["first"].next is None
     assert not layers["second"].qualifies
     assert "add" in layers["second"].reason
 
@@ -148,7 +149,67 @@ def test_without_a_model_every_matrix_counts() -> None:
         assert not second.qualifies
 
 
+class Own(nn.Linear):
+    """A subclass, as libraries have them."""
+
+
+class Clamped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Own(8, 8), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.second(self.first(x).clamp(min=0).view(-1, 4))
+        return outputs
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.last = nn.Linear(8, 8), nn.Linear(6, 8), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(torch.cat([self.left(x).relu(), self.right(z).relu()], dim=1))
+        return outputs
+
+
+def test_subclasses_clamps_and_reshaped_neighbours() -> None:
+    first, second = find_layers(Clamped(), update_of(Clamped()))
+    assert first.qualifies
+    assert first.next is None  # it takes pieces of this layer's output
+    assert not second.qualifies
+
+
+def test_a_model_of_two_inputs_has_no_one_input() -> None:
+    assert {name: sees for name, (_, sees, _) in found(TwoInputs()).items()} == {
+        "left": "one input of several",
+        "right": "one input of several",
+        "last": "features",
+    }
+
+
+@pytest.mark.parametrize("between", [nn.ReLU6(), nn.Hardtanh(0, 1), nn.Threshold(0, 0), nn.LeakyReLU(0.0)])
+def test_what_is_nearly_relu_is_tried(between: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(6, 5), between, nn.Linear(5, 3))
+    first = find_layers(model, update_of(model))[0]
+    assert first.qualifies
+    assert first.assumed is isinstance(between, nn.ReLU6 | nn.Hardtanh)
+
+
+def test_a_computed_weight_is_named() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), nn.ReLU(), nn.Linear(5, 3))
+    layers = find_layers(model, update_of(model))
+    assert any("computed from other parameters" in each.reason for each in layers)
+
+
 def test_another_model_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    other = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    with pytest.raises(ShapeError, match="another model"):
+        find_layers(other, update_of(model))
+
+
+def test_a_model_with_other_names_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU())
     with pytest.raises(DataError, match="another model"):
         find_layers(Functional(), update_of(model))
@@ -156,7 +217,7 @@ def test_another_model_is_refused() -> None:
 
 def test_wrapped_models() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
-    wrapped = nn.ModuleDict({"module": model})
     plain = find_layers(model, update_of(model))
     assert [each.weight for each in plain] == ["0.weight", "2.weight"]
-    assert [each.weight for each in find_layers(wrapped, update_of(model))] == ["0.weight", "2.weight"]
+    for wrapped in (nn.DataParallel(model), GradSampleModule(model)):
+        assert find_layers(wrapped, update_of(model)) == plain

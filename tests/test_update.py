@@ -98,15 +98,55 @@ class TestSources:
 
     def test_a_sum_is_a_sum_on_the_same_weights_only(self) -> None:
         net = model()
-        one, two = (ClientUpdate.from_weights(net, trained(net), lr=rate) for rate in (0.1, 0.2))
+        one = ClientUpdate.from_weights(net, trained(net), lr=0.1)
+        two = ClientUpdate.from_weights(net, {n: 2 * each for n, each in trained(net).items()}, lr=0.1)
         both = ClientUpdate.sum([one, two])
         assert both.clients == 2
         torch.testing.assert_close(both.gradients["2.bias"], one.gradients["2.bias"] + two.gradients["2.bias"])
-        other = ClientUpdate.from_weights(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), trained(net))
+        stranger = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+        other = ClientUpdate.from_weights(stranger, trained(net), lr=0.1)
         with pytest.raises(DataError, match="not computed on the same weights"):
             ClientUpdate.sum([one, other])
         with pytest.raises(OptionError):
             ClientUpdate.sum([])
+        with pytest.raises(DataError, match="no one scale"):
+            ClientUpdate.sum([one, ClientUpdate.from_weights(net, trained(net), lr=0.2)])
+
+    def test_it_is_a_copy(self) -> None:
+        net = model()
+        net(torch.randn(4, 6)).sum().backward()
+        update = ClientUpdate.from_gradients(net)
+        net.zero_grad(set_to_none=False)
+        assert bool(update.gradients["0.bias"].any())
+
+    def test_lists_with_gaps_keep_their_places(self) -> None:
+        net = model()
+        grads = [torch.full_like(each, index) for index, each in enumerate(net.parameters())]
+        update = ClientUpdate.from_gradients(net, [None, *grads[1:]])
+        assert list(update.gradients) == ["0.bias", "2.weight", "2.bias"]
+        assert float(update.gradients["2.bias"][0]) == 3
+        with pytest.raises(DataError, match="3 tensors"):
+            ClientUpdate.from_gradients(net, [None, *grads[1:3]])
+
+    def test_sparse_gradients_tied_weights_and_own_buffers(self) -> None:
+        net = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5))
+        net[1].weight = net[0].weight
+        net.register_buffer("positions", torch.ones(3))
+        update = ClientUpdate.from_weights(net, {name: each + 1 for name, each in net.state_dict().items()})
+        assert list(update.gradients) == ["0.weight", "0.bias", "1.bias"]
+        sparse = ClientUpdate.from_gradients(net, {"0.weight": torch.eye(5).to_sparse()})
+        assert sparse.gradients["0.weight"].layout is torch.strided
+
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            {"0.bias": torch.zeros(5, device="meta")},
+            {"0.bias": torch.zeros(5, dtype=torch.complex64)},
+        ],
+    )
+    def test_what_holds_no_numbers(self, odd: dict[str, torch.Tensor]) -> None:
+        with pytest.raises(DataError):
+            ClientUpdate.from_weights(model(), odd)
 
     @pytest.mark.parametrize(
         ("change", "error", "match"),
@@ -238,6 +278,28 @@ class TestHostileFiles:
         monkeypatch.setattr(files, "LARGEST", 10**5)
         with pytest.raises(DataError, match="unpacks to"):
             read_tensors(tmp_path / "a.pt", largest=10**5)
+
+    def test_a_small_pickle_that_asks_for_gigabytes(self, tmp_path: Path) -> None:
+        torch.save({"x": torch.zeros(2), "y": bytearray(10)}, tmp_path / "a.pt")
+        with pytest.raises(DataError, match="more than tensors"):
+            read_tensors(tmp_path / "a.pt")
+
+    def test_a_checkpoint_that_holds_itself(self, tmp_path: Path) -> None:
+        content: dict[str, object] = {"epoch": 1}
+        content["state_dict"] = content
+        torch.save(content, tmp_path / "a.pt")
+        with pytest.raises(DataError, match="without tensors"):
+            read_tensors(tmp_path / "a.pt")
+
+    def test_numbers_of_the_other_byte_order(self, tmp_path: Path) -> None:
+        save_npz(tmp_path / "a.npz", {"x": numpy.arange(3, dtype=">f4")})
+        assert read_tensors(tmp_path / "a.npz")[0]["x"].tolist() == [0, 1, 2]
+
+    def test_names_that_are_none(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError):
+            read_tensors("a\0b.pt")
+        with pytest.raises(OptionError, match="is written as"):
+            ClientUpdate.from_weights(model(), trained(model())).save(tmp_path / "a.pt")
 
     @pytest.mark.parametrize("name", ["a.txt", "missing.pt", ".", "folder.pt"])
     def test_what_is_no_file_of_tensors(self, tmp_path: Path, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -55,25 +56,31 @@ class LayerAudit:
     @property
     def approximate(self) -> int:
         """How many more came back up to noise, with evidence that they are in the batch."""
-        if self.inversion is None or self.inversion.certificates is None:
-            return 0
-        return int((self.inversion.certificates.consistent & ~self.inversion.certified).sum())
+        return len(self.inputs) - self.recovered
 
     @property
     def inputs(self) -> Tensor:
         """The inputs that are in the batch by their certificates, exact ones first."""
-        if self.inversion is None or self.inversion.certificates is None:
+        held = self._held
+        if self.inversion is None or held is None:
             return torch.zeros(0, self.layer.features)
-        held = self.inversion.certified | self.inversion.certificates.consistent
         return self.inversion.inputs[held]
 
     @property
     def error(self) -> float:
         """The largest implied error of these inputs, over their root mean square."""
-        if self.inversion is None or self.inversion.certificates is None or not len(self.inputs):
+        held = self._held
+        if self.inversion is None or self.inversion.certificates is None or held is None or not bool(held.any()):
             return 0.0
-        held = self.inversion.certified | self.inversion.certificates.consistent
         return float(self.inversion.certificates.error[held].max())
+
+    @property
+    def _held(self) -> Tensor | None:
+        if self.inversion is None or self.inversion.certificates is None:
+            return None
+        # A single direction above noise may be the mean of many alike: nothing tells them apart.
+        alone = self.inversion.batch_size == 1
+        return self.inversion.certified if alone else self.inversion.certified | self.inversion.certificates.consistent
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +157,12 @@ def audit(
     >>> result.replay.difference < 1e-5
     True
     """
-    if budget is not None and not budget > 0:
-        raise OptionError(f"budget={budget}: seconds, or None for none")
+    if not isinstance(update, ClientUpdate):
+        raise OptionError(f"update is a {type(update).__name__}: expected a spearpp.ClientUpdate")
+    if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
+        raise OptionError(f"budget={budget!r}: seconds, or None for none")
+    if budget is not None and search is not None and not isinstance(search, Gated):
+        raise OptionError("a budget in seconds needs the gated search; the others are bounded by their starts")
     began = time.monotonic()
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     layers = find_layers(model, update)
@@ -165,7 +176,9 @@ def audit(
         left = None
         if budget is not None:
             left = max(LEAST_SECONDS, (budget - (time.monotonic() - began)) / (len(feasible) - index))
-        if any(_complete(each) for each in done.values()):
+        if budget is not None and index and time.monotonic() - began >= budget:
+            done[layer.name] = LayerAudit(layer, False, "not tried: the budget was spent")
+        elif layer.sees == "features" and any(_complete(each) for each in done.values()):
             done[layer.name] = LayerAudit(layer, True, "not inverted: what it sees follows from the recovered inputs")
         else:
             done[layer.name] = _invert(layer, update, _within(search, left), generator, progress)
@@ -176,7 +189,7 @@ def audit(
     verdict = _verdict(audits, again)
     return AuditResult(
         verdict=verdict,
-        summary=_summary(verdict, audits, budget, again),
+        summary=_summary(verdict, audits, time.monotonic() - began, again),
         layers=audits,
         findings=findings,
         caveats=_caveats(verdict, audits, update, model, batch_size, decay, again),
@@ -255,7 +268,8 @@ def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module |
         if model is None or each.inversion is None or each.labels is None:
             continue
         if len(each.inversion.inputs) == each.inversion.batch_size and bool((each.labels >= 0).all()):
-            return replay(model, update, each.inversion.inputs, each.labels)
+            with suppress(SpearError):
+                return replay(model, update, each.inversion.inputs, each.labels)
     return None
 
 
@@ -263,7 +277,7 @@ def _best(audits: list[LayerAudit], again: Replay | None) -> LayerAudit | None:
     """The layer that gives away most: inputs before features, be they proved by certificates or by a replay."""
     proven = again is not None and again.proves
     found = [each for each in audits if len(each.inputs) or (proven and each.labels is not None)]
-    return max(found, key=lambda each: (each.layer.sees == "inputs", len(each.inputs)), default=None)
+    return max(found, key=lambda each: (each.layer.sees != "features", len(each.inputs)), default=None)
 
 
 def _verdict(audits: list[LayerAudit], again: Replay | None) -> Verdict:
@@ -272,10 +286,10 @@ def _verdict(audits: list[LayerAudit], again: Replay | None) -> Verdict:
     return Verdict.NOT_FOUND if any(each.feasible for each in audits) else Verdict.NOT_APPLICABLE
 
 
-def _summary(verdict: Verdict, audits: list[LayerAudit], budget: float | None, again: Replay | None) -> str:
+def _summary(verdict: Verdict, audits: list[LayerAudit], seconds: float, again: Replay | None) -> str:
     best = _best(audits, again)
     if best is not None:
-        what = "training inputs" if best.layer.sees == "inputs" else "samples' features"
+        what = "samples' features" if best.layer.sees == "features" else "training inputs"
         if best.recovered == len(best.inputs) > 0:
             how = "exactly"
         elif len(best.inputs):
@@ -287,8 +301,8 @@ def _summary(verdict: Verdict, audits: list[LayerAudit], budget: float | None, a
         return f"LEAKS: {count} of {best.batch_size} {what} were recovered {how} from layer {best.layer.name}"
     if verdict is Verdict.NOT_FOUND:
         tried = sum(each.feasible for each in audits)
-        bound = "the search's own budget" if budget is None else f"{budget:g} s"
-        return f"NOT_FOUND: nothing was recovered from {tried} layers within {bound}; that is no proof of safety"
+        where = f"{tried} layers" if tried > 1 else "one layer"
+        return f"NOT_FOUND: nothing was recovered from {where} in {seconds:.3g} s; that is no proof of safety"
     reasons = [each.reason for each in audits]
     return "NOT_APPLICABLE: " + (
         f"no layer can be inverted ({reasons[0]})" if reasons else "the model has no Linear layer"
@@ -307,6 +321,12 @@ def _caveats(
     said = []
     if verdict is Verdict.LEAKS:
         said.append("The recovered inputs are personal data: keep and share them as such.")
+        said.append(
+            "Samples that fire exactly the same neurons are one to the gradient: they come back as one mixture."
+        )
+        best = _best(audits, again)
+        if best is not None and best.recovered < (best.batch_size or 0):
+            said.append("Errors that are given count the noise alone; samples that lie below it are not seen.")
     else:
         said.append(
             "Nothing found is no proof of safety: other attacks, a larger budget or another round may find more."
@@ -331,6 +351,8 @@ def _caveats(
         said.append(f"The update is a sum of {update.clients} clients': which client an input belongs to is not told.")
     if model is None:
         said.append("Without a model neither labels nor a replay are possible.")
+    elif verdict is Verdict.LEAKS and again is None:
+        said.append("No replay: inputs are missing, labels could not be told, or the model does not take the inputs.")
     elif again is not None and again.difference > 1e-2:
         said.append(
             f"A replay with one step differs by {again.difference:.1%}: several local steps, another loss, noise, or "

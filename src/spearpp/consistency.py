@@ -87,7 +87,7 @@ def _format(update: ClientUpdate) -> Iterable[Finding]:
     size = values[values != 0].abs()
     if len(size) < 100:
         return
-    low, high = torch.quantile(size, torch.tensor([0.1, 0.9]))
+    low, high = torch.quantile(size, 0.1), torch.quantile(size, 0.9)
     if high <= EQUAL * low:
         why = (
             "all entries have one size: Adam, or signs instead of gradients. Such an update holds no gradient to invert"
@@ -95,8 +95,9 @@ def _format(update: ClientUpdate) -> Iterable[Finding]:
         yield Finding("error", name, why)
         return
     zeros = 1 - len(size) / len(values)
-    rows = (tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]).any(1).float().mean()
-    if zeros > PRUNED and zeros > 1.5 * (1 - float(rows)) + 0.05:
+    matrix = tensor.flatten(1) if tensor.ndim > 1 else tensor.reshape(-1, 1)
+    silent = 1 - float(matrix.any(1).float().mean() * matrix.any(0).float().mean())  # dead neurons, black pixels
+    if zeros > PRUNED and zeros > silent + 0.25 * (1 - silent):
         yield Finding(
             "warning", name, f"{zeros:.0%} of the entries are zero: the update was pruned, which hides inputs"
         )
@@ -159,7 +160,7 @@ def spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> Sp
     values = squares.clamp_min(0).sqrt().flip(0)
     rank = numerical_rank(values, (core.shape[0], core.shape[1]), epsilon)
     k = len(values) // 2 if rank is None else rank
-    if 0 < k < len(values) and bool(other.any()):
+    if 0 < k <= len(values) - max(8, len(values) // 8) and bool(other.any()):
         # Outside the leading singular directions on both sides, λ W is left as it is.
         tail, lead = vectors[:, :-k].T, torch.linalg.qr(core.T @ vectors[:, -k:])[0]
         inside, decayed = tail @ core, tail @ other

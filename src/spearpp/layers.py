@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from spearpp.errors import DataError
+from spearpp.errors import DataError, ShapeError
 from spearpp.shapes import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.names import plain
@@ -31,6 +31,8 @@ RESHAPING = {
     "clone",
 }
 PASSING = (nn.Flatten, nn.Identity, nn.Unflatten)
+NEARLY = (nn.ReLU6, nn.Hardtanh)
+"""Activations that are ReLU but for large values; a certificate decides."""
 DROPPING = (nn.Dropout, nn.AlphaDropout)
 RELU_FUNCTIONS = {functional.relu, torch.relu, torch.relu_, functional.relu_}
 DROPPING_FUNCTIONS = {functional.dropout}
@@ -50,7 +52,8 @@ class Layer:
     reason: str
     """Why it qualifies, or why not, in words."""
     sees: str = "features"
-    """What its inputs are: "inputs" of the model itself, or "features" that earlier layers computed."""
+    """What its inputs are: "inputs" of the model itself, "one input of several", or "features" that earlier layers
+    computed."""
     next: str | None = None
     """The weight of the Linear layer that takes its ReLU and nothing else."""
     assumed: bool = False
@@ -79,16 +82,35 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     if model is None:
         found = _of_checkpoint(update)
     else:
-        if not {plain(name) for name, _ in model.named_parameters()} & set(update.weights):
+        model = _unwrapped(model)
+        own = {plain(name): each.shape for name, each in model.named_parameters()}
+        if not own.keys() & update.weights.keys():
             raise DataError("the model has none of the update's parameters: is it another model?")
+        for name in own.keys() & update.weights.keys():
+            if own[name] != update.weights[name].shape:
+                seen = f"{tuple(update.weights[name].shape)}, in the model {tuple(own[name])}"
+                raise ShapeError(f"{name} has shape {seen}: is it another model?")
         found = _of_model(model)
-    return [_with_gradient(layer, update) for layer in found if layer.weight in update.weights]
+    return [_with_gradient(layer, update) for layer in found]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of what Opacus, DataParallel and torch.compile put around it."""
+    while True:
+        children = dict(model.named_children())
+        name = next(iter(children), "")
+        if len(children) != 1 or name not in ("module", "_module", "_orig_mod"):
+            return model
+        model = children[name]
 
 
 def _with_gradient(layer: Layer, update: ClientUpdate) -> Layer:
     """The same, disqualified if there is no gradient for it."""
     if not layer.qualifies:
         return layer
+    if layer.weight not in update.weights:
+        reason = "its weight is computed from other parameters, or is not in the update"
+        return replace(layer, qualifies=False, reason=reason)
     missing = [name for name in (layer.weight, layer.bias) if name is not None and name not in update.gradients]
     if layer.weight in missing:
         return replace(layer, qualifies=False, reason="no gradient was sent for it: it is frozen or was left out")
@@ -159,7 +181,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         del module_qualified_name
-        return m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
+        return isinstance(m, nn.Linear) or (m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential))
 
 
 def _layer(model: nn.Module, name: str, *, qualifies: bool, reason: str, assumed: bool = False) -> Layer:
@@ -193,9 +215,12 @@ def _by_graph(model: nn.Module, graph: fx.Graph) -> Iterable[tuple[str, Layer]]:
             continue
         reason = verdicts[0][1] if len(nodes) == 1 else f"shared: used {len(nodes)} times, each time before a ReLU"
         layer = _layer(model, name, qualifies=True, reason=reason)
-        following = _next_linear(model, relus[0]) if len(nodes) == 1 else None
+        following = _next_linear(model, relus[0], layer.neurons) if len(nodes) == 1 else None
         shared = following is not None and len(uses.get(following, [])) > 1
-        sees = "inputs" if all(_from_input(model, node) for node in nodes) else "features"
+        several = sum(node.op == "placeholder" for node in graph.nodes) > 1
+        direct = all(_from_input(model, node) for node in nodes)
+        sees = ("one input of several" if several else "inputs") if direct else "features"
+        layer = replace(layer, assumed=any("nearly" in why for _, why in verdicts))
         weight = plain(f"{following}.weight") if following is not None and not shared else None
         yield name, replace(layer, sees=sees, next=weight)
 
@@ -207,12 +232,22 @@ def _kind(model: nn.Module, node: fx.Node) -> tuple[str, str]:
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         label = type(module).__name__
-        if isinstance(module, nn.ReLU):
+        if isinstance(module, nn.ReLU) or (isinstance(module, nn.LeakyReLU) and module.negative_slope == 0):
             return "relu", label
+        if isinstance(module, nn.Threshold) and module.threshold == module.value == 0:
+            return "relu", label
+        if isinstance(module, NEARLY) and module.min_val == 0:
+            return "nearly", label
+        if isinstance(module, DROPPING) and module.p == 0:
+            return "pass", label
         return ("pass" if isinstance(module, PASSING) else "drop" if isinstance(module, DROPPING) else "other"), label
     label = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
     if node.target in RELU_FUNCTIONS or (node.op == "call_method" and label in ("relu", "relu_")):
         return "relu", label
+    if label in ("clamp", "clamp_", "clamp_min", "clamp_min_", "clip"):
+        low, high = (*node.args[1:], None, None)[:2]
+        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
+        return ("other" if low != 0 else "relu" if high is None else "nearly"), label
     if node.target in DROPPING_FUNCTIONS:
         return "drop", label
     return ("pass" if label in RESHAPING else "other"), label
@@ -239,6 +274,8 @@ def _fate(model: nn.Module, node: fx.Node) -> tuple[fx.Node | None, str]:
     what, label = _kind(model, readers[0])
     if what == "relu":
         return readers[0], "its output goes to ReLU"
+    if what == "nearly":
+        return readers[0], f"its output goes to {label}, which is nearly ReLU: a certificate decides"
     if what == "pass":
         return _fate(model, readers[0])
     if what == "output":
@@ -246,16 +283,15 @@ def _fate(model: nn.Module, node: fx.Node) -> tuple[fx.Node | None, str]:
     return None, f"its output goes to {label}, not to ReLU"
 
 
-def _next_linear(model: nn.Module, relu: fx.Node) -> str | None:
-    """The Linear layer that takes a ReLU's output, if it takes nothing else."""
+def _next_linear(model: nn.Module, relu: fx.Node, width: int) -> str | None:
+    """The Linear layer that takes a ReLU's output of so many neurons, if it is the only one to."""
     node = relu
     for _ in range(16):
-        readers = [reader for reader in _readers(node) if _kind(model, reader)[0] != "output"]
-        linear = [
-            r for r in readers if r.op == "call_module" and isinstance(model.get_submodule(str(r.target)), nn.Linear)
-        ]
-        if linear:
-            return str(linear[0].target)
+        readers = _readers(node)
+        if len(readers) == 1 and readers[0].op == "call_module":
+            module = model.get_submodule(str(readers[0].target))
+            if isinstance(module, nn.Linear):
+                return str(readers[0].target) if module.in_features == width else None
         if len(readers) != 1 or _kind(model, readers[0])[0] not in ("pass", "drop"):
             return None
         node = readers[0]
@@ -295,7 +331,8 @@ def _by_definition(model: nn.Module) -> Iterable[tuple[str, Layer]]:
         name, module = leaves[index]
         after = leaves[index + 1][1] if index + 1 < len(leaves) else None
         following = linear[place + 1] if place + 1 < len(linear) else None
-        other = after is not None and not isinstance(after, nn.Linear | nn.ReLU | nn.Dropout | nn.Identity)
+        activation = after is not None and type(after).__module__ == "torch.nn.modules.activation"
+        other = activation and not isinstance(after, nn.ReLU | nn.MultiheadAttention | nn.Softmax | nn.LogSoftmax)
         if following is None and not isinstance(after, nn.ReLU):
             reason = "the last Linear layer: no ReLU was seen after it"
             yield name, _layer(model, name, qualifies=False, reason=reason)
@@ -305,6 +342,8 @@ def _by_definition(model: nn.Module) -> Iterable[tuple[str, Layer]]:
         else:
             reason = "assumed: the model cannot be traced; a certificate proves the ReLU"
             layer = _layer(model, name, qualifies=True, reason=reason, assumed=True)
+            if index == 0:  # the first module of all
+                layer = replace(layer, sees="inputs")
             if following is not None:
                 taker = leaves[following][1]
                 fits = getattr(taker, "in_features", None) == getattr(module, "out_features", None)

@@ -34,7 +34,9 @@ def read_npz(path: str | os.PathLike[str], *, largest: int = LARGEST) -> dict[st
                 with archive.open(entry) as file:
                     arrays[entry.filename.removesuffix(".npy")] = _read_array(file, entry.file_size, path)
             return arrays
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a damaged archive or header can make the readers fail in any way
         raise DataError(f"{path} is not a readable npz file: {error}") from error
 
 

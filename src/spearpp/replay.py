@@ -63,13 +63,18 @@ def labels_of(model: nn.Module, update: ClientUpdate, layer: Layer, result: Inve
     module = weights.get_submodule(_module_name(weights, layer))
     inputs = result.inputs.to(device)
     caught: list[Tensor] = []
-    handle = module.register_forward_hook(lambda _module, _inputs, output: caught.append(output))
+
+    def catch(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        caught.append(output)
+        return output.clone()  # a ReLU in place would change what was caught
+
+    handle = module.register_forward_hook(catch)
     try:
         outputs = _forward(weights, inputs)
     finally:
         handle.remove()
-    if len(caught) != 1:
-        raise OptionError("the layer is used more than once: labels cannot be told")
+    if len(caught) != 1 or caught[0].shape != (len(inputs), layer.neurons):
+        raise OptionError("the layer does not see one row for each sample: labels cannot be told")
     span = decompose(observe(*update.layer(layer.weight, layer.bias)), result.batch_size).left
     outside = []
     for label in range(outputs.shape[1]):
@@ -101,7 +106,7 @@ def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"],
     if plainly.difference <= UNEQUAL:
         return plainly
     counts = _counts(update, named, losses)
-    if counts is None:
+    if counts is None or float(counts.min()) < -0.1 * float(counts.max()):  # no sample counts against its own loss
         return plainly
     weighted = _compare(update, named, (counts * losses).mean())
     return replace(weighted, weighted=True) if weighted.difference < plainly.difference else plainly
@@ -143,14 +148,16 @@ def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor)
 
 def _as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:
     """A copy of the model with the weights that the client had."""
-    weights = copy.deepcopy(model).eval()
-    device = next(iter(update.weights.values())).device
-    weights.to(device)
-    with torch.no_grad():
-        for name, parameter in weights.named_parameters():
-            parameter.requires_grad_(True)
-            if plain(name) in update.weights:
-                parameter.copy_(update.weights[plain(name)])
+    try:
+        weights = copy.deepcopy(model).eval()
+        weights.to(next(iter(update.weights.values())).device)
+        with torch.no_grad():
+            for name, parameter in weights.named_parameters():
+                parameter.requires_grad_(True)
+                if plain(name) in update.weights:
+                    parameter.copy_(update.weights[plain(name)])
+    except RuntimeError as error:
+        raise OptionError(f"the model cannot be copied with the weights that were sent: {error}") from error
     return weights
 
 
@@ -166,4 +173,6 @@ def _forward(model: nn.Module, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k
         raise OptionError(f"the model does not take flat inputs of shape {tuple(inputs.shape)}: {error}") from error
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not 2 <= outputs.shape[1] <= CLASSES:
         raise OptionError("the model is no classifier: its output is not (batch, classes)")
+    if len(outputs) != len(inputs) or not outputs.requires_grad:
+        raise OptionError("the model's output has no gradient, or not one row for each sample")
     return outputs

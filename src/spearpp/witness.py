@@ -63,6 +63,8 @@ class FewOutputs:
 
         A classifier that is sure and wrong sends softmax - label = e_i - e_j.
         """
+        if len(self.weight) < 2:
+            return self.weight[:0]
         first, second = torch.triu_indices(len(self.weight), len(self.weight), 1, device=self.weight.device)
         sent = ((self.weight[first] - self.weight[second]) @ self.span) @ self.span.T
         size = torch.linalg.vector_norm(sent, dim=1, keepdim=True)

@@ -1,5 +1,6 @@
 """What a client sent, and the weights it had been sent: everything an audit needs."""
 
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from torch import nn
 from spearpp.errors import DataError, NonFiniteError, OptionError
 from spearpp.shapes import Tensor
 from spearpp.update.files import FileName, read_tensors, write_tensors
-from spearpp.update.names import Tensors, is_buffer, match, parameters_of
+from spearpp.update.names import Tensors, is_buffer, match, parameters_of, plain
 
 FORMAT = 1
 Kind = Literal["gradients", "weights", "deltas"]
@@ -55,7 +56,7 @@ class ClientUpdate:
             for name, tensor in tensors.items():
                 if not bool(torch.isfinite(tensor).all()):
                     raise NonFiniteError(f"{what}: {name} holds NaN or Inf: training diverged, or the file is damaged")
-        _check_known(self.lr, self.steps)
+        _known(self.lr, self.steps)
 
     def __repr__(self) -> str:
         numbers = sum(tensor.numel() for tensor in self.gradients.values())
@@ -69,12 +70,13 @@ class ClientUpdate:
         return f"ClientUpdate({', '.join(parts)})"
 
     @classmethod
-    def from_gradients(cls, model: Tensors, grads: Tensors | None = None) -> "ClientUpdate":
+    def from_gradients(cls, model: Tensors, grads: Tensors | Sequence[Tensor | None] | None = None) -> "ClientUpdate":
         """What a FedSGD client sends.
 
         Args:
             model: the weights it had: a module, a state dict, or a list in parameter order.
-            grads: by parameter name or in parameter order; None takes the ``grad`` of the module's parameters.
+            grads: by parameter name, or in parameter order with None for what was not sent; None takes the ``grad`` of
+                the module's parameters.
 
         Raises:
             SpearError: if names or shapes do not match, or something is not finite.
@@ -87,10 +89,13 @@ class ClientUpdate:
             if not named:
                 raise DataError("the model's parameters have no gradients: call backward() first, or pass grads")
             grads = named
-        elif isinstance(grads, Sequence) and isinstance(model, nn.Module) and any(g is None for g in grads):
-            names = [name for name, _ in model.named_parameters()]
-            grads = {name: g for name, g in zip(names, grads, strict=False) if g is not None}
-        return cls(weights, match(weights, parameters_of(grads), "grads"), "gradients", buffers=_buffers(grads))
+        elif isinstance(grads, Sequence):
+            if len(grads) != len(weights):
+                raise DataError(f"grads holds {len(grads)} tensors, the model has {len(weights)} parameters")
+            grads = {name: each for name, each in zip(weights, grads, strict=True) if each is not None}
+        given, buffers = _split(model, grads)
+        sent = {name: each.clone() for name, each in match(weights, given, "grads").items()}
+        return cls(weights, sent, "gradients", buffers=buffers)
 
     @classmethod
     def from_weights(
@@ -116,13 +121,14 @@ class ClientUpdate:
         Raises:
             SpearError: if names or shapes do not match, or something is not finite.
         """
-        _check_known(lr, steps)
+        lr, steps = _known(lr, steps)
         weights = _kept(before)
-        sent = match(weights, _floats(parameters_of(after)), "deltas" if deltas else "after")
+        given, buffers = _split(before, after)
+        sent = match(weights, _floats(given), "deltas" if deltas else "after")
         scale = 1.0 / ((1.0 if lr is None else lr) * (steps or 1))
         gradients = {n: (-t if deltas else weights[n].to(t.device) - t) * scale for n, t in sent.items()}
         kind: Kind = "deltas" if deltas else "weights"
-        return cls(weights, gradients, kind, lr=lr, steps=steps, buffers=_buffers(after))
+        return cls(weights, gradients, kind, lr=lr, steps=steps, buffers=buffers)
 
     @classmethod
     def sum(cls, updates: "Iterable[ClientUpdate]") -> "ClientUpdate":
@@ -135,7 +141,11 @@ class ClientUpdate:
         if not updates:
             raise OptionError("sum([]): at least one update")
         first = updates[0]
+        if not all(isinstance(each, ClientUpdate) for each in updates):
+            raise OptionError("sum: expected client updates")
         for other in updates[1:]:
+            if (first.kind, first.lr, first.steps) != (other.kind, other.lr, other.steps):
+                raise DataError("the updates differ in kind, lr or steps: their sum has no one scale")
             same = first.weights.keys() == other.weights.keys() and first.gradients.keys() == other.gradients.keys()
             if not same or not all(torch.equal(first.weights[n], other.weights[n]) for n in first.weights):
                 raise DataError(
@@ -181,6 +191,8 @@ class ClientUpdate:
             "buffers": self.buffers,
             "order": [list(self.weights), list(self.gradients)],
         }
+        if not str(path).endswith(".safetensors"):
+            raise OptionError(f"{path}: an update is written as .safetensors")
         write_tensors(path, tensors, header)
 
     @classmethod
@@ -207,6 +219,8 @@ class ClientUpdate:
         """
         tensors, header = read_tensors(path)
         if header:
+            if before is not None or lr is not None or steps is not None:
+                raise OptionError(f"{path} is a whole update with its weights and lr: leave out before, lr and steps")
             return _ours(tensors, header, path)
         if kind not in KINDS:
             raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
@@ -229,13 +243,12 @@ def _ours(tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: FileNa
             raise DataError(f"{path} holds {name[:80]!r}, which is neither a weight nor a gradient")
         groups[group][rest] = tensor
     lr, steps, clients, kind = (header.get(name) for name in ("lr", "steps", "clients", "kind"))
-    if not (
-        isinstance(lr, float | int | None)
-        and isinstance(steps, int | None)
-        and isinstance(clients, int)
-        and kind in KINDS
-    ):
-        raise DataError(f"{path} has a header with a wrong kind, lr, steps or clients")
+    buffers = header.get("buffers") or []
+    if not isinstance(clients, int) or isinstance(clients, bool) or clients < 1 or not isinstance(buffers, list):
+        raise DataError(f"{path} has a header with wrong clients or buffers")
+    if kind not in KINDS:
+        raise DataError(f"{path} has a header with a wrong kind: {str(kind)[:20]}")
+    lr, steps = _known(lr, steps)
     order = header.get("order")
     weights = _ordered(groups["weights"], order, 0)
     return ClientUpdate(
@@ -246,7 +259,7 @@ def _ours(tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: FileNa
         steps=steps,
         clients=clients,
         threat_model=str(header.get("threat_model", THREAT)),
-        buffers=tuple(str(name) for name in header.get("buffers") or ()),
+        buffers=tuple(str(name) for name in buffers),
     )
 
 
@@ -258,11 +271,31 @@ def _ordered(tensors: dict[str, Tensor], order: object, index: int) -> dict[str,
     return {str(name): tensors[str(name)] for name in names}
 
 
-def _check_known(lr: float | None, steps: int | None) -> None:
-    if lr is not None and not 0 < lr < float("inf"):
+def _known(lr: Any, steps: Any) -> tuple[float | None, int | None]:
+    """Both as plain numbers, whatever kind of number they came as."""
+    try:
+        rate = None if lr is None else float(lr)
+        count = None if steps is None else operator.index(steps)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise OptionError(f"lr={lr!r}, steps={steps!r}: a number and a whole number, or None") from error
+    if isinstance(lr, bool | str) or isinstance(steps, bool):
+        raise OptionError(f"lr={lr!r}, steps={steps!r}: a number and a whole number, or None")
+    if rate is not None and not 0 < rate < float("inf"):
         raise OptionError(f"lr={lr}: a learning rate is positive, or None if it is not known")
-    if steps is not None and steps < 1:
+    if count is not None and count < 1:
         raise OptionError(f"steps={steps}: a client takes one step at least, or None if that is not known")
+    return rate, count
+
+
+def _split(model: Tensors, given: Tensors) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Parameters, and the names of what a module has besides: buffers, and second names of tied weights."""
+    found, buffers = parameters_of(given), _buffers(given)
+    if isinstance(model, nn.Module):
+        own = {plain(name) for name, _ in model.named_parameters()}
+        extra = {plain(name) for name in model.state_dict()} - own
+        buffers += tuple(name for name in found if name in extra)
+        found = {name: each for name, each in found.items() if name not in extra}
+    return found, buffers
 
 
 def _kept(tensors: Tensors) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from spearpp.errors import DataError
 from spearpp.npz import read_npz
 from spearpp.shapes import Tensor
+from spearpp.update.names import dense
 
 LARGEST = 2**33
 """Bytes that the tensors of one file may take, unless the caller allows more."""
@@ -33,20 +34,24 @@ def read_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[dict[str, T
     Raises:
         DataError: if the file is missing, damaged, too large, of another kind, or holds code.
     """
-    path = Path(path)
+    try:
+        path = Path(path)
+    except TypeError as error:
+        raise DataError(f"{path!r} is no file name") from error
     suffix = path.suffix.lower()
     readers = {".safetensors": _safetensors, ".npz": _npz} | dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), _torch)
     if suffix not in readers:
         raise DataError(f"{path.name}: expected a file ending in {', '.join(readers)}")
     try:
         size = path.stat().st_size
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not path.is_file():
         raise DataError(f"{path} is not a file")
     if size > largest:
         raise DataError(f"{path} has {size:,} bytes, more than the {largest:,} allowed")
-    tensors, header = readers[suffix](path, largest)
+    read, header = readers[suffix](path, largest)
+    tensors = {name: dense(name, each) for name, each in read.items()}
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if claimed > largest:  # a tensor of one element can claim any shape by strides of zero
         raise DataError(f"{path} holds tensors of {claimed:,} bytes, more than the {largest:,} allowed")
@@ -65,7 +70,8 @@ def write_tensors(path: FileName, tensors: Mapping[str, Tensor], header: Mapping
         from safetensors.torch import save
     except ImportError as error:
         raise DataError("safetensors is not installed: pip install safetensors") from error
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, _metadata(header))
+    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    content = save(own, _metadata(header))
     write_whole(Path(path), content)
 
 
@@ -84,10 +90,10 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         scratch.chmod(0o666 & ~_umask())
         scratch.replace(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         if scratch is not None:
             scratch.unlink(missing_ok=True)
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise DataError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _umask() -> int:
@@ -119,8 +125,9 @@ def _safetensors(path: Path, _largest: int) -> tuple[dict[str, Tensor], dict[str
 def _npz(path: Path, largest: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     arrays = read_npz(path, largest=largest)
     try:
-        return {name.removeprefix("arr_"): torch.from_numpy(array) for name, array in arrays.items()}, {}
-    except TypeError as error:
+        native = {name: array.astype(array.dtype.newbyteorder("=")) for name, array in arrays.items()}
+        return {name.removeprefix("arr_"): torch.from_numpy(array) for name, array in native.items()}, {}
+    except (TypeError, ValueError) as error:
         raise DataError(f"{path} holds an array that is no numbers: {error}") from error
 
 
@@ -129,8 +136,15 @@ def _torch(path: Path, largest: int) -> tuple[dict[str, Tensor], dict[str, Any]]
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > largest:
-                raise DataError(f"{path} unpacks to {unpacked:,} bytes, more than the {largest:,} allowed")
+                if unpacked > largest:
+                    raise DataError(f"{path} unpacks to {unpacked:,} bytes, more than the {largest:,} allowed")
+                pickles = b"".join(
+                    archive.read(entry) for entry in archive.infolist() if entry.filename.endswith(".pkl")
+                )
+        else:
+            pickles = path.read_bytes()
+        if b"bytearray" in pickles:  # it is allowed to be called, with any size
+            raise DataError(f"{path} holds more than tensors, and was not loaded")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
@@ -146,12 +160,13 @@ def _named(content: object, path: Path) -> dict[str, Tensor]:
     if isinstance(content, list | tuple) and all(isinstance(each, Tensor) for each in content):
         return {str(index): each for index, each in enumerate(content)}
     if isinstance(content, Mapping):
-        found = {str(name): each for name, each in content.items() if isinstance(each, Tensor)}
-        if found:
-            return found
-        for name in WRAPPERS:
-            if isinstance(content.get(name), Mapping | list):
-                return _named(content[name], path)
+        for inner in (*(content.get(name) for name in WRAPPERS), content):
+            if isinstance(inner, Mapping):
+                found = {str(name): each for name, each in inner.items() if isinstance(each, Tensor)}
+                if found:
+                    return found
+            elif isinstance(inner, list | tuple) and inner and all(isinstance(each, Tensor) for each in inner):
+                return {str(index): each for index, each in enumerate(inner)}
     raise DataError(
         f"{path} holds a {type(content).__name__} without tensors: expected a state dict or a list of tensors"
     )

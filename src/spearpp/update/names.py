@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from torch import nn
 
-from spearpp.errors import DataError, ShapeError
+from spearpp.errors import DataError, OptionError, ShapeError
 from spearpp.shapes import Tensor
 
 WRAPPED = re.compile(r"^(?:_module\.|module\.|_orig_mod\.)+")
@@ -29,15 +30,37 @@ def parameters_of(tensors: Tensors) -> dict[str, Tensor]:
     A model's own order of parameters is kept; of a state dict, integers and running statistics are no parameters.
     """
     if isinstance(tensors, nn.Module):
-        return {plain(name): each.detach() for name, each in tensors.named_parameters()}
-    named = tensors if isinstance(tensors, Mapping) else {str(i): each for i, each in enumerate(tensors)}
-    for name, each in named.items():
-        if not isinstance(each, Tensor):
-            raise DataError(f"{name!r} is a {type(each).__name__}, not a tensor")
-    found = {plain(str(name)): each.detach() for name, each in named.items() if not is_buffer(str(name), each)}
-    if len(found) < sum(not is_buffer(str(name), each) for name, each in named.items()):
+        named: Mapping[str, object] = dict(tensors.named_parameters())
+    elif isinstance(tensors, Mapping):
+        named = tensors
+    elif isinstance(tensors, Sequence):
+        named = {str(i): each for i, each in enumerate(tensors)}
+    else:
+        raise OptionError(f"a {type(tensors).__name__}: expected a module, a state dict or a list of tensors")
+    whole = {str(name): dense(str(name), each) for name, each in named.items()}
+    kept = [name for name, each in whole.items() if not is_buffer(name, each)]
+    found = {plain(name): whole[name] for name in kept}
+    if len(found) < len(kept):
         raise DataError("two names are the same without the prefixes of wrappers (module., _module.)")
     return found
+
+
+def dense(name: str, tensor: object) -> Tensor:
+    """A tensor of plain numbers: sparse ones are filled, float8 becomes float32.
+
+    Raises:
+        DataError: for what holds no numbers, or holds them in another way.
+    """
+    if not isinstance(tensor, Tensor):
+        raise DataError(f"{name[:80]!r} is a {type(tensor).__name__}, not a tensor")
+    if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) or tensor.is_meta:
+        raise DataError(f"{name[:80]!r} holds no numbers yet: run the model once, or load its weights")
+    if tensor.is_quantized or tensor.is_complex() or tensor.is_nested:
+        raise DataError(f"{name[:80]!r} is quantised, complex or nested: send floating-point numbers")
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1 else tensor
 
 
 def is_buffer(name: str, tensor: Tensor) -> bool:
