@@ -119,7 +119,7 @@ def wire(data: str | None) -> Iterator[Row]:
     ]
     for name, client in forms:
         for b in (5, 10, 20, 40):
-            yield measure(name, client, b, 5, data, budget=20)
+            yield measure(name, client, b, 5, data, budget=8)
 
 
 def clients(data: str | None) -> Iterator[Row]:
