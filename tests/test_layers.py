@@ -180,6 +180,25 @@ def test_subclasses_clamps_and_reshaped_neighbours() -> None:
     assert not second.qualifies
 
 
+class Bare(nn.Module):
+    """Parameters without a Linear module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.b1 = nn.Parameter(torch.randn(7, 6)), nn.Parameter(torch.randn(7))
+        self.w2 = nn.Parameter(torch.randn(3, 7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(functional.linear(x, self.w1, bias=self.b1).relu(), self.w2)
+
+
+def test_functional_linear() -> None:
+    first, second = find_layers(Bare(), update_of(Bare()))
+    assert (first.qualifies, first.sees, first.weight, first.bias) == (True, "inputs", "w1", "b1")
+    assert not second.qualifies
+    assert second.bias is None
+
+
 def test_a_model_of_two_inputs_has_no_one_input() -> None:
     assert {name: sees for name, (_, sees, _) in found(TwoInputs()).items()} == {
         "left": "one input of several",

@@ -188,6 +188,13 @@ class TestFiles:
         assert back.threat_model == update.threat_model
         assert [path.name for path in tmp_path.iterdir()] == ["client.safetensors"]
 
+    def test_the_weights_before_may_come_from_our_own_file(self, tmp_path: Path) -> None:
+        net = model()
+        ClientUpdate.from_weights(net, trained(net)).save(tmp_path / "last.safetensors")
+        torch.save(trained(net), tmp_path / "after.pt")
+        update = ClientUpdate.load(tmp_path / "after.pt", before=tmp_path / "last.safetensors", lr=0.1)
+        torch.testing.assert_close(update.weights, {name: each.detach() for name, each in net.named_parameters()})
+
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     def test_other_precisions(self, tmp_path: Path, dtype: torch.dtype) -> None:
         net = model()

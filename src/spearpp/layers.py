@@ -173,6 +173,7 @@ def _of_model(model: nn.Module) -> list[Layer]:
         if any(name.startswith(f"{outer}." if outer else "") for outer in attention):
             found[name] = _layer(model, name, qualifies=False, reason="it is part of an attention: no ReLU follows")
     unused = "it was not seen in use when the model was traced"
+    names += [name for name in found if name not in names]
     return [found.get(name) or _layer(model, name, qualifies=False, reason=unused) for name in names]
 
 
@@ -184,10 +185,15 @@ class _Tracer(fx.Tracer):
         return isinstance(m, nn.Linear) or (m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential))
 
 
-def _layer(model: nn.Module, name: str, *, qualifies: bool, reason: str, assumed: bool = False) -> Layer:
-    module = model.get_submodule(name)
+def _layer(
+    model: nn.Module, name: str, *, qualifies: bool, reason: str, assumed: bool = False, bias: str | None = None
+) -> Layer:
+    """A Linear module by its name, or a weight that ``functional.linear`` is called with."""
+    module = dict(model.named_modules()).get(name)
     if not isinstance(module, nn.Linear):
-        raise TypeError(f"{name} is no Linear layer")
+        neurons, features = model.get_parameter(name).shape
+        own, weight = plain(name).removesuffix(".weight"), plain(name)
+        return Layer(own, weight, None if bias is None else plain(bias), neurons, features, qualifies, reason)
     prefix = plain(f"{name}." if name else "")
     return Layer(
         name=plain(name) or "(the model itself)",
@@ -203,18 +209,24 @@ def _layer(model: nn.Module, name: str, *, qualifies: bool, reason: str, assumed
 
 def _by_graph(model: nn.Module, graph: fx.Graph) -> Iterable[tuple[str, Layer]]:
     uses: dict[str, list[fx.Node]] = {}
+    biases: dict[str, str | None] = {}
     for node in graph.nodes:
         if node.op == "call_module" and isinstance(model.get_submodule(str(node.target)), nn.Linear):
             uses.setdefault(str(node.target), []).append(node)
+        elif node.op == "call_function" and node.target is functional.linear:
+            weight, bias = (_parameter(node, place, key) for place, key in ((1, "weight"), (2, "bias")))
+            if weight is not None:
+                uses.setdefault(weight, []).append(node)
+                biases[weight] = bias
     for name, nodes in uses.items():
         verdicts = [_fate(model, node) for node in nodes]
         relus = [relu for relu, _ in verdicts if relu is not None]
         if len(relus) < len(nodes):
             reason = next(why for relu, why in verdicts if relu is None)
-            yield name, _layer(model, name, qualifies=False, reason=reason)
+            yield name, _layer(model, name, qualifies=False, reason=reason, bias=biases.get(name))
             continue
         reason = verdicts[0][1] if len(nodes) == 1 else f"shared: used {len(nodes)} times, each time before a ReLU"
-        layer = _layer(model, name, qualifies=True, reason=reason)
+        layer = _layer(model, name, qualifies=True, reason=reason, bias=biases.get(name))
         following = _next_linear(model, relus[0], layer.neurons) if len(nodes) == 1 else None
         shared = following is not None and len(uses.get(following, [])) > 1
         several = sum(node.op == "placeholder" for node in graph.nodes) > 1
@@ -223,6 +235,12 @@ def _by_graph(model: nn.Module, graph: fx.Graph) -> Iterable[tuple[str, Layer]]:
         layer = replace(layer, assumed=any("nearly" in why for _, why in verdicts))
         weight = plain(f"{following}.weight") if following is not None and not shared else None
         yield name, replace(layer, sees=sees, next=weight)
+
+
+def _parameter(node: fx.Node, place: int, key: str) -> str | None:
+    """The name of a parameter that a function is called with."""
+    given = node.args[place] if len(node.args) > place else node.kwargs.get(key)
+    return str(given.target) if isinstance(given, fx.Node) and given.op == "get_attr" else None
 
 
 def _kind(model: nn.Module, node: fx.Node) -> tuple[str, str]:

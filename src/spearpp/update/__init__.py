@@ -227,7 +227,8 @@ class ClientUpdate:
         if before is None:
             raise OptionError(f"{path} holds tensors and not the weights that the client had: pass before=")
         if isinstance(before, str | os.PathLike):
-            before = read_tensors(before)[0]
+            sent, ours = read_tensors(before)
+            before = _ours(sent, ours, before).weights if ours else sent
         if kind == "gradients":
             return cls.from_gradients(before, tensors)
         return cls.from_weights(before, tensors, lr=lr, steps=steps, deltas=kind == "deltas")
