@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spearpp.consistency import LARGEST, Finding, check, spectrum
-from spearpp.errors import OptionError, RankError, SpearError
+from spearpp.errors import OptionError, SpearError
 from spearpp.invert import invert
 from spearpp.layers import Layer, find_layers
 from spearpp.replay import Replay, labels_of, replay
@@ -127,15 +127,14 @@ def audit(
     """Find out whether an update gives its training batch away.
 
     Every Linear layer before a ReLU is inverted, with the next layer as a second witness where there is one, until the
-    model's inputs are all there (what later layers see follows from them). The
-    verdict is LEAKS if any input comes back with evidence that it is in the batch, exactly or up to noise, or if the
-    update can be computed again from what came back; NOT_FOUND if nothing does within the budget; and NOT_APPLICABLE if
-    there is no layer to invert.
+    model's inputs are all there (what later layers see follows from them). The verdict is LEAKS if any input comes back
+    with evidence that it is in the batch, exactly or up to noise, or if the update can be computed again from what came
+    back; NOT_FOUND if nothing does within the budget; and NOT_APPLICABLE if there is no layer to invert.
 
     Args:
         update: what the client sent.
         model: the network, to tell which layers feed a ReLU, to find labels and to replay; None to go without.
-        budget: seconds for all layers together; None leaves it to the search.
+        budget: seconds for all layers together, kept to a round of the search; None leaves it to the search.
         search: how to look; None is ``spearpp.search.Gated()``.
         batch_size: only a check: what is read off the update counts, and a caveat says if they differ.
         generator: source of randomness; None is a generator with seed 0.
@@ -177,7 +176,7 @@ def audit(
         if budget is not None:
             left = max(LEAST_SECONDS, (budget - (time.monotonic() - began)) / (len(feasible) - index))
         if budget is not None and index and time.monotonic() - began >= budget:
-            done[layer.name] = LayerAudit(layer, False, "not tried: the budget was spent")
+            done[layer.name] = LayerAudit(layer, True, "not tried: the budget was spent")
         elif layer.sees == "features" and any(_complete(each) for each in done.values()):
             done[layer.name] = LayerAudit(layer, True, "not inverted: what it sees follows from the recovered inputs")
         else:
@@ -245,7 +244,7 @@ def _invert(
             generator=generator,
             progress=tell,
         )
-    except RankError as error:
+    except SpearError as error:
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
@@ -300,7 +299,7 @@ def _summary(verdict: Verdict, audits: list[LayerAudit], seconds: float, again: 
         count = len(best.inputs) or best.batch_size
         return f"LEAKS: {count} of {best.batch_size} {what} were recovered {how} from layer {best.layer.name}"
     if verdict is Verdict.NOT_FOUND:
-        tried = sum(each.feasible for each in audits)
+        tried = sum(each.feasible and each.inversion is not None for each in audits)
         where = f"{tried} layers" if tried > 1 else "one layer"
         return f"NOT_FOUND: nothing was recovered from {where} in {seconds:.3g} s; that is no proof of safety"
     reasons = [each.reason for each in audits]
