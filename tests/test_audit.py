@@ -1,6 +1,5 @@
 """From an update to a verdict, in settings as users have them."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +7,9 @@ import torch
 from torch import nn
 
 import spearpp
+from models import TwoInputs
 from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
+from spearpp.consistency import spectrum
 from spearpp.errors import OptionError
 from spearpp.replay import replay
 from spearpp.search import Gated
@@ -135,17 +136,8 @@ class TestOddModels:
         assert result.replay.difference < 1e-5
 
     def test_the_second_input_is_audited_too(self) -> None:
-        class Two(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.left, self.right, self.last = nn.Linear(40, 80), nn.Linear(30, 80), nn.Linear(160, 10)
-
-            def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-                outputs: torch.Tensor = self.last(torch.cat([self.left(x).relu(), self.right(z).relu()], dim=1))
-                return outputs
-
         torch.manual_seed(0)
-        model, x, z = Two(), torch.randn(6, 40), torch.randn(6, 30)
+        model, x, z = TwoInputs(40, 30, 80), torch.randn(6, 40), torch.randn(6, 30)
         nn.functional.cross_entropy(model(x, z), torch.arange(6)).backward()
         result = audit(ClientUpdate.from_gradients(model), model)
         assert [each.recovered for each in result.layers] == [6, 6, 0]
@@ -391,13 +383,20 @@ class TestConsistency:
         part = ClientUpdate.from_gradients(model, {"0.weight": torch.randn(120, 60), "0.bias": torch.randn(120)})
         assert "parameters were not sent" in self.messages(part, model)
 
-    def test_it_is_quick_beside_one_decomposition(self) -> None:
-        model = simulate.mlp(3072, [1000], 10)
-        update = FedSGD()(model, batch_of(16, 3072))
-        layers = find_layers(model, update)
-        began = time.perf_counter()
-        check(update, layers)
-        quick = time.perf_counter() - began
-        began = time.perf_counter()
-        torch.linalg.svd(update.gradients["0.weight"].double(), full_matrices=False)
-        assert quick < time.perf_counter() - began
+    def test_of_a_large_gradient_a_part_is_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = simulate.mlp(3072, [1100], 10)
+        update = DPSGD(clip=1.0, noise=1e-6)(model, batch_of(16, 3072))
+        sizes: list[int] = []
+        eigh = torch.linalg.eigh
+
+        def counted(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            sizes.append(len(matrix))
+            values, vectors = eigh(matrix)
+            return values, vectors
+
+        monkeypatch.setattr(torch.linalg, "eigh", counted)
+        assert spectrum(update.gradients["0.weight"], update.weights["0.weight"]).rank == 16
+        assert sizes == [550]
+        noise = torch.randn(1100, 3072)
+        assert spectrum(noise, update.weights["0.weight"]).rank is None
+        assert sizes[1:] == [550, 1100]  # what fills the part is looked at as a whole

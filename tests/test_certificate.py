@@ -10,7 +10,7 @@ import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.certificate import Certificates, certify, chance_of_zeros
-from spearpp.certificate.masks import UNLUCKY, most_by_chance
+from spearpp.certificate.masks import UNLUCKY, most_by_chance, widened
 from spearpp.filtering import Selection, compute_score
 from spearpp.problem import Problem
 from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search
@@ -195,6 +195,15 @@ def test_local_steps_do_not_cost_exact_inputs_their_certificate() -> None:
         assert bool(result.certified.all())
         drifted += result.certificates.drift > 0
     assert drifted >= 5
+
+
+@given(st.floats(1e-6, 1e3), st.floats(1e-9, 1e-3), st.floats(1e-6, 1e6))
+def test_the_neuron_that_drift_was_taken_from_is_within_it(z: float, slack: float, reach: float) -> None:
+    z = z + slack
+    drift = (z - slack) / reach
+    tensors = (torch.tensor([[each]], dtype=torch.float64) for each in (slack, reach))
+    one = widened(next(tensors), drift, next(tensors))
+    assert z <= float(one) <= z * (1 + 1e-8)
 
 
 @given(mean=st.floats(0, 300))

@@ -6,6 +6,7 @@ from opacus import GradSampleModule
 from torch import nn
 from torch.nn import functional
 
+from models import TwoInputs
 from spearpp import ClientUpdate, find_layers
 from spearpp.errors import DataError, ShapeError
 
@@ -163,16 +164,6 @@ class Clamped(nn.Module):
         return outputs
 
 
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right, self.last = nn.Linear(8, 8), nn.Linear(6, 8), nn.Linear(16, 3)
-
-    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.last(torch.cat([self.left(x).relu(), self.right(z).relu()], dim=1))
-        return outputs
-
-
 def test_subclasses_clamps_and_reshaped_neighbours() -> None:
     first, second = find_layers(Clamped(), update_of(Clamped()))
     assert first.qualifies
@@ -200,7 +191,7 @@ def test_functional_linear() -> None:
 
 
 def test_a_model_of_two_inputs_has_no_one_input() -> None:
-    assert {name: sees for name, (_, sees, _) in found(TwoInputs()).items()} == {
+    assert {name: sees for name, (_, sees, _) in found(TwoInputs(8, 6, 8)).items()} == {
         "left": "one input of several",
         "right": "one input of several",
         "last": "features",

@@ -25,7 +25,7 @@ from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.reflect import reflect
 from spearpp.search.gated.witnessed import WitnessedRounds
 from spearpp.shapes import pick
-from spearpp.sightings import Settled, confirm, forward_noise, no_sightings, outside, settle
+from spearpp.sightings import Settled, Sightings, confirm, forward_noise, no_sightings, outside, settle
 from spearpp.simulate import Batch, LayerGradient
 from spearpp.witness import Witness, consult, few_outputs
 
@@ -225,12 +225,16 @@ class TestRecovery:
 
 
 class TestCertificates:
-    def test_the_truth_is_certified_and_nothing_near_it(self) -> None:
+    def sighted(self) -> tuple[Pair, Sightings, Settled]:
+        """What one round sees of a batch."""
         truth = pair(40, 100)
         rounds = WitnessedRounds(truth.problem, truth.witness, 64, torch.float32)
         seen = rounds.run(64, torch.Generator().manual_seed(0)).sightings
         assert seen is not None
-        settled = settle(truth.problem, truth.witness, seen.points, seen, own=True)
+        return truth, seen, settle(truth.problem, truth.witness, seen.points, seen, own=True)
+
+    def test_the_truth_is_certified_and_nothing_near_it(self) -> None:
+        truth, seen, settled = self.sighted()
         evidence = certify_sighted(truth.problem, truth.witness, seen, settled)
         assert bool(evidence.exact.all())
         turned = sphere.retract(settled.points + 1e-3 * settled.points.roll(1, 0))
@@ -263,11 +267,7 @@ class TestCertificates:
         assert float(truth.score(result).psnr.median()) > 50
 
     def test_one_bad_input_does_not_take_the_others_with_it(self) -> None:
-        truth = pair(40, 100)
-        rounds = WitnessedRounds(truth.problem, truth.witness, 64, torch.float32)
-        seen = rounds.run(64, torch.Generator().manual_seed(0)).sightings
-        assert seen is not None
-        settled = settle(truth.problem, truth.witness, seen.points, seen, own=True)
+        truth, seen, settled = self.sighted()
         spoilt = settled.points.clone()
         spoilt[0] = sphere.retract(spoilt[0] + 0.3 * spoilt[1])
         evidence = certify_sighted(truth.problem, truth.witness, seen, replace(settled, points=spoilt))

@@ -3,6 +3,7 @@
 Every finding is a sentence that the owner of a system can act on.
 """
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -24,6 +25,8 @@ EQUAL = 1.05
 """Ratio of large to small entries below which an update has one size everywhere."""
 FEW_VALUES = 256
 PRUNED = 0.5
+AGREED = 1.2
+"""Ratio of the decays that layers show up to which it is one."""
 EXPLAINED = 0.2
 """Share of the tail that may be left when weight decay explains it."""
 
@@ -62,12 +65,25 @@ def check(update: ClientUpdate, layers: Iterable[Layer]) -> list[Finding]:
     >>> [finding.message[:41] for finding in check(adam, find_layers(model, adam)) if finding.level == "error"]
     ['all entries have one size: Adam, or signs']
     """
+    return inspect(update, layers)[0]
+
+
+def inspect(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding], float]:
+    """The findings of ``check``, and the weight decay on which all layers agree; 0 if there is none."""
     found = [*_changes(update), *_format(update), *_scale(update)]
-    if not any(finding.level == "error" for finding in found):
-        for layer in layers:
-            if layer.qualifies and update.gradients[layer.weight].numel() <= LARGEST:
-                found += _rank(layer, update)
-    return found
+    if any(finding.level == "error" for finding in found):
+        return found, 0.0
+    seen = {
+        layer: spectrum(update.gradients[layer.weight], update.weights[layer.weight])
+        for layer in layers
+        if layer.qualifies and update.gradients[layer.weight].numel() <= LARGEST
+    }
+    decays = [each.decay for each in seen.values()]
+    agreed = bool(decays) and min(decays) > 0 and max(decays) <= AGREED * min(decays)
+    decay = statistics.median(decays) if agreed else 0.0
+    for layer, each in seen.items():
+        found += _rank(layer, update, each, decay)
+    return found, decay
 
 
 def _changes(update: ClientUpdate) -> Iterable[Finding]:
@@ -129,9 +145,8 @@ def _scale(update: ClientUpdate) -> Iterable[Finding]:
         yield Finding("note", name, f"{why}: {what}, or not known. Inversion does not need the scale")
 
 
-def _rank(layer: Layer, update: ClientUpdate) -> Iterable[Finding]:
-    seen = spectrum(update.gradients[layer.weight], update.weights[layer.weight])
-    if seen.decay:
+def _rank(layer: Layer, update: ClientUpdate, seen: Spectrum, decay: float) -> Iterable[Finding]:
+    if decay:
         why = f"it holds {seen.decay:.3g} times the weights on top of a low rank: weight decay. The audit takes it off"
         yield Finding("note", layer.weight, why)
     elif seen.rank is None:

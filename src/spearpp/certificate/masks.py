@@ -124,7 +124,7 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
     # such neuron of an input may be a small gradient by chance.
     off = torch.where(clear & (z.abs() > slack) & fires & zeros & (moved_by <= OFF * drift), moved_by, 0.0)
     drift = max(drift, float(off.topk(2, dim=1).values[:, 1].max()) if off.shape[1] > 1 else 0.0)
-    slack = slack + (1 + 1e-9) * drift * reach  # the neuron that η was taken from is within it, rounding or not
+    slack = widened(slack, drift, reach)
     told = clear & (z.abs() > slack)
     hiding = torch.where(told & fires, bound / level, 0.0).sum(1)
     hidden = (told & fires & zeros).sum(1)
@@ -150,6 +150,11 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
         noise=float(noise / whole),
         drift=drift,
     )
+
+
+def widened(slack: Float[Tensor, "b m"], drift: float, reach: Float[Tensor, "b m"]) -> Float[Tensor, "b m"]:
+    """slack + η reach, a hair more: the neuron that η = (|z| - slack) / reach was taken from is within it."""
+    return slack + (1 + 1e-9) * drift * reach
 
 
 def most_by_chance(mean: Float[Tensor, "b"]) -> Int[Tensor, "b"]:

@@ -7,6 +7,7 @@ it on the way is written behind a bar: ``FedSGD() | TopK(0.1) | Quantise(8)``.
 import copy
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -19,15 +20,15 @@ from spearpp.simulate.data import Batch
 from spearpp.update import ClientUpdate
 
 
-class Client:
+class Client(ABC):
     """Something that trains on a batch and sends an update."""
 
     def __call__(self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> ClientUpdate:
         """What the server sees; ``generator`` is the source of the client's randomness, seed 0 if None."""
         return self._train(model, batch, torch.Generator().manual_seed(0) if generator is None else generator)
 
-    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
-        raise NotImplementedError
+    @abstractmethod
+    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate: ...
 
     def __or__(self, change: "Change") -> "Client":
         """The same client with its update changed on the way."""

@@ -42,7 +42,7 @@ class ClientUpdate:
     lr: float | None = None
     """The learning rate, where it is known; the scale of the gradients is unknown without."""
     steps: int | None = None
-    """Local steps, where they are known."""
+    """Passes over the batch, where they are known: steps with the whole batch, or epochs."""
     clients: int = 1
     """How many clients' updates are summed in it."""
     threat_model: str = THREAT
@@ -115,7 +115,7 @@ class ClientUpdate:
             before: the weights it was sent: a module, a state dict, or a list in parameter order.
             after: the weights it sent back, or
             lr: its learning rate, if known.
-            steps: how many steps it took, if known.
+            steps: how many steps with the whole batch it took, or epochs, if known.
             deltas: ``after`` holds after - before instead.
 
         Raises:
@@ -189,7 +189,7 @@ class ClientUpdate:
             "clients": self.clients,
             "threat_model": self.threat_model,
             "buffers": self.buffers,
-            "order": [list(self.weights), list(self.gradients)],
+            "order": list(self.weights),
         }
         if not str(path).endswith(".safetensors"):
             raise OptionError(f"{path}: an update is written as .safetensors")
@@ -250,8 +250,7 @@ def _ours(tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: FileNa
     if kind not in KINDS:
         raise DataError(f"{path} has a header with a wrong kind: {str(kind)[:20]}")
     lr, steps = _known(lr, steps)
-    order = header.get("order")
-    weights = _ordered(groups["weights"], order, 0)
+    weights = _ordered(groups["weights"], header.get("order"))
     return ClientUpdate(
         weights,
         match(weights, groups["gradients"], str(path)),
@@ -264,12 +263,11 @@ def _ours(tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: FileNa
     )
 
 
-def _ordered(tensors: dict[str, Tensor], order: object, index: int) -> dict[str, Tensor]:
+def _ordered(tensors: dict[str, Tensor], order: object) -> dict[str, Tensor]:
     """In the order they were written, where the header has it."""
-    names = order[index] if isinstance(order, list) and len(order) > index else None
-    if not isinstance(names, list) or sorted(map(str, names)) != sorted(tensors):
+    if not isinstance(order, list) or sorted(map(str, order)) != sorted(tensors):
         return tensors
-    return {str(name): tensors[str(name)] for name in names}
+    return {str(name): tensors[str(name)] for name in order}
 
 
 def _known(lr: Any, steps: Any) -> tuple[float | None, int | None]:

@@ -1,0 +1,183 @@
+"""From a client's update to a verdict: which layers can be inverted, what they give away, and proof of it."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from spearpp.audit.result import AuditResult, LayerAudit, Verdict, best_of
+from spearpp.audit.wording import caveats, summary
+from spearpp.consistency import inspect
+from spearpp.errors import OptionError, SpearError
+from spearpp.invert import invert
+from spearpp.layers import Layer, find_layers
+from spearpp.replay import Replay, labels_of, replay
+from spearpp.result import Progress
+from spearpp.search import Gated, Search
+from spearpp.update import ClientUpdate
+
+__all__ = ["AuditResult", "LayerAudit", "Verdict", "audit"]
+LEAST_SECONDS = 0.5
+"""A layer's share of the budget at least."""
+
+
+def audit(
+    update: ClientUpdate,
+    model: nn.Module | None = None,
+    *,
+    budget: float | None = None,
+    search: Search | None = None,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[Layer, Progress], None] | None = None,
+) -> AuditResult:
+    """Find out whether an update gives its training batch away.
+
+    Every Linear layer before a ReLU is inverted, with the next layer as a second witness where there is one, until the
+    model's inputs are all there (what later layers see follows from them). The verdict is LEAKS if any input comes back
+    with evidence that it is in the batch, exactly or up to noise, or if the update can be computed again from what came
+    back; NOT_FOUND if nothing does within the budget; and NOT_APPLICABLE if there is no layer to invert.
+
+    Args:
+        update: what the client sent.
+        model: the network, to tell which layers feed a ReLU, to find labels and to replay; None to go without.
+        budget: seconds for all layers together, kept to a round of the search; None leaves it to the search.
+        search: how to look; None is ``spearpp.search.Gated()``.
+        batch_size: only a check: what is read off the update counts, and a caveat says if they differ.
+        generator: source of randomness; None is a generator with seed 0.
+        progress: called after every round with the layer and how far it is.
+
+    Raises:
+        SpearError: for an update that is none. "Nothing found" is a result, not an error.
+
+    >>> import torch, spearpp
+    >>> from spearpp import simulate
+    >>> model = simulate.mlp(30, [90, 90], 10, generator=torch.Generator().manual_seed(2))
+    >>> batch = simulate.random_batch(6, features=30, generator=torch.Generator().manual_seed(1))
+    >>> update = simulate.FedSGD()(model, batch)
+    >>> result = spearpp.audit(update, model)
+    >>> print(result.summary)
+    LEAKS: 6 of 6 training inputs were recovered exactly from layer 0
+    >>> bool((result.layers[0].labels.sort().values == batch.labels.sort().values).all())
+    True
+    >>> result.replay.difference < 1e-5
+    True
+    """
+    if not isinstance(update, ClientUpdate):
+        raise OptionError(f"update is a {type(update).__name__}: expected a spearpp.ClientUpdate")
+    if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
+        raise OptionError(f"budget={budget!r}: seconds, or None for none")
+    if budget is not None and search is not None and not isinstance(search, Gated):
+        raise OptionError("a budget in seconds needs the gated search; the others are bounded by their starts")
+    began = time.monotonic()
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    layers = find_layers(model, update)
+    findings, decay = inspect(update, layers)
+    update = _without_decay(update, decay)
+    broken = next((finding for finding in findings if finding.level == "error"), None)
+    feasible = [layer for layer in layers if layer.qualifies and broken is None]
+    feasible.sort(key=lambda layer: layer.assumed)
+    done: dict[str, LayerAudit] = {}
+    for index, layer in enumerate(feasible):
+        left = None
+        if budget is not None:
+            left = max(LEAST_SECONDS, (budget - (time.monotonic() - began)) / (len(feasible) - index))
+        if budget is not None and index and time.monotonic() - began >= budget:
+            done[layer.name] = LayerAudit(layer, True, "not tried: the budget was spent")
+        elif layer.sees == "features" and any(_complete(each) for each in done.values()):
+            done[layer.name] = LayerAudit(layer, True, "not inverted: what it sees follows from the recovered inputs")
+        else:
+            done[layer.name] = _invert(layer, update, _within(search, left), generator, progress)
+    why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
+    audits = [done.get(layer.name) or LayerAudit(layer, False, why[layer.name]) for layer in layers]
+    audits = [_with_labels(each, update, model) for each in audits]
+    again = _replayed(audits, update, model)
+    verdict = _verdict(audits, again)
+    return AuditResult(
+        verdict=verdict,
+        summary=summary(verdict, audits, time.monotonic() - began, again),
+        layers=audits,
+        findings=findings,
+        caveats=caveats(verdict, audits, update, model, batch_size, decay, again),
+        replay=again,
+        seconds=time.monotonic() - began,
+        budget=budget,
+    )
+
+
+def _complete(audited: LayerAudit) -> bool:
+    """Whether the model's inputs are all there, with evidence."""
+    return audited.layer.sees == "inputs" and 0 < len(audited.inputs) == audited.batch_size
+
+
+def _within(search: Search | None, seconds: float | None) -> Search | None:
+    """The same search with so many seconds, where it takes such a bound."""
+    search = Gated() if search is None else search
+    if seconds is None or not isinstance(search, Gated):
+        return search
+    return replace(search, seconds=seconds if search.seconds is None else min(seconds, search.seconds))
+
+
+def _without_decay(update: ClientUpdate, decay: float) -> ClientUpdate:
+    """The update without weight decay, which adds a multiple of the weights to every gradient."""
+    if not decay:
+        return update
+    pure = {name: each - decay * update.weights[name].to(each) for name, each in update.gradients.items()}
+    return replace(update, gradients=pure)
+
+
+def _invert(
+    layer: Layer,
+    update: ClientUpdate,
+    search: Search | None,
+    generator: torch.Generator,
+    progress: Callable[[Layer, Progress], None] | None,
+) -> LayerAudit:
+    def tell(state: Progress) -> None:
+        if progress is not None:
+            progress(layer, state)
+
+    try:
+        result = invert(
+            *update.layer(layer.weight, layer.bias),
+            next_grad_weight=None if layer.next is None else update.gradients[layer.next],
+            next_weight=None if layer.next is None else update.weights[layer.next],
+            search=search,
+            generator=generator,
+            progress=tell,
+        )
+    except SpearError as error:
+        return LayerAudit(layer, False, str(error))
+    if result.batch_size == 0:
+        return LayerAudit(layer, False, result.stats.stopped, result)
+    return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
+
+
+def _with_labels(audited: LayerAudit, update: ClientUpdate, model: nn.Module | None) -> LayerAudit:
+    if model is None or audited.inversion is None or audited.layer.sees != "inputs":
+        return audited
+    if not len(audited.inputs) and audited.inversion.stats.found < audited.inversion.batch_size:
+        return audited
+    try:
+        return replace(audited, labels=labels_of(model, update, audited.layer, audited.inversion))
+    except SpearError:
+        return audited
+
+
+def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> Replay | None:
+    for each in audits:
+        if model is None or each.inversion is None or each.labels is None:
+            continue
+        if len(each.inversion.inputs) == each.inversion.batch_size and bool((each.labels >= 0).all()):
+            with suppress(SpearError):
+                return replay(model, update, each.inversion.inputs, each.labels)
+    return None
+
+
+def _verdict(audits: list[LayerAudit], again: Replay | None) -> Verdict:
+    if best_of(audits, again) is not None:
+        return Verdict.LEAKS
+    return Verdict.NOT_FOUND if any(each.feasible for each in audits) else Verdict.NOT_APPLICABLE
