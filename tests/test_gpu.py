@@ -5,6 +5,7 @@ import torch
 
 import spearpp
 from conftest import MakeClient
+from spearpp import simulate
 from spearpp.losses import LogCosh
 from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
 
@@ -55,3 +56,14 @@ def test_memory_does_not_grow_with_the_number_of_starts(make_client: MakeClient,
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[0] <= 3 * 2**30
     assert peaks[1] < 1.6 * peaks[0]  # a full chunk, and no more, however many starts follow
+
+
+def test_two_witnesses_bring_a_large_batch_back_on_the_device(cuda: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batch = simulate.random_batch(70, features=120, generator=generator)
+    model = simulate.mlp(120, [200, 200], 10, generator=generator).to(cuda)
+    first, following, _ = simulate.fedsgd(model, batch)
+    result = spearpp.invert(*first, next_grad_weight=following.grad_weight, next_weight=following.weight)
+    assert result.missing == 0
+    assert bool(result.certified.all())
+    assert spearpp.score(result.inputs, batch.inputs).exact
