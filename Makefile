@@ -19,8 +19,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## Recover a batch of photographs from one simulated update
-	$(BIN)/python -m spearpp.demo --out $(OUT)
+demo: $(READY) ## Play a client with photographs, audit its update, write demo/report.html
+	$(BIN)/spearpp demo --out $(OUT)
 
 test: lint types imports unit ## Everything CI checks
 

@@ -1,18 +1,14 @@
 """The package as a stranger meets it: bare imports, the README's example, the papers it names."""
 
-import os
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-import numpy
 import pytest
-import torch
 
 import spearpp
-from spearpp import demo
 
 ROOT = Path(__file__).parents[1]
 
@@ -110,38 +106,3 @@ def test_every_error_is_a_spear_error() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     assert len(kinds) > 5
     assert all(issubclass(kind, spearpp.SpearError) and kind.__doc__ for kind in kinds)
-
-
-def test_the_demo_recovers_its_photographs_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from PIL import Image
-
-    assert demo.main(["--out", str(tmp_path / "new" / "folder"), "--samples", "8"]) == 0
-    printed = capsys.readouterr()
-    assert "8 of 8 inputs certified" in printed.out
-    assert "8 of 8 inputs over 90 dB" in printed.out
-    with Image.open(tmp_path / "new" / "folder" / "recovered.png") as picture:
-        pixels = torch.from_numpy(numpy.array(picture))
-    tile = pixels[2:-6].int().reshape(2, 64, -1, 3)  # eight originals over eight recoveries, enlarged twice
-    assert int((tile[0] - tile[1]).abs().max()) <= 1  # equal, up to rounding to eight bits
-    assert float(pixels.float().std()) > 20  # and both show something
-
-
-def test_the_demo_says_so_when_it_does_not_succeed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(["--out", str(tmp_path), "--samples", "60", "--starts", "64"]) == 1
-    assert "0 of 60 inputs certified" in capsys.readouterr().out
-
-
-def test_no_colour_codes_or_carriage_returns_reach_a_pipe() -> None:
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-m", "spearpp.demo", "--out", os.devnull + "/not-a-folder", "--samples", "4"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 2
-    assert "\r" not in done.stdout + done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("error:")
-    assert "Traceback" not in done.stderr

@@ -1,10 +1,11 @@
 """Does this client update give the training batch away, exactly, and what would stop it?
 
 ``audit`` takes a client's update and a model to a verdict; ``invert`` recovers the inputs of one Linear+ReLU
-layer from its gradients; ``simulate`` plays the client; ``score`` compares with the truth.
+layer from its gradients; ``report`` writes what came of it for people and programs; ``simulate`` plays the client;
+``score`` compares with the truth.
 """
 
-from spearpp import losses, rounding, search, simulate
+from spearpp import losses, report, rounding, search, simulate
 from spearpp.audit import AuditResult, LayerAudit, Verdict, audit
 from spearpp.consistency import Finding, check
 from spearpp.errors import SpearError
@@ -38,6 +39,7 @@ __all__ = [
     "find_layers",
     "invert",
     "losses",
+    "report",
     "rounding",
     "score",
     "search",

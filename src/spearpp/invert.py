@@ -19,6 +19,8 @@ from spearpp.shapes import Tensor, pick
 from spearpp.sightings import Sightings, inputs_of, settle
 from spearpp.witness import consult
 
+INTERRUPTED = "the search was interrupted"
+
 
 def invert(
     grad_weight: Tensor,
@@ -44,6 +46,9 @@ def invert(
     Where the ReLU feeds another Linear layer, that layer's gradient is a second witness (``witness``):
     batches of nearly m/2 samples then come back, and each input is exact and certified on its own.
     Only the gated search uses it; whether it helps is decided by what it finds.
+
+    Ctrl-C ends the search, not the call: what was found until then is certified and returned, and
+    ``stats.interrupted`` says so. A second one ends the call.
 
     Args:
         grad_weight: dL/dW, (m, n), any float dtype, CPU or CUDA.
@@ -96,6 +101,8 @@ def invert(
         directions=recovered.directions,
         scale_known=seen.has_bias,
         certificates=recovered.certificates,
+        spectrum=problem.factors.spectrum,
+        zeros=_zeros(problem, recovered.directions),
         witness=next_layer.why if problem.witness is None else _heard(outcome.sightings),
         stats=Stats(
             starts=outcome.starts,
@@ -104,6 +111,8 @@ def invert(
             found=len(recovered.directions),
             seconds=clock.seconds,
             stopped=outcome.stopped,
+            rounds=outcome.rounds,
+            interrupted=outcome.interrupted,
         ),
     )
 
@@ -120,6 +129,8 @@ class _Outcome:
     steps: int = 0
     sightings: Sightings | None = None
     """What two witnesses have seen; None if the search did not ask the second."""
+    rounds: int = 0
+    interrupted: bool = False
 
 
 def _heard(sightings: Sightings | None) -> str:
@@ -180,6 +191,12 @@ def _only_direction(problem: Problem) -> _Outcome:
     return _Outcome(Pool(one, problem.tolerance.zeros(left.T, one)), None, "a single sample needs no search")
 
 
+def _zeros(problem: Problem, directions: Tensor) -> Tensor:
+    """Neurons that have a gradient, but none from the input of each direction."""
+    zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
+    return (zeros & problem.factors.live).sum(1)
+
+
 def _search(
     problem: Problem,
     search: Search,
@@ -187,32 +204,38 @@ def _search(
     progress: Callable[[Progress], None] | None,
     clock: Clock,
 ) -> _Outcome:
-    """Fill the pool until a choice of it scores λ = 1 or the search ends."""
+    """Fill the pool until a choice of it scores λ = 1, the search ends or somebody ends it."""
     b = problem.batch_size
-    pool, rank, starts, steps = empty_pool(problem), 0, 0, 0
+    pool, rank, starts, steps, rounds = empty_pool(problem), 0, 0, 0, 0
     selection: Selection | None = None
     sightings: Sightings | None = None
-    for proposed in clock.each("search", search.propose(problem, generator)):
-        starts, steps = starts + proposed.starts, steps + proposed.steps
-        if proposed.sightings is not None:
-            sightings = proposed.sightings if sightings is None else sightings.join(proposed.sightings)
-        with clock("pool"):
-            grown = admit(pool, problem, proposed.directions)
-        grew, pool = len(grown) > len(pool), grown
-        if grew:
-            with clock("filter"):
-                rank = rank if rank == b else pool.rank
-                selection = polish(problem, select(problem, pool)) if rank == b else None
-        sighted = 0 if sightings is None else len(sightings)
-        if progress is not None:
-            score = selection.score if selection else None
-            progress(Progress(b, max(rank, sighted), starts, search.starts, score))
-        if sighted == b or (grew and selection is not None and _settled(problem, selection)):
-            return _Outcome(pool, selection, "the whole batch was found", starts, steps, sightings)
-    stopped = f"the search ended with {rank} of {b} independent directions"
+    stopped = "the search ended"
+    try:
+        for proposed in clock.each("search", search.propose(problem, generator)):
+            starts, steps, rounds = starts + proposed.starts, steps + proposed.steps, rounds + 1
+            if proposed.sightings is not None:
+                sightings = proposed.sightings if sightings is None else sightings.join(proposed.sightings)
+            with clock("pool"):
+                grown = admit(pool, problem, proposed.directions)
+            grew, pool = len(grown) > len(pool), grown
+            if grew:
+                with clock("filter"):
+                    rank = rank if rank == b else pool.rank
+                    selection = polish(problem, select(problem, pool)) if rank == b else None
+            sighted = 0 if sightings is None else len(sightings)
+            if progress is not None:
+                score = selection.score if selection else None
+                progress(Progress(b, max(rank, sighted), starts, search.starts, score, rounds))
+            if sighted == b or (grew and selection is not None and _settled(problem, selection)):
+                return _Outcome(pool, selection, "the whole batch was found", starts, steps, sightings, rounds)
+    except KeyboardInterrupt:
+        stopped = INTERRUPTED
+        selection = None  # of an earlier pool, perhaps
+    interrupted = stopped == INTERRUPTED
+    stopped += f" with {rank} of {b} independent directions"
     stopped += f" and λ = {selection.score:.4f}" if selection is not None else ""
     stopped += f"; two witnesses saw {len(sightings)}" if sightings else ""
-    return _Outcome(pool, selection, stopped, starts, steps, sightings)
+    return _Outcome(pool, selection, stopped, starts, steps, sightings, rounds, interrupted)
 
 
 def _nothing(problem: Problem, witness: str, clock: Clock) -> Inversion:
@@ -225,6 +248,8 @@ def _nothing(problem: Problem, witness: str, clock: Clock) -> Inversion:
         directions=left.new_zeros(0, 0),
         scale_known=problem.seen.has_bias,
         certificates=None,
+        spectrum=left.new_zeros(0),
+        zeros=torch.zeros(0, dtype=torch.int64, device=left.device),
         witness=witness,
         stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample fires a neuron of this layer"),
     )

@@ -8,7 +8,7 @@ from torch import nn
 
 from spearpp.errors import OptionError
 from spearpp.layers import Layer
-from spearpp.lowrank import decompose
+from spearpp.lowrank import Factors, decompose
 from spearpp.observation import observe
 from spearpp.result import Inversion
 from spearpp.shapes import Float, Int, Tensor
@@ -22,8 +22,8 @@ FITS = 0.6
 those that noise has moved by 7 %, and 0.7 to 0.9 for wrong labels."""
 APART = 1.3
 """How much farther outside the next best label must be."""
-
-
+TOLD = 0.01
+"""Share outside from which on a label is told from the best: less may be rounding."""
 PROVEN = 0.4
 """Difference up to which a replay proves that the inputs are the client's. Images of others with the right labels
 gave 0.95 and more, raw pixels 0.65, and the mean image of the batch 0.56 (``docs/research.md``)."""
@@ -54,7 +54,8 @@ def labels_of(model: nn.Module, update: ClientUpdate, layer: Layer, result: Inve
     """The label of each recovered input, told by its gradient; -1 where none fits.
 
     With the right label y, dL/dz of input i is a column of D, so it lies in the column space of the layer's
-    gradient. With a wrong one it does not: no other sample is needed to tell.
+    gradient. With a wrong one it does not: no other sample is needed to tell. Of two classes both do, and only
+    the sign tells: the gradient must point to where L q_i does.
 
     Raises:
         OptionError: if the model does not take the inputs, or is no classifier.
@@ -75,17 +76,32 @@ def labels_of(model: nn.Module, update: ClientUpdate, layer: Layer, result: Inve
         handle.remove()
     if len(caught) != 1 or caught[0].shape != (len(inputs), layer.neurons):
         raise OptionError("the layer does not see one row for each sample: labels cannot be told")
-    span = decompose(observe(*update.layer(layer.weight, layer.bias)), result.batch_size).left
+    factors = decompose(observe(*update.layer(layer.weight, layer.bias)), result.batch_size)
+    span, towards = factors.left, _columns(factors, result)
     outside = []
     for label in range(outputs.shape[1]):
         loss = nn.functional.cross_entropy(outputs, torch.full_like(outputs[:, 0], label).long(), reduction="sum")
         column = torch.autograd.grad(loss, caught[0], retain_graph=True)[0].double().flatten(1)
         left_over = torch.linalg.vector_norm(column - (column @ span) @ span.T, dim=1)
         size = torch.linalg.vector_norm(column, dim=1).clamp_min(torch.finfo(column.dtype).tiny)
-        outside.append(left_over / size)
+        against = (column[: len(towards)] * towards).sum(1) <= 0
+        share = left_over / size
+        share[: len(towards)][against] = torch.inf
+        outside.append(share)
     shares, labels = torch.stack(outside, dim=1).sort(dim=1)
-    sure = (shares[:, 0] <= FITS) & (shares[:, 1] >= APART * shares[:, 0])
+    sure = (shares[:, 0] <= FITS) & (shares[:, 1] >= (APART * shares[:, 0]).clamp_min(TOLD))
     return torch.where(sure, labels[:, 0], -1)
+
+
+def _columns(factors: Factors, result: Inversion) -> Float[Tensor, "found m"]:
+    """L q_i, up to a positive factor, for every input whose direction was found: q_i·p_i is positive."""
+    found = result.directions.to(factors.left)
+    inputs = result.inputs[: len(found)].to(factors.left)
+    if factors.right.shape[1] > inputs.shape[1]:
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    points = inputs @ factors.right.T / factors.singular_values.square()
+    sign = (points * found).sum(1).sign()
+    return (sign[:, None] * found) @ factors.left.T
 
 
 def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]) -> Replay:

@@ -1,9 +1,11 @@
 """What an inversion hands back, and how it tells of its progress."""
 
+import html
 from dataclasses import dataclass, field
 
 from spearpp.certificate import Certificates, WitnessCertificates
-from spearpp.shapes import Bool, Float, Tensor
+from spearpp.pictures import gallery
+from spearpp.shapes import Bool, Float, Int, Tensor
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Progress:
     """Starts at most."""
     score: float | None
     """λ of the best choice so far; None until b directions are there."""
+    rounds: int = 0
+    """Rounds, or chunks of starts, done so far."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,10 @@ class Stats:
     """By stage: decompose, search, pool, filter."""
     stopped: str = ""
     """Why it ended, in words."""
+    rounds: int = 0
+    """Rounds, or chunks of starts."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the search; what had been found by then is in the result."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +73,10 @@ class Inversion:
     unit norm."""
     certificates: Certificates | WitnessCertificates | None
     """The evidence for each input; None if one witness found fewer directions than samples."""
+    spectrum: Float[Tensor, "r"]
+    """Singular values of the gradient, largest first: b of them stand above the noise."""
+    zeros: Int[Tensor, "found"]
+    """For each direction found, how many neurons have no gradient from its input, of those that have one at all."""
     witness: str
     """What became of the next layer's gradient, in words: "not given", "used", or why not used."""
     stats: Stats
@@ -80,3 +92,7 @@ class Inversion:
             f"Inversion({int(self.certified.sum())} of {self.batch_size} inputs certified{scale}, "
             f"λ = {self.score:.6g}, {self.stats.starts:,} starts, {self.stats.stopped})"
         )
+
+    def _repr_html_(self) -> str:
+        captions = ["certified" if exact else "approximate" for exact in self.certified.tolist()]
+        return f"<p><b>{html.escape(repr(self))}</b></p>" + gallery(self.inputs, captions)

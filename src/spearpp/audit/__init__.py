@@ -41,6 +41,8 @@ def audit(
     with evidence that it is in the batch, exactly or up to noise, or if the update can be computed again from what came
     back; NOT_FOUND if nothing does within the budget; and NOT_APPLICABLE if there is no layer to invert.
 
+    Ctrl-C ends the search, not the call: what was certified until then is in the result, ``interrupted`` is True.
+
     Args:
         update: what the client sent.
         model: the network, to tell which layers feed a ReLU, to find labels and to replay; None to go without.
@@ -81,16 +83,24 @@ def audit(
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
     feasible.sort(key=lambda layer: layer.assumed)
     done: dict[str, LayerAudit] = {}
+    interrupted = False
     for index, layer in enumerate(feasible):
         left = None
         if budget is not None:
             left = max(LEAST_SECONDS, (budget - (time.monotonic() - began)) / (len(feasible) - index))
-        if budget is not None and index and time.monotonic() - began >= budget:
+        if interrupted:
+            done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
+        elif budget is not None and index and time.monotonic() - began >= budget:
             done[layer.name] = LayerAudit(layer, True, "not tried: the budget was spent")
         elif layer.sees == "features" and any(_complete(each) for each in done.values()):
             done[layer.name] = LayerAudit(layer, True, "not inverted: what it sees follows from the recovered inputs")
         else:
-            done[layer.name] = _invert(layer, update, _within(search, left), generator, progress)
+            try:
+                done[layer.name] = _invert(layer, update, _within(search, left), generator, progress)
+                interrupted = done[layer.name].interrupted
+            except KeyboardInterrupt:
+                done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
+                interrupted = True
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
     audits = [done.get(layer.name) or LayerAudit(layer, False, why[layer.name]) for layer in layers]
     audits = [_with_labels(each, update, model) for each in audits]
@@ -101,7 +111,8 @@ def audit(
         summary=summary(verdict, audits, time.monotonic() - began, again),
         layers=audits,
         findings=findings,
-        caveats=caveats(verdict, audits, update, model, batch_size, decay, again),
+        caveats=caveats(verdict, audits, update, model, batch_size, decay, again, interrupted),
+        interrupted=interrupted,
         replay=again,
         seconds=time.monotonic() - began,
         budget=budget,

@@ -1,15 +1,23 @@
 """What an audit comes to."""
 
+import html
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spearpp.consistency import Finding
 from spearpp.layers import Layer
+from spearpp.pictures import Shape, gallery
 from spearpp.replay import Replay
 from spearpp.result import Inversion
-from spearpp.shapes import Int, Tensor
+from spearpp.shapes import Bool, Int, Tensor
+
+if TYPE_CHECKING:
+    from spearpp.audit.folder import Redaction
+    from spearpp.update.files import FileName
 
 
 class Verdict(StrEnum):
@@ -38,6 +46,11 @@ class LayerAudit:
         return None if self.inversion is None else self.inversion.batch_size
 
     @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended its search."""
+        return self.inversion is not None and self.inversion.stats.interrupted
+
+    @property
     def recovered(self) -> int:
         """How many of them came back exactly, with a certificate."""
         return 0 if self.inversion is None else int(self.inversion.certified.sum())
@@ -50,23 +63,22 @@ class LayerAudit:
     @property
     def inputs(self) -> Tensor:
         """The inputs that are in the batch by their certificates, exact ones first."""
-        held = self._held
-        if self.inversion is None or held is None:
+        if self.inversion is None:
             return torch.zeros(0, self.layer.features)
-        return self.inversion.inputs[held]
+        return self.inversion.inputs[self.held]
 
     @property
     def error(self) -> float:
         """The largest implied error of these inputs, over their root mean square."""
-        held = self._held
-        if self.inversion is None or self.inversion.certificates is None or held is None or not bool(held.any()):
+        if self.inversion is None or self.inversion.certificates is None or not bool(self.held.any()):
             return 0.0
-        return float(self.inversion.certificates.error[held].max())
+        return float(self.inversion.certificates.error[self.held].max())
 
     @property
-    def _held(self) -> Tensor | None:
+    def held(self) -> Bool[Tensor, "k"]:
+        """Which rows of the inversion are in the batch by their certificates."""
         if self.inversion is None or self.inversion.certificates is None:
-            return None
+            return torch.zeros(0 if self.inversion is None else len(self.inversion.inputs), dtype=torch.bool)
         # A single direction above noise may be the mean of many alike: nothing tells them apart.
         alone = self.inversion.batch_size == 1
         return self.inversion.certified if alone else self.inversion.certified | self.inversion.certificates.consistent
@@ -88,6 +100,8 @@ class AuditResult:
     seconds: float
     budget: float | None
     """Seconds that were allowed; None for no bound but the search's own."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended it early; what had been found by then is in it."""
 
     @property
     def best(self) -> LayerAudit | None:
@@ -95,12 +109,70 @@ class AuditResult:
         return best_of(self.layers, self.replay)
 
     @property
+    def rows(self) -> Int[Tensor, "k"]:
+        """Which rows of the best layer's inversion ``inputs`` are."""
+        best = self.best
+        if best is None or best.inversion is None:
+            return torch.zeros(0, dtype=torch.int64)
+        return best.held.nonzero()[:, 0] if bool(best.held.any()) else torch.arange(len(best.inversion.inputs))
+
+    @property
     def inputs(self) -> Tensor:
         """What the layer that gives away most gave: inputs with evidence, or all that a replay proves."""
         best = self.best
         if best is None or best.inversion is None:
             return torch.zeros(0, 0)
-        return best.inputs if len(best.inputs) else best.inversion.inputs
+        return best.inversion.inputs[self.rows.to(best.inversion.inputs.device)]
+
+    def __repr__(self) -> str:
+        return f"AuditResult({self.summary}; {len(self.layers)} layers, {self.seconds:.3g} s)"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{html.escape(each.layer.name)}</td><td>{each.layer.neurons} x {each.layer.features}</td>"
+            f"<td>{'' if each.batch_size is None else each.batch_size}</td><td>{each.recovered}</td>"
+            f"<td>{html.escape(each.reason)}</td></tr>"
+            for each in self.layers
+        )
+        head = "<tr><th>layer</th><th>neurons x inputs</th><th>samples</th><th>exact</th><th>outcome</th></tr>"
+        labels = None if self.best is None or self.best.labels is None else self.best.labels[self.rows].tolist()
+        captions = [f"{row + 1}" if labels is None else f"label {labels[row]}" for row in range(len(self.inputs))]
+        warned = "<p>Recovered inputs are personal data if the training data was.</p>" if len(self.inputs) else ""
+        return (
+            f"<p><b>{html.escape(self.summary)}</b></p><table>{head}{rows}</table>"
+            + gallery(self.inputs, captions)
+            + warned
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the recovered numbers, as JSON takes it; the content of ``report.json``."""
+        from spearpp.audit.document import document
+
+        return document(self)
+
+    def save(
+        self,
+        folder: "FileName",
+        *,
+        redact: "Redaction" = "none",
+        shape: Shape | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write it into a folder: ``report.json`` and ``recovered.safetensors``; see ``spearpp.audit.folder.save``."""
+        from spearpp.audit.folder import save
+
+        save(self, folder, redact=redact, shape=shape, about=about)
+
+    @classmethod
+    def load(cls, folder: "FileName") -> "AuditResult":
+        """Read one that ``save`` wrote.
+
+        Raises:
+            DataError: if the folder holds none, or one of another version.
+        """
+        from spearpp.audit.folder import load
+
+        return load(folder)
 
 
 def best_of(audits: list[LayerAudit], again: Replay | None) -> LayerAudit | None:

@@ -39,9 +39,12 @@ def caveats(
     batch_size: int | None,
     decay: float,
     again: Replay | None,
+    interrupted: bool,
 ) -> list[str]:
     """What a reader of the verdict has to know besides."""
     said = []
+    if interrupted:
+        said.append("The audit was interrupted: it holds what had been found by then, and more may be there.")
     if verdict is Verdict.LEAKS:
         said.append("The recovered inputs are personal data: keep and share them as such.")
         said.append(

@@ -1,7 +1,8 @@
 """Clients to attack: networks, data that is there offline, and what a client would send."""
 
-from spearpp.simulate.clients import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Several
-from spearpp.simulate.data import Batch, breast_cancer, cifar10, digits, photographs, random_batch
+from spearpp.simulate.batch import Batch
+from spearpp.simulate.clients import DPSGD, Change, Client, FedAvg, FedSGD, OpacusDPSGD, Several
+from spearpp.simulate.data import breast_cancer, cifar10, digits, photographs, random_batch
 from spearpp.simulate.models import mlp
 from spearpp.simulate.rounds import LayerGradient, dp_sgd, fedavg, fedsgd, linear_layers
 from spearpp.simulate.wire import Quantise, TopK, Wire
@@ -9,6 +10,7 @@ from spearpp.simulate.wire import Quantise, TopK, Wire
 __all__ = [
     "DPSGD",
     "Batch",
+    "Change",
     "Client",
     "FedAvg",
     "FedSGD",

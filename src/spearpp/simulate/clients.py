@@ -16,7 +16,7 @@ from torch import nn
 
 from spearpp.errors import MissingExtraError, OptionError
 from spearpp.shapes import Tensor
-from spearpp.simulate.data import Batch
+from spearpp.simulate.batch import Batch
 from spearpp.update import ClientUpdate
 
 
@@ -98,7 +98,7 @@ class FedAvg(Client):
             local.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
         for _ in range(self.epochs):
-            for rows in torch.randperm(len(batch.inputs), generator=generator).split(self.mini_batch):
+            for rows in _shuffled(len(batch.inputs), generator).split(self.mini_batch):
                 optimiser.zero_grad()
                 _loss(local, replace(batch, inputs=batch.inputs[rows], labels=batch.labels[rows])).backward()
                 optimiser.step()
@@ -168,14 +168,14 @@ class OpacusDPSGD(Client):
             from opacus.optimizers import DPOptimizer
         except ImportError as error:
             raise MissingExtraError("opacus", "dp") from error
-        drawn = torch.rand(len(batch.inputs), generator=generator) < self.sample_rate
+        drawn = torch.rand(len(batch.inputs), generator=generator, device=generator.device).cpu() < self.sample_rate
         local = GradSampleModule(copy.deepcopy(model).train())
         optimiser = DPOptimizer(
             torch.optim.SGD(local.parameters(), lr=1.0),
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.clip,
             expected_batch_size=max(1, round(self.sample_rate * len(batch.inputs))),
-            generator=generator,
+            generator=_beside(next(local.parameters()), generator),
         )
         if not bool(drawn.any()):
             raise OptionError("Poisson sampling drew no sample: an empty round")
@@ -213,6 +213,18 @@ class Several(Client):
         parts = torch.arange(len(batch.inputs)).tensor_split(self.clients)
         own = [replace(batch, inputs=batch.inputs[part], labels=batch.labels[part]) for part in parts]
         return ClientUpdate.sum([self.client(model, each, generator) for each in own])
+
+
+def _shuffled(count: int, generator: torch.Generator) -> Tensor:
+    return torch.randperm(count, generator=generator, device=generator.device).cpu()
+
+
+def _beside(tensor: Tensor, generator: torch.Generator) -> torch.Generator:
+    """A generator on the tensor's device: the same, or one whose seed is drawn from it."""
+    if generator.device.type == tensor.device.type:
+        return generator
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    return torch.Generator(tensor.device).manual_seed(seed)
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:

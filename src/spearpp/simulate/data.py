@@ -15,26 +15,12 @@ import torch
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
 from spearpp.npz import read_npz
-from spearpp.shapes import Float, Int, Tensor
+from spearpp.shapes import Tensor
+from spearpp.simulate.batch import Batch
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "immunohistochemistry", "stereo_motorcycle")
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """What one client trains on."""
-
-    inputs: Float[Tensor, "b n"]
-    """As the network is fed them."""
-    labels: Int[Tensor, "b"]
-    normalisation: Normalisation
-    """How the inputs came from the [0, 1] scale."""
-    image_shape: tuple[int, int, int] | None = None
-    """(channels, height, width) where a row is an image."""
-    feature_names: tuple[str, ...] | None = None
-    """Column names where a row is a record."""
 
 
 @dataclass(frozen=True)

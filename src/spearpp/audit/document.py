@@ -1,0 +1,101 @@
+"""An audit as plain numbers and words: the content of ``report.json``, whose form ``report.schema.json`` documents."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+from spearpp.audit.result import AuditResult, LayerAudit
+from spearpp.certificate import Certificates
+from spearpp.result import Inversion
+from spearpp.shapes import Tensor
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SCHEMA = "spearpp-report"
+VERSION = 1
+"""Rises when a field changes its meaning or goes; new fields do not raise it."""
+
+
+def document(result: AuditResult) -> dict[str, Any]:
+    """Everything in an audit but the recovered numbers themselves, as JSON takes it; null for what is not finite."""
+    best = result.best
+    content = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "verdict": str(result.verdict),
+        "summary": result.summary,
+        "batch_size": None if best is None else best.batch_size,
+        "recovered": 0 if best is None else best.recovered,
+        "approximate": 0 if best is None else len(result.inputs) - best.recovered,
+        "best_layer": None if best is None else best.layer.name,
+        "seconds": result.seconds,
+        "budget": result.budget,
+        "interrupted": result.interrupted,
+        "findings": [asdict(finding) for finding in result.findings],
+        "caveats": list(result.caveats),
+        "replay": None if result.replay is None else {**asdict(result.replay), "proves": result.replay.proves},
+        "layers": [_layer(each) for each in result.layers],
+    }
+    return {name: plain(value) for name, value in content.items()}
+
+
+def _layer(audited: LayerAudit) -> dict[str, Any]:
+    return {
+        **asdict(audited.layer),
+        "feasible": audited.feasible,
+        "outcome": audited.reason,
+        "batch_size": audited.batch_size,
+        "recovered": audited.recovered,
+        "approximate": audited.approximate,
+        "inversion": None if audited.inversion is None else _inversion(audited.inversion, audited.labels),
+    }
+
+
+def _inversion(inversion: Inversion, labels: Tensor | None) -> dict[str, Any]:
+    evidence = inversion.certificates
+    kind = None if evidence is None else "masks" if isinstance(evidence, Certificates) else "witnesses"
+    return {
+        "score": inversion.score,
+        "batch_size": inversion.batch_size,
+        "scale_known": inversion.scale_known,
+        "witness": inversion.witness,
+        "stats": asdict(inversion.stats),
+        "spectrum": inversion.spectrum.tolist(),
+        "evidence": kind,
+        "batch_evidence": {} if evidence is None else _scalars(evidence),
+        "samples": [_sample(inversion, row, labels) for row in range(len(inversion.inputs))],
+    }
+
+
+def _sample(inversion: Inversion, row: int, labels: Tensor | None) -> dict[str, Any]:
+    evidence = inversion.certificates
+    columns = {} if evidence is None else {f.name: getattr(evidence, f.name) for f in fields(evidence)}
+    numbers = {name: each[row].item() for name, each in columns.items() if isinstance(each, Tensor)}
+    if row < len(inversion.zeros):
+        numbers["zeros"] = int(inversion.zeros[row])
+    return {
+        "certified": bool(inversion.certified[row]),
+        "consistent": evidence is not None and bool(evidence.consistent[row]),
+        "label": None if labels is None or int(labels[row]) < 0 else int(labels[row]),
+        **numbers,
+    }
+
+
+def _scalars(evidence: "DataclassInstance") -> dict[str, float]:
+    named = {field.name: getattr(evidence, field.name) for field in fields(evidence)}
+    return {name: value for name, value in named.items() if isinstance(value, int | float)}
+
+
+def plain(value: Any) -> Any:
+    """The same as JSON takes it: lists for tuples, None for numbers that are not finite.
+
+    >>> plain({"a": (1.0, float("inf"))})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

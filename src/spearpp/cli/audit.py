@@ -1,0 +1,154 @@
+"""``spearpp audit``."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+import spearpp
+from spearpp import AuditResult, ClientUpdate, Verdict
+from spearpp import report as reports
+from spearpp.audit.folder import REDACTIONS, Redaction, read_document
+from spearpp.cli import options
+from spearpp.cli.console import COLOURS, output, print_findings, print_layers, progress
+from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
+from spearpp.cli.models import model_of
+from spearpp.errors import OptionError
+from spearpp.simulate import Batch
+from spearpp.update import KINDS
+from spearpp.update import Kind as UpdateKind
+
+
+def audit(
+    update: options.Update,
+    after: options.After = None,
+    model: options.Model = "none",
+    kind: options.Kind = "weights",
+    lr: options.Rate = None,
+    steps: options.Steps = None,
+    budget: Annotated[str, typer.Option(help="Time for all layers: 60s, 2m, 1h.")] = "60s",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the report; default: audit-NAME.", show_default=False)
+    ] = None,
+    fail_on: Annotated[str, typer.Option(help="leak: exit code 1 if data was recovered; or never.")] = "never",
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
+    as_sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF for code-scanning gates.")] = False,
+    truth: options.Truth = None,
+    shape: options.Picture = None,
+    mean: options.Mean = None,
+    std: options.Deviation = None,
+    columns: options.Columns = None,
+    redact: options.Redact = "none",
+    batch_size: Annotated[int | None, typer.Option(help="Only a check: what the update shows counts.")] = None,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    quiet: options.Quiet = False,
+) -> None:
+    """Find out whether an update gives its training batch away, and write a report.
+
+    \b
+    spearpp audit client7.safetensors --model mlp
+    spearpp audit round3.pt client7.pt --lr 0.01 --model mypkg.net:Net
+    spearpp audit round3.npz deltas.npz --kind deltas --fail-on leak --sarif > leak.sarif
+
+    \b
+    Exit codes: 0 done, 1 leak (with --fail-on leak), 2 bad input, 3 not applicable.
+    Ctrl-C ends the search and keeps what was certified so far.
+    """  # noqa: D301
+    if fail_on not in ("leak", "never"):
+        raise OptionError(f"--fail-on {fail_on}: leak or never")
+    if as_json and as_sarif:
+        raise OptionError("--json and --sarif: one of them; both files are in the folder")
+    read = read_update(update, after, kind, lr, steps)
+    folder = out or Path(f"audit-{(after or update).stem}")
+    batch = None if truth is None else Batch.load(truth)
+    shown = options.shown(shape, mean, std, columns)
+    network = model_of(model, read)
+    done = run(read, network, options.seconds(budget), seed, device, quiet or as_json or as_sarif, batch_size)
+    page = reports.write(
+        folder,
+        done,
+        truth=batch,
+        presentation=reports.Presentation.of(done.inputs.shape[1], batch, **shown),
+        redact=redaction(redact),
+        command=["spearpp", *sys.argv[1:]],
+        source=[str(each) for each in (update, after) if each is not None],
+        about={"received": repr(read), "threat_model": read.threat_model},
+    )
+    if as_json or as_sarif:
+        content = read_document(folder)
+        typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
+    else:
+        tell(done, page, quiet)
+    raise typer.Exit(exit_code(done, fail_on))
+
+
+def read_update(update: Path, after: Path | None, kind: str, lr: float | None, steps: int | None) -> ClientUpdate:
+    """What the client sent, from one file or two."""
+    if kind not in KINDS:
+        raise OptionError(f"--kind {kind}: one of {', '.join(KINDS)}")
+    named: UpdateKind = next(each for each in KINDS if each == kind)
+    if after is None:
+        return ClientUpdate.load(update, kind=named, lr=lr, steps=steps)
+    return ClientUpdate.load(after, before=update, kind=named, lr=lr, steps=steps)
+
+
+def redaction(text: str) -> Redaction:
+    """The redaction of that name."""
+    for each in REDACTIONS:
+        if each == text:
+            return each
+    raise OptionError(f"--redact {text}: one of {', '.join(REDACTIONS)}")
+
+
+def run(
+    update: ClientUpdate,
+    model: torch.nn.Module | None,
+    budget: float | None,
+    seed: int,
+    device: str,
+    quiet: bool,
+    batch_size: int | None = None,
+) -> AuditResult:
+    """Audit with a live line for each layer."""
+    place = options.device_of(device)
+    with progress(budget, quiet) as tell_progress:
+        return spearpp.audit(
+            update.to(place),
+            model,
+            budget=budget,
+            batch_size=batch_size,
+            generator=torch.Generator().manual_seed(seed),
+            progress=tell_progress,
+        )
+
+
+def tell(result: AuditResult, page: Path, quiet: bool) -> None:
+    """The verdict and where the report is."""
+    console = output()
+    console.print(result.summary, style=COLOURS[result.verdict], markup=False)
+    if quiet:
+        return
+    if result.interrupted:
+        console.print("interrupted: what had been certified by then was kept", style="yellow")
+    print_layers(console, [each.layer for each in result.layers], result.layers)
+    print_findings(console, result.findings)
+    if result.replay is not None:
+        console.print(
+            f"replay: computed again from what was recovered, the update differs by {result.replay.difference:.1e}"
+        )
+    for caveat in result.caveats:
+        console.print(f"- {caveat}", markup=False)
+    console.print(f"report: {page}", markup=False)
+
+
+def exit_code(result: AuditResult, fail_on: str) -> int:
+    """What a gate needs to know."""
+    if result.verdict is Verdict.LEAKS and fail_on == "leak":
+        return LEAK
+    if result.interrupted:
+        return INTERRUPTED
+    return NOT_APPLICABLE if result.verdict is Verdict.NOT_APPLICABLE else 0

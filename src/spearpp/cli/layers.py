@@ -1,0 +1,42 @@
+"""``spearpp layers``."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from spearpp import check, find_layers
+from spearpp.audit.document import plain
+from spearpp.cli import options
+from spearpp.cli.audit import read_update
+from spearpp.cli.console import output, print_findings, print_layers
+from spearpp.cli.models import model_of
+
+
+def layers(
+    update: options.Update,
+    after: options.After = None,
+    model: options.Model = "none",
+    kind: options.Kind = "weights",
+    lr: options.Rate = None,
+    steps: options.Steps = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the Linear layers of an update, which of them can be inverted, and what was done to it.
+
+    \b
+    spearpp layers client7.safetensors
+    spearpp layers round3.pt client7.pt --model mypkg.net:Net
+    """  # noqa: D301
+    read = read_update(update, after, kind, lr, steps)
+    found = find_layers(model_of(model, read), read)
+    findings = check(read, found)
+    if as_json:
+        content = {"update": repr(read), "layers": [asdict(each) for each in found]}
+        typer.echo(json.dumps(plain({**content, "findings": [asdict(each) for each in findings]}), indent=1))
+        return
+    console = output()
+    console.print(repr(read), markup=False)
+    print_layers(console, found)
+    print_findings(console, findings)

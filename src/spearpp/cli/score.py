@@ -1,0 +1,44 @@
+"""``spearpp score``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import spearpp
+from spearpp import AuditResult
+from spearpp.cli.console import output
+from spearpp.errors import DataError
+from spearpp.metrics import EXACT_PSNR
+from spearpp.simulate import Batch
+
+
+def score(
+    recovered: Annotated[Path, typer.Argument(help="A report's folder, or a file of tensors with inputs.")],
+    truth: Annotated[
+        Path, typer.Argument(help="The client's own batch, as simulate writes it, or a file with inputs (or x).")
+    ],
+    threshold: Annotated[float, typer.Option(help="PSNR in dB over which a sample counts as exact.")] = EXACT_PSNR,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Compare what was recovered with the truth, sample by sample.
+
+    \b
+    spearpp score audit-client7 truth.safetensors
+    """  # noqa: D301
+    batch = Batch.load(truth)
+    inputs = AuditResult.load(recovered).inputs if recovered.is_dir() else Batch.load(recovered).inputs
+    if not inputs.shape[1]:
+        raise DataError(f"{recovered} holds no recovered inputs: nothing was found, or they were left out")
+    compared = spearpp.score(inputs, batch.inputs, normalisation=batch.normalisation, threshold=threshold)
+    if as_json:
+        rows = {"psnr_db": compared.psnr.tolist(), "recovered_row": compared.assignment.tolist()}
+        summary = {"samples": len(compared.psnr), "exact": compared.recovered, "mean_psnr_db": compared.mean_psnr}
+        typer.echo(json.dumps({**summary, "threshold_db": threshold, **rows}, indent=1))
+        return
+    console = output()
+    for index, (row, quality) in enumerate(zip(compared.assignment.tolist(), compared.psnr.tolist(), strict=True)):
+        came = f"recovered {row + 1:>4}   {quality:6.1f} dB" if row >= 0 else "not recovered"
+        console.print(f"sample {index + 1:>4}   {came}")
+    console.print(repr(compared), markup=False)

@@ -1,0 +1,94 @@
+"""Inputs as pictures, without any library: shapes, colours, PNG files and a gallery for notebooks."""
+
+import base64
+import html
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+
+import torch
+
+from spearpp.shapes import Float, Tensor
+
+Shape = tuple[int, int, int]
+"""Channels, height, width."""
+SMALLEST = 8
+"""Pixels a side from which on a row of numbers is taken for a square image."""
+BLURRED = 4
+"""Blocks a side that are left of a blurred picture."""
+IN_NOTEBOOKS = 64
+
+
+def guess_shape(features: int) -> Shape | None:
+    """The square image, in colour or grey, that has so many numbers; None if there is none.
+
+    >>> guess_shape(3072), guess_shape(784), guess_shape(30)
+    ((3, 32, 32), (1, 28, 28), None)
+    """
+    for channels in (3, 1):
+        side = math.isqrt(features // channels)
+        if side >= SMALLEST and channels * side * side == features:
+            return channels, side, side
+    return None
+
+
+def on_unit_scale(inputs: Float[Tensor, "k n"], shape: Shape) -> Float[Tensor, "k n"]:
+    """Inputs of unknown normalisation on the [0, 1] scale: each channel by its range over all of them.
+
+    What is on that scale already stays as it is.
+    """
+    if not inputs.numel() or (float(inputs.min()) >= -0.01 and float(inputs.max()) <= 1.01):
+        return inputs
+    channels = inputs.reshape(len(inputs), shape[0], -1)
+    least, most = channels.amin((0, 2))[:, None], channels.amax((0, 2))[:, None]
+    return ((channels - least) / (most - least).clamp_min(1e-12)).reshape(inputs.shape)
+
+
+def blur(inputs: Float[Tensor, "k n"], shape: Shape) -> Float[Tensor, "k n"]:
+    """Every picture as 4 x 4 blocks of their mean: what was averaged away cannot be brought back.
+
+    >>> blur(torch.arange(64.0)[None], (1, 8, 8)).unique().numel()
+    16
+    """
+    images = inputs.reshape(-1, *shape)
+    small = torch.nn.functional.adaptive_avg_pool2d(images, (min(BLURRED, shape[1]), min(BLURRED, shape[2])))
+    return torch.nn.functional.interpolate(small, size=shape[1:], mode="nearest").reshape(inputs.shape)
+
+
+def png(unit: Float[Tensor, "n"], shape: Shape) -> bytes:
+    """One picture on the [0, 1] scale as a PNG file, grey for one channel, else its first three as colours."""
+    channels, height, width = shape
+    pixels = unit.detach().float().cpu().reshape(shape)[: 3 if channels >= 3 else 1]
+    values = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
+    lines = b"".join(b"\x00" + line.tobytes() for line in values)
+    colour = 2 if channels >= 3 else 0
+    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        _chunk(kind, data) for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    )
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def data_uri(unit: Float[Tensor, "n"], shape: Shape) -> str:
+    """The same as the address of an image in a page."""
+    return "data:image/png;base64," + base64.b64encode(png(unit, shape)).decode()
+
+
+def gallery(inputs: Float[Tensor, "k n"], captions: Sequence[str]) -> str:
+    """The first inputs as HTML pictures with captions, for notebooks; nothing where they are no images."""
+    shape = guess_shape(inputs.shape[1]) if inputs.ndim == 2 and len(inputs) else None
+    if shape is None:
+        return ""
+    shown = on_unit_scale(inputs.detach().float().cpu(), shape)[:IN_NOTEBOOKS]
+    figures = [
+        f'<figure style="display:inline-block;margin:3px;text-align:center"><img src="{data_uri(unit, shape)}" '
+        f'alt="{html.escape(caption)}" style="width:64px;image-rendering:pixelated"><figcaption '
+        f'style="font-size:10px">{html.escape(caption)}</figcaption></figure>'
+        for unit, caption in zip(shown, captions, strict=False)
+    ]
+    more = len(inputs) - len(figures)
+    return f"<div>{''.join(figures)}</div>" + (f"<p>and {more} more</p>" if more > 0 else "")
