@@ -124,7 +124,11 @@ def test_weak_samples_are_certified_only_if_exact(make_client: MakeClient, weigh
 
 
 def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
-    """With zero bias x and 3 x fire the same neurons, and their directions mix without a trace in λ."""
+    """With zero bias x and 3 x fire the same neurons, and their directions mix without a trace in λ.
+
+    The other samples do not depend on which mixture was found.
+    """
+    others = 0
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
         batch = simulate.random_batch(4, features=60, generator=generator)
@@ -134,8 +138,10 @@ def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
         dict(model.named_parameters())["0.bias"].data.zero_()
         seen = simulate.fedsgd(model, Batch(inputs, batch.labels, batch.normalisation))[0]
         result = spearpp.invert(*seen, search=LITTLE)
-        if bool(result.certified.any()):
-            assert spearpp.score(result.inputs, inputs).exact
+        for certified in result.inputs[result.certified]:
+            assert float(spearpp.score(certified[None], inputs).psnr.max()) > 90
+        others += int(result.certified.sum())
+    assert others >= 2 * 4
 
 
 def test_a_bias_gradient_of_zero_gives_no_infinity(make_client: MakeClient) -> None:

@@ -17,8 +17,6 @@ from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import INDEPENDENT
 
-_SINGULAR = 1e-9
-
 
 @dataclass(frozen=True, eq=False)
 class Selection:
@@ -78,40 +76,67 @@ def compute_score(problem: Problem, directions: Float[Tensor, "b b"], zeros: Boo
     return int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / (m * b)
 
 
-def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, rest: Int[Tensor, "others"]) -> Selection:
-    """GreedyFilt: swap candidates in, each where it improves λ most, until λ = 1 or all were tried.
+def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, held: Int[Tensor, "b"]) -> Selection:
+    """GreedyFilt: swap candidates in, each where it improves the choice most, until λ = 1 or no swap improves it.
 
-    All b places for one candidate are scored in one batch (``swap_scores``), so the best place costs
-    no more than the first that improves, which is what the paper takes.
+    What improves is λ with every zero counted once more (``merit``): a gradient where a neuron fires is nothing
+    special, and where drift or noise keeps λ below 1, mixtures of samples alike can agree better than the samples,
+    but are less sparse. All b places for one candidate are scored in one batch (``swap_scores``), so the best place
+    costs no more than the first that improves, which is what the paper takes. What was swapped out, or did not fit,
+    is tried again after every pass that changed something: beside other wrong directions a right one can look no
+    better than they do.
+
+    Args:
+        problem: the layer.
+        chosen: b directions to begin with.
+        pool: where they are from.
+        held: the place in the pool of each, -1 for one that completes the basis.
     """
     directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
     b, m = zeros.shape
-    best = round(chosen.score * m * b)
-    found = chosen.found
-    inverse = Inverse.of(problem, directions)
-    for index in rest.tolist():
-        if best == m * b:
-            break
-        candidate, pattern = pool.directions[index], pool.zeros[index]
-        scores = swap_scores(problem, inverse, zeros, candidate, pattern)
-        place = int(scores.argmax())
-        if int(scores[place]) <= best:
-            continue
-        best = int(scores[place])
-        directions[place], zeros[place] = candidate, pattern
-        inverse = Inverse.of(problem, directions)
-    return Selection(directions, zeros, found, best / (m * b))
+    best, score, before = merit(problem, chosen), chosen.score, -1
+    inverse, taken = Inverse.of(problem, directions), held.tolist()
+    order = pool.sparsest_first().tolist()
+    while before < best and score < 1:
+        before = best
+        for index in (index for index in order if index not in taken):
+            candidate, pattern = pool.directions[index], pool.zeros[index]
+            scores = swap_scores(problem, inverse, zeros, candidate, pattern)
+            place = int(scores.argmax())
+            if int(scores[place]) <= best:
+                continue
+            best, taken[place] = int(scores[place]), index
+            directions[place], zeros[place] = candidate, pattern
+            inverse = Inverse.of(problem, directions)
+            score = int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / (m * b)
+            if score == 1:
+                break
+    return Selection(directions, zeros, chosen.found, score)
 
 
-def select(problem: Problem, pool: Pool) -> Selection:
-    """Both stages: initFilt, completed to a basis if it is short, then GreedyFilt."""
+def merit(problem: Problem, chosen: Selection) -> int:
+    """What GreedyFilt improves: the number of agreeing entries of D, m·b·λ, and of zeros."""
+    inverse = Inverse.of(problem, chosen.directions)
+    return int(_agreement(problem, inverse.unscaled, inverse.scale, chosen.zeros).sum() + chosen.zeros.sum())
+
+
+def select(problem: Problem, pool: Pool, before: Selection | None = None) -> Selection:
+    """Both stages: initFilt, completed to a basis if it is short, then GreedyFilt.
+
+    ``before`` is a choice of an earlier pool. What was added to the pool since may be wrong, so GreedyFilt
+    begins with that choice too, and the better end counts.
+    """
     first = init_filt(pool)
     directions = complete_basis(pool.directions[first])
-    zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(len(directions) - len(first), pool.zeros.shape[1])])
+    short = len(directions) - len(first)
+    zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(short, pool.zeros.shape[1])])
     zeros[len(first) :, ~problem.factors.live] = True
     start = Selection(directions, zeros, len(first), compute_score(problem, directions, zeros))
-    order = pool.sparsest_first()
-    return greedy_filt(problem, start, pool, order[~torch.isin(order, first)])
+    fresh = greedy_filt(problem, start, pool, torch.cat([first, first.new_full((short,), -1)]))
+    if before is None or fresh.score == 1.0:
+        return fresh
+    again = greedy_filt(problem, before, pool, first.new_full((len(directions),), -1))
+    return again if merit(problem, again) > merit(problem, fresh) else fresh
 
 
 def polish(problem: Problem, chosen: Selection) -> Selection:
@@ -182,7 +207,7 @@ def swap_scores(
     candidate: Float[Tensor, "b"],
     pattern: Bool[Tensor, "m"],
 ) -> Int[Tensor, "b"]:
-    """m·b·λ with the candidate in each of the b places; -1 where it would make Q̄ singular.
+    """``merit`` with the candidate in each of the b places; -1 where it would be in the span of the others.
 
     With u = P̄ s, putting s in place j turns the inverse's rows into p_j / u_j and
     p_i - (u_i / u_j) p_j, so nothing is inverted again.
@@ -190,7 +215,8 @@ def swap_scores(
     b, m = zeros.shape
     u = inverse.rows @ candidate
     scores = torch.full((b,), -1, dtype=torch.long, device=u.device)
-    places = torch.nonzero(u.abs() > _SINGULAR)[:, 0]
+    away = u.abs() / torch.linalg.vector_norm(inverse.rows, dim=1)
+    places = torch.nonzero(away > problem.tolerance.angle(candidate[None]))[:, 0]
     for part in places.split(at_once(u.device, 8 * b * m)):
         ratio = u / u[part, None]  # (places, b)
         own = torch.zeros_like(ratio, dtype=torch.bool)
@@ -201,7 +227,7 @@ def swap_scores(
         unscaled = keep[:, :, None] * inverse.unscaled - ratio[:, :, None] * inverse.unscaled[part, None, :]
         scale = keep * inverse.scale - ratio * inverse.scale[part, None]
         patterns = torch.where(own[:, :, None], pattern, zeros)
-        scores[part] = _agreement(problem, unscaled, scale, patterns).sum(1)
+        scores[part] = _agreement(problem, unscaled, scale, patterns).sum(1) + patterns.sum((1, 2))
     return scores
 
 

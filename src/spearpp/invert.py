@@ -221,7 +221,7 @@ def _search(
             if grew:
                 with clock("filter"):
                     rank = rank if rank == b else pool.rank
-                    selection = polish(problem, select(problem, pool)) if rank == b else None
+                    selection = polish(problem, select(problem, pool, selection)) if rank == b else None
             sighted = 0 if sightings is None else len(sightings)
             if progress is not None:
                 score = selection.score if selection else None

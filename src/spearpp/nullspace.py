@@ -35,6 +35,26 @@ def kernel_vectors(
     return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
 
 
+def leverage(rows: Float[Tensor, "sets r b"], kernels: Float[Tensor, "sets b"]) -> Float[Tensor, "sets r"]:
+    """How much the kernel of each set depends on every single row, between 0 and 1.
+
+    h = a (AᵀA)⁺ aᵀ for a row a. Without it the least singular value but that of the kernel q is still
+    √(1 - h) times what it was; at h = 1 the row alone keeps the kernel from having one dimension more.
+
+    >>> import torch
+    >>> q = torch.tensor([[0.0, 0.0, 1.0]]).double()
+    >>> twice = torch.tensor([[[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]]).double()
+    >>> leverage(twice[:, :3], q).round(decimals=6).tolist()
+    [[0.5, 0.5, 1.0]]
+    """
+    gram = rows.mT @ rows + kernels[:, :, None] * kernels[:, None, :]  # q counts for nothing, as A q = 0
+    shift = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)
+    gram.diagonal(dim1=1, dim2=2).add_(shift[:, None])
+    factor = torch.linalg.cholesky_ex(gram)[0]
+    reach = torch.linalg.solve_triangular(factor, rows.mT, upper=False)
+    return torch.nan_to_num(reach.square().sum(1), nan=1.0).clamp(0, 1)
+
+
 def meet(
     masks: Bool[Tensor, "sets m"],
     moving: Float[Tensor, "m d"],

@@ -10,7 +10,7 @@ neurons that x̂_i silences must be those where L q_i is zero. For every input:
 - **evidence**: agreeing neurons beyond the b-1 that any vertex gets for nothing. Each is a coin that
   fell right, so 30 + log₂ b of them leave a chance of 1e-9 for the batch;
 - **line**: the rows where L q_i is zero and x̂_i silent must have no other kernel, or q_i could be a
-  mixture;
+  mixture; under drift not even without any one of them, since one mixture of two samples alike is zero there;
 - **error**: the standard deviation of an entry of x̂_i that the noise of the gradient implies,
   σ ‖p_i‖ / |s_i|, against the size of x̂_i.
 
@@ -32,17 +32,14 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.chunks import at_once
+from spearpp.certificate.lines import entangled, lines
 from spearpp.filtering import Selection, fix_scale
-from spearpp.nullspace import kernel_vectors
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import RARE
 
 CLEAR = 0.1
 """An entry of D can be told from zero if noise reaches at most this share of the root mean square."""
-MARGIN = 10.0
-"""How far the second singular value of an input's zero rows must stand above noise."""
 EXACT = 3e-4
 """Largest implied error of an exact input, relative to its root mean square."""
 OFF = 3.0
@@ -72,6 +69,8 @@ class Certificates:
     """How many hidden ones the noise explains."""
     line: Bool[Tensor, "b"]
     """Whether the rows that are zero because x̂_i silences them determine q_i."""
+    entangled: Float[Tensor, "b"]
+    """How much of the input, over its size, may change with directions that are not determined."""
     error: Float[Tensor, "b"]
     """Implied standard deviation of an entry of the input over the input's root mean square."""
     share: Float[Tensor, "b"]
@@ -86,18 +85,26 @@ class Certificates:
     @property
     def consistent(self) -> Bool[Tensor, "b"]:
         """Which inputs are in the batch, up to their error."""
+        return self._sound & self.line & (self.entangled <= EXACT)
+
+    @property
+    def exact(self) -> Bool[Tensor, "b"]:
+        """Which inputs are certified: all masks of the batch fit, and this one is determined, with a negligible error.
+
+        A direction that is not determined spoils only the inputs that depend on it.
+        """
+        return self._sound.all() & self.consistent & (self.error <= EXACT)
+
+    @property
+    def _sound(self) -> Bool[Tensor, "b"]:
+        """Which masks fit, beyond chance."""
         b = len(self.zeros)
         # η is the best of as many values as there are conflicts.
         choices = b * max(1, int(self.moved.sum()))
         evidence = self.agreeing - (b - 1) >= math.log2(choices / RARE)
-        sparse = self.line & (self.chance <= RARE)
         rebuilt = self.residual <= RESIDUAL * self.noise
-        return (self.hidden <= self.allowed) & evidence & sparse & torch.isfinite(self.error) & rebuilt
-
-    @property
-    def exact(self) -> Bool[Tensor, "b"]:
-        """Which inputs are certified: all of the batch consistent, and this one's error negligible."""
-        return self.consistent.all() & (self.error <= EXACT)
+        rare = self.chance <= RARE
+        return (self.hidden <= self.allowed) & evidence & rare & torch.isfinite(self.error) & rebuilt
 
 
 def certify(problem: Problem, chosen: Selection) -> Certificates:
@@ -136,6 +143,8 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
     whole = torch.linalg.norm(gradient)
     left_over = torch.linalg.norm(gradient - masked.T @ inputs)
     noise = torch.linalg.norm(problem.factors.row_noise) * gradient.shape[1] ** 0.5
+    silent = zeros & live & ~fires
+    line = lines(problem, directions, silent, drift > 0)
     return Certificates(
         zeros=(zeros & live).sum(1),
         chance=chance_of_zeros((zeros & live).sum(1), bound[:, live] / level, problem.batch_size),
@@ -143,7 +152,8 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
         moved=conflict.sum(1),
         hidden=hidden,
         allowed=most_by_chance(hiding),
-        line=_lines(problem, directions, zeros & live & ~fires),
+        line=line,
+        entangled=entangled(problem, directions, inverse, silent, line, drift > 0),
         error=spread / (size / max(1, inputs.shape[1]) ** 0.5),
         share=weight / weight.sum().clamp_min(torch.finfo(z.dtype).tiny),
         residual=float(left_over / whole),
@@ -184,17 +194,3 @@ def chance_of_zeros(zeros: Int[Tensor, "b"], relative: Float[Tensor, "b live"], 
     under = torch.special.erf(relative / 2**0.5).mean(1).clamp(1e-12, 1 - 1e-12)
     divergence = torch.special.xlogy(share, share / under) + torch.special.xlogy(1 - share, (1 - share) / (1 - under))
     return torch.where(share > under, torch.exp(-others * divergence), 1.0)
-
-
-def _lines(problem: Problem, directions: Tensor, zeros: Tensor) -> Bool[Tensor, "b"]:
-    """Whether the kernel of each input's zero rows is that input's direction alone."""
-    left = problem.factors.left
-    m, b = left.shape
-    if b == 1:
-        return torch.ones(1, dtype=torch.bool, device=left.device)
-    found = []
-    size = at_once(left.device, 8 * m * b)
-    for q, rows in zip(directions.split(size), zeros.split(size), strict=True):
-        second = kernel_vectors(rows[:, :, None] * left)[1][:, 1]
-        found.append(second > MARGIN * problem.tolerance.kernel(m, q))
-    return torch.cat(found)

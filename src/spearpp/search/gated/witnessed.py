@@ -62,9 +62,10 @@ class WitnessedRounds:
     def over(self) -> bool:
         """Whether all was found, or nothing more will be.
 
-        Where one witness is enough, a second that shows nothing at first is no witness.
+        Where one witness is enough, a round that shows nothing ends it: local training moves the next layer's
+        inputs, so that it may know the first mini-batch alone.
         """
-        patience = DRY_ROUNDS if len(self.found) or self.beyond_one_witness else 1
+        patience = DRY_ROUNDS if self.beyond_one_witness else 1
         return self.missing == 0 or self.dry >= patience
 
     @property

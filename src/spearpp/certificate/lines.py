@@ -1,0 +1,73 @@
+"""Whether each direction is the only one with its zeros, and which inputs suffer where it is not."""
+
+import torch
+
+from spearpp.chunks import at_once
+from spearpp.nullspace import kernel_vectors, leverage
+from spearpp.problem import Problem
+from spearpp.shapes import Bool, Float, Tensor
+
+MARGIN = 10.0
+"""How far the second singular value of an input's zero rows must stand above noise."""
+DECISIVE = 1e-3
+"""1 - h up to which a row of leverage h alone tells a direction from others with the same zeros."""
+LARGEST = 8
+"""Directions with the same zeros at most; with more of them nothing is told."""
+TURNED = 10.0
+"""How far, as a tangent, the true direction may be turned from the one chosen among them."""
+
+
+def lines(
+    problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"], drifted: bool
+) -> Bool[Tensor, "b"]:
+    """Whether the kernel of each input's zero rows is that input's direction alone.
+
+    Under drift that must hold whichever row is left out. Two samples that fire nearly the same neurons share most
+    zeros, and of their mixtures one is zero at any further neuron that drift may have moved on for both. Without
+    drift such a neuron fires and counts as hidden.
+    """
+    left = problem.factors.left
+    m, b = left.shape
+    if b == 1:
+        return torch.ones(1, dtype=torch.bool, device=left.device)
+    found = []
+    size = at_once(left.device, 8 * m * b)
+    for q, rows in zip(directions.split(size), zeros.split(size), strict=True):
+        own = rows[:, :, None] * left
+        second = kernel_vectors(own)[1][:, 1]
+        if drifted:
+            second = second * (1 - leverage(own, q).amax(1)).sqrt()
+        found.append(second > MARGIN * problem.tolerance.kernel(m, q))
+    return torch.cat(found)
+
+
+def entangled(
+    problem: Problem,
+    directions: Float[Tensor, "b b"],
+    inverse: Float[Tensor, "b b"],
+    zeros: Bool[Tensor, "b m"],
+    line: Bool[Tensor, "b"],
+    drifted: bool,
+) -> Float[Tensor, "b"]:
+    """How much of each input, over its size, depends on directions that are not told from others with their zeros.
+
+    If the true direction is q_j + t v, where v has the zeros of q_j too, then p_i is off by t (p_i·v) p_j. For inputs
+    outside of such a family p_i·v is zero: the family spans the same whatever its directions are.
+    """
+    left = problem.factors.left
+    share = torch.zeros_like(inverse[:, 0])
+    size = torch.linalg.vector_norm(inverse @ problem.factors.right, dim=1)
+    for j in torch.nonzero(~line)[:, 0].tolist():
+        own = zeros[j, :, None] * left
+        if drifted:
+            own = torch.where((leverage(own[None], directions[None, j])[0] >= 1 - DECISIVE)[:, None], 0.0, own)
+        _, values, vectors = torch.linalg.svd(own, full_matrices=False)
+        noise = MARGIN * problem.tolerance.kernel(left.shape[0], directions[None, j])
+        family = vectors[values <= noise]
+        if len(family) > LARGEST:
+            return torch.full_like(share, torch.inf)
+        beside = family - (family @ directions[j])[:, None] * directions[j]
+        moved = torch.linalg.vector_norm(inverse @ beside.T, dim=1) * TURNED * size[j] / size
+        moved[j] = torch.inf
+        share = torch.maximum(share, moved)
+    return share

@@ -1,0 +1,370 @@
+"""The command line as people and gates use it."""
+
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from spearpp import AuditResult, ClientUpdate, Progress, invert, score, simulate
+from spearpp.cli import main
+from spearpp.cli.models import chain
+from spearpp.cli.options import seconds
+from spearpp.errors import OptionError
+from spearpp.simulate import Batch
+
+SIMULATED = ["simulate", "--samples", "8", "--hidden", "80,80", "--data", "digits"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def simulated(folder: Path) -> Path:
+    assert main([*SIMULATED, "--out", "mine"]) == 0
+    return folder / "mine"
+
+
+def spearpp(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, piped."""
+    return subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "spearpp", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_demo_recovers_its_photographs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--samples", "8", "--out", "new/folder"]) == 0
+    printed = capsys.readouterr().out
+    assert "LEAKS: 8 of 8 training inputs were recovered exactly" in printed
+    assert "compared with the truth: Score(8 of 8 inputs over 90 dB" in printed
+    assert "report: new/folder/report.html" in printed
+    for name in ("report.html", "report.json", "report.sarif", "recovered.safetensors", "update.safetensors"):
+        assert (folder / "new" / "folder" / name).stat().st_size > 100
+
+
+def test_simulate_audit_score_and_report_again(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    update, truth = str(simulated / "update.safetensors"), str(simulated / "truth.safetensors")
+    assert main(["audit", update, "--model", "mlp", "--truth", truth, "--out", "found"]) == 0
+    printed = capsys.readouterr().out
+    assert "LEAKS: 8 of 8 training inputs were recovered exactly from layer 0" in printed
+    assert "the update differs by" in printed
+    content = json.loads(Path("found/report.json").read_text())
+    assert content["truth"]["exact"] == 8
+    assert content["presentation"]["shape"] == [1, 8, 8]
+    page = Path("found/report.html").read_text()
+    assert page.count("data:image/png") == 16
+    assert main(["score", "found", truth, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["exact"] == 8
+    assert main(["score", "found", truth]) == 0
+    assert "8 of 8 inputs over 90 dB" in capsys.readouterr().out
+    assert main(["report", "found"]) == 0
+    assert Path("found/report.html").read_text() == page
+    assert main(["report", "found", "--redact", "omit"]) == 0
+    assert "still holds what was recovered" in capsys.readouterr().out
+    assert "data:image/png" not in Path("found/report.html").read_text()
+    assert main(["report", "found", "--shape", "none"]) == 0
+    assert 'class="records"' in Path("found/report.html").read_text()
+
+
+def test_two_checkpoints_without_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generator = torch.Generator().manual_seed(4)
+    batch = simulate.digits(6, generator=generator)
+    before = simulate.mlp(64, [90, 90], 10, generator=generator)
+    after = simulate.mlp(64, [90, 90], 10, generator=generator)
+    after.load_state_dict(before.state_dict())
+    loss = nn.functional.cross_entropy(after(batch.inputs), batch.labels)
+    loss.backward()
+    torch.optim.SGD(after.parameters(), lr=0.1).step()
+    torch.save(before.state_dict(), "before.pt")
+    torch.save(after.state_dict(), "after.pt")
+    assert main(["audit", "before.pt", "after.pt", "--lr", "0.1"]) == 0
+    assert "LEAKS: 6 of 6 training inputs" in capsys.readouterr().out
+    recovered = AuditResult.load(folder / "audit-after").inputs
+    assert score(recovered, batch.inputs, normalisation=batch.normalisation, threshold=60).exact
+    Path("net.py").write_text(
+        "from spearpp import simulate\n\ndef build():\n    return simulate.mlp(64, [90, 90], 10)\n"
+    )
+    for model in ("net:build", "net.py:build", "mlp"):
+        assert main(["audit", "before.pt", "after.pt", "--lr", "0.1", "--model", model, "-q"]) == 0
+        content = json.loads(Path("audit-after/report.json").read_text())
+        assert content["replay"]["difference"] < 1e-2, model
+
+
+def test_records_get_their_names() -> None:
+    assert main(["simulate", "--data", "breast-cancer", "--samples", "5", "--hidden", "80,80", "--out", "t"]) == 0
+    names = ",".join(f"column {i}" for i in range(30))
+    Path("names.csv").write_text(names + "\n1,2\n")
+    for columns in (names, "names.csv"):
+        assert main(["audit", "t/update.safetensors", "--columns", columns, "-q", "--out", "found"]) == 0
+        assert '<th scope="col">column 7</th>' in Path("found/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "verdict"),
+    [([], 0, "LEAKS"), (["--fail-on", "leak"], 1, "LEAKS")],
+)
+def test_exit_codes_for_gates(simulated: Path, extra: list[str], code: int, verdict: str) -> None:
+    assert main(["audit", str(simulated / "update.safetensors"), "--out", "found", *extra]) == code
+    assert json.loads(Path("found/report.json").read_text())["verdict"] == verdict
+
+
+def test_nothing_found_and_not_applicable_have_codes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    noisy = [*SIMULATED, "--client", "dpsgd", "--noise", "1e-2", "--out", "noisy"]
+    assert main(noisy) == 0
+    code = main(["audit", "noisy/update.safetensors", "--budget", "2s", "--fail-on", "leak", "--out", "found"])
+    verdict = json.loads(Path("found/report.json").read_text())["verdict"]
+    assert (code, verdict) in ((0, "NOT_FOUND"), (3, "NOT_APPLICABLE"))
+    model = nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 10))
+    simulate.FedSGD()(model, simulate.digits(4)).save("gelu.safetensors")
+    Path("gelu.py").write_text(
+        "from torch import nn\n\n"
+        "def build():\n    return nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 10))\n"
+    )
+    capsys.readouterr()
+    assert main(["audit", "gelu.safetensors", "--model", "gelu.py:build", "--json", "--out", "found"]) == 3
+    assert json.loads(capsys.readouterr().out)["verdict"] == "NOT_APPLICABLE"
+
+
+def test_json_and_sarif_are_all_that_is_printed(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    update = str(simulated / "update.safetensors")
+    assert main(["audit", update, "--json", "--out", "found"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(Path("found/report.json").read_text())
+    assert main(["audit", update, "--sarif", "--out", "found"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(Path("found/report.sarif").read_text())
+    assert main(["audit", update, "-q", "--out", "found"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_layers_names_what_qualifies(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["layers", str(simulated / "update.safetensors"), "--model", "mlp", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [layer["qualifies"] for layer in found["layers"]] == [True, True, False]
+    assert main(["layers", str(simulated / "update.safetensors")]) == 0
+    assert "ReLU" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["audit", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["audit", "broken.safetensors"], "broken.safetensors"),
+        (["audit", "code.pt", "code.pt"], "code.pt"),
+        (["audit", "one.npz"], "give both files"),
+        (["audit", "one.txt"], "ending in"),
+        (["audit", "mine/update.safetensors", "one.npz"], "of one model"),
+        (["audit", "mine/update.safetensors", "--model", "nowhere:net"], "--model nowhere:net"),
+        (["audit", "mine/update.safetensors", "--model", "json:loads"], "--model json:loads"),
+        (["audit", "mine/update.safetensors", "--model", "net"], "pkg.mod:factory"),
+        (["audit", "mine/update.safetensors", "--budget", "soon"], "--budget soon"),
+        (["audit", "mine/update.safetensors", "--budget", "0"], "--budget 0"),
+        (["audit", "mine/update.safetensors", "--device", "tpu"], "--device tpu"),
+        (["audit", "mine/update.safetensors", "--redact", "some"], "--redact some"),
+        (["audit", "mine/update.safetensors", "--shape", "3x5"], "has not the 64 numbers"),
+        (["audit", "mine/update.safetensors", "--shape", "-1x2x3"], "--shape -1x2x3"),
+        (["audit", "mine/update.safetensors", "--mean", "0.5"], "both, or neither"),
+        (["audit", "mine/update.safetensors", "--mean", "a", "--std", "1"], "--mean a"),
+        (["audit", "mine/update.safetensors", "--columns", "a,b"], "2 column names"),
+        (["audit", "mine/update.safetensors", "--truth", "one.npz"], "one.npz"),
+        (["audit", "mine/update.safetensors", "--fail-on", "x"], "--fail-on x"),
+        (["audit", "mine/update.safetensors", "--json", "--sarif"], "one of them"),
+        (["audit", "mine/update.safetensors", "--lr", "0.1"], "whole by itself"),
+        (["audit", "mine/update.safetensors", "--out", "one.txt/folder"], "one.txt"),
+        (["report", "mine"], "is mine a folder of an audit"),
+        (["score", "mine", "mine/truth.safetensors"], "is mine a folder of an audit"),
+        (["simulate", "--samples", "0"], "samples=0"),
+        (["simulate", "--hidden", "a"], "--hidden a"),
+        (["simulate", "--client", "x"], "--client x"),
+        (["simulate", "--data", "x"], "--data x"),
+        (["simulate", "--wire", "int2"], "--wire int2"),
+        (["audit"], "Missing argument"),
+        (["nothing"], "No such command"),
+    ],
+)
+def test_bad_input_is_one_line_with_a_hint_and_code_two(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main([*SIMULATED, "--out", "mine"]) == 0
+    Path("broken.safetensors").write_bytes(Path("mine/update.safetensors").read_bytes()[:5000])
+    Path("one.txt").write_text("x")
+    numpy.savez("one.npz", a=numpy.ones(3))
+    torch.save({"f": os.system}, "code.pt")
+    before = sorted(str(path) for path in folder.rglob("*"))
+    capsys.readouterr()
+    assert main(arguments) == 2
+    caught = capsys.readouterr()
+    assert says in caught.err
+    assert "Traceback" not in caught.err
+    assert len([line for line in caught.err.splitlines() if line.startswith("error:")]) <= 1
+    assert sorted(str(path) for path in folder.rglob("*")) == before  # nothing was written
+
+
+def test_the_traceback_is_there_for_who_wants_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "nowhere.safetensors", "--traceback"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_defect_does_not_look_like_a_verdict(
+    simulated: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("spearpp.report.write", broken)
+    assert main(["audit", str(simulated / "update.safetensors")]) == 4
+    assert "defect" in capsys.readouterr().err
+
+
+def test_a_pipe_gets_no_colours_and_no_progress(folder: Path) -> None:
+    done = spearpp("demo", "--samples", "6", "--out", str(folder / "demo"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert "\r" not in done.stdout
+    failed = spearpp("demo", "--out", os.devnull + "/not-a-folder", "--samples", "4")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("error:")
+    assert "\x1b" not in failed.stderr
+
+
+def test_the_seed_decides() -> None:
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert main([*SIMULATED, "--seed", seed, "--out", name]) == 0
+    first, second, third = (ClientUpdate.load(f"{name}/update.safetensors") for name in "abc")
+    assert torch.equal(first.gradients["0.weight"], second.gradients["0.weight"])
+    assert not torch.equal(first.gradients["0.weight"], third.gradients["0.weight"])
+    for name in ("x", "y"):
+        assert main(["audit", "a/update.safetensors", "--seed", "5", "--out", name, "-q"]) == 0
+    assert torch.equal(AuditResult.load("x").inputs, AuditResult.load("y").inputs)
+
+
+def test_every_client_can_be_played() -> None:
+    for extra in (
+        ["--client", "fedavg", "--epochs", "2", "--mini-batch", "4"],
+        ["--client", "opacus", "--noise", "1e-4"],
+        ["--clients", "2"],
+        ["--wire", "int8", "--prune", "0.5"],
+    ):
+        assert main([*SIMULATED, *extra, "--out", "mine"]) == 0
+        assert len(Batch.load("mine/truth.safetensors").inputs) == 8
+        ClientUpdate.load("mine/update.safetensors")
+
+
+def test_ctrl_c_keeps_what_was_certified() -> None:
+    """On a terminal of its own: a search that would take minutes is ended after its first finds."""
+    generator = torch.Generator().manual_seed(0)
+    batch = simulate.random_batch(97, features=150, generator=generator)
+    model = simulate.mlp(150, [200, 200], 10, generator=generator)
+    simulate.FedSGD()(model, batch).save("update.safetensors")
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spearpp", "audit", "update.safetensors", "--budget", "10m", "--out", "found"],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "160"},
+    )
+    os.close(follower)
+    shown, interrupted, deadline = b"", False, time.monotonic() + 240
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([leader], [], [], 1)
+        try:
+            shown += os.read(leader, 65536) if ready else b""
+        except OSError:  # the terminal is closed
+            break
+        if not interrupted and b"round " in shown:
+            process.send_signal(signal.SIGINT)
+            interrupted = True
+        if process.poll() is not None and not ready:
+            break
+    process.kill() if process.poll() is None else None
+    code = process.wait()
+    os.close(leader)
+    text = shown.decode(errors="replace")
+    assert interrupted, text
+    assert code == 130, text
+    assert "interrupted: what had been certified by then was kept" in text
+    assert "found " in text  # the live line
+    assert " s left" in text
+    content = json.loads(Path("found/report.json").read_text())
+    assert content["interrupted"]
+    assert any("interrupted" in caveat for caveat in content["caveats"])
+    result = AuditResult.load("found")
+    if result.layers[0].recovered:
+        assert score(result.inputs, batch.inputs, normalisation=batch.normalisation).recovered == len(result.inputs)
+
+
+def test_an_interrupt_during_a_search_keeps_its_finds() -> None:
+    generator = torch.Generator().manual_seed(3)
+    batch = simulate.random_batch(80, features=120, generator=generator)
+    model = simulate.mlp(120, [200, 200], 10, generator=generator)
+    first, following, _ = simulate.fedsgd(model, batch)
+
+    def stop(state: Progress) -> None:
+        if state.found:
+            raise KeyboardInterrupt
+
+    result = invert(*first, next_grad_weight=following.grad_weight, next_weight=following.weight, progress=stop)
+    assert result.stats.interrupted
+    assert "interrupted" in result.stats.stopped
+    assert 0 < int(result.certified.sum()) <= 80
+    found = score(result.inputs[result.certified], batch.inputs, normalisation=batch.normalisation)
+    assert found.recovered == int(result.certified.sum())
+
+
+def test_times_are_read_as_people_write_them() -> None:
+    assert [seconds(text) for text in ("60", "90s", "2m", "0.5h", "1 min")] == [60, 90, 120, 1800, 60]
+    for text in ("", "s", "-3s", "3d", "nan", "inf"):
+        with pytest.raises(OptionError):
+            seconds(text)
+
+
+def test_an_mlp_is_read_off_its_weights_under_any_names() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.ModuleList([nn.Linear(6, 6) for _ in range(11)])
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.body:
+                x = torch.relu(layer(x))
+            return self.head(x)
+
+    net = Net()
+    update = ClientUpdate.from_gradients(net, list(net.parameters()))
+    made = chain(update)
+    made.load_state_dict(net.state_dict())
+    x = torch.randn(4, 6)
+    assert torch.equal(made(x), net(x))
+    conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    with pytest.raises(OptionError, match="no chain"):
+        chain(ClientUpdate.from_gradients(conv, list(conv.parameters())))
+
+
+def test_help_has_examples_and_completion_is_offered() -> None:
+    assert "spearpp audit round3.pt client7.pt" in spearpp("audit", "--help", COLUMNS="120").stdout
+    assert "--install-completion" in spearpp("--help").stdout
+    assert spearpp("--version").stdout.startswith("spearpp ")
+    installed = shutil.which("spearpp", path=str(Path(sys.executable).parent))
+    assert installed is not None
+    assert subprocess.run([installed, "--version"], capture_output=True, check=False).returncode == 0  # noqa: S603

@@ -1,0 +1,116 @@
+"""The pictures of the documentation, made by running the commands they show: ``make pictures``.
+
+Terminals are run for real, on a pseudo-terminal, and drawn by rich; reports are opened in chromium.
+"""
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from spearpp import simulate
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+COLUMNS = 110
+MINUTES = 4
+
+
+def terminal(folder: Path, command: str, *, interrupt_at: bytes = b"") -> str:
+    """What a person sees who types the command, as ANSI text; Ctrl-C once ``interrupt_at`` is shown."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "spearpp", *command.split()[1:]],
+        cwd=folder,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "40", "COLORTERM": "truecolor"},
+    )
+    os.close(follower)
+    shown, deadline = b"", time.monotonic() + 60 * MINUTES
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([leader], [], [], 0.5)
+        try:
+            shown += os.read(leader, 65536) if ready else b""
+        except OSError:
+            break
+        if interrupt_at and interrupt_at in shown:
+            process.send_signal(signal.SIGINT)
+            interrupt_at = b""
+        if process.poll() is not None and not ready:
+            break
+    process.wait(timeout=60)
+    return _settled(shown.decode())
+
+
+def _settled(text: str) -> str:
+    """The text as it stands in the end: live lines that were drawn over are gone, but for their last state."""
+    frames = re.split(r"(?:\r?\x1b\[2K|\x1b\[1A\x1b\[2K)+", text.replace("\r\n", "\n"))
+    kept = [frame for frame in frames if frame.strip("\r\n\x1b[?25lh ")]
+    live = [frame for frame in kept[:-1] if "found " in frame and "round " in frame]
+    rest = [frame for frame in kept if frame not in live]
+    return re.sub(r"\x1b\[\?25[lh]", "", "".join(rest[:-1] + live[-1:] + ["\n"] + rest[-1:])).replace("\r", "")
+
+
+def draw(name: str, command: str, text: str) -> None:
+    """An SVG of a terminal."""
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(record=True, width=COLUMNS, force_terminal=True, file=nowhere)
+        console.print(f"$ {command}", style="bold", highlight=False)
+        console.print(Text.from_ansi(text.strip("\n")))
+        drawn = console.export_svg(title="spearpp")
+    # No font from the network: a picture of ours asks for nothing.
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    (IMAGES / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", drawn))
+
+
+def page(file: Path, name: str, width: int, height: int, scheme: str) -> None:
+    """A picture of a report."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), chromium_sandbox=False)
+        context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+        opened = context.new_page()
+        opened.goto(file.resolve().as_uri())
+        opened.screenshot(path=str(IMAGES / f"{name}.png"))
+        chromium.close()
+
+
+def main() -> None:
+    """All of them."""
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        command = "spearpp demo"
+        draw("demo", command, terminal(folder, command))
+        terminal(folder, "spearpp simulate --client fedavg --epochs 2 --mini-batch 8 --samples 24 --out mine")
+        command = "spearpp audit mine/update.safetensors --model mlp"
+        draw("audit", command, terminal(folder, command))
+        (folder / "client7.safetensors").write_bytes((folder / "mine" / "update.safetensors").read_bytes()[:100_000])
+        command = "spearpp audit client7.safetensors"
+        draw("bad-file", command, terminal(folder, command))
+        generator = torch.Generator().manual_seed(0)
+        batch = simulate.photographs(97, generator=generator)
+        model = simulate.mlp(3072, [200, 200], 10, generator=generator)
+        simulate.FedSGD()(model, batch).save(folder / "large.safetensors")
+        command = "spearpp audit large.safetensors --budget 10m"
+        draw("interrupted", command, terminal(folder, command, interrupt_at=b"round 3"))
+        page(folder / "demo" / "report.html", "report-1280", 1280, 1000, "light")
+        page(folder / "demo" / "report.html", "report-390", 390, 1000, "dark")
+
+
+if __name__ == "__main__":
+    main()
