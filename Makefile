@@ -42,7 +42,8 @@ format: $(READY) ## Let ruff format and fix what it can
 	$(BIN)/ruff format .
 
 docs: $(READY) ## Build the documentation into site/ (no network needed)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@# not --quiet: that hides warnings from --strict too
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo site/index.html
 
 bench-paper: $(READY) ## The paper's search, measured (SPEARPP_DATA names the CIFAR-10 npz; ARGS="--batches 20")

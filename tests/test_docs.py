@@ -192,7 +192,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"{module} is not installed: the site was not built")
     place = tmp_path_factory.mktemp("docs")
-    build = ("mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place / "site"))
+    build = ("mkdocs", "build", "--strict", "--site-dir", str(place / "site"))
     run(place, sys.executable, "-m", *build, folder=ROOT)
     return place / "site"
 
