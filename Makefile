@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format bench-paper bench-gated bench-frontier bench-certificates bench-audit clean
+.PHONY: help venv demo test lint types imports unit format docs bench-paper bench-gated bench-frontier bench-certificates bench-audit clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,6 +41,11 @@ format: $(READY) ## Let ruff format and fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(READY) ## Build the documentation into site/ (no network needed)
+	@# not --quiet: that hides warnings from --strict too
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo site/index.html
+
 bench-paper: $(READY) ## The paper's search, measured (SPEARPP_DATA names the CIFAR-10 npz; ARGS="--batches 20")
 	$(BIN)/python -m benchmarks.paper $(ARGS)
 
@@ -57,4 +62,4 @@ bench-audit: $(READY) ## Verdicts on clients as there are, and false alarms (mus
 	$(BIN)/python -m benchmarks.audit $(ARGS)
 
 clean: ## Remove the environment and everything built
-	rm -rf .venv demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
