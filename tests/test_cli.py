@@ -368,3 +368,19 @@ def test_help_has_examples_and_completion_is_offered() -> None:
     installed = shutil.which("spearpp", path=str(Path(sys.executable).parent))
     assert installed is not None
     assert subprocess.run([installed, "--version"], capture_output=True, check=False).returncode == 0  # noqa: S603
+
+
+def test_swapped_and_equal_checkpoints_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    generator = torch.Generator().manual_seed(4)
+    batch = simulate.digits(6, generator=generator)
+    model = simulate.mlp(64, [90, 90], 10, generator=generator)
+    torch.save(model.state_dict(), "before.pt")
+    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save(model.state_dict(), "after.pt")
+    assert main(["audit", "before.pt", "after.pt", "--model", "mlp"]) == 0
+    assert "swapped" not in capsys.readouterr().out
+    assert main(["audit", "after.pt", "before.pt", "--model", "mlp"]) == 0
+    assert "swapped" in capsys.readouterr().out
+    assert main(["audit", "before.pt", "before.pt"]) == 3
+    assert "one file was given twice" in capsys.readouterr().out

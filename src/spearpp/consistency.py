@@ -93,7 +93,7 @@ def _changes(update: ClientUpdate) -> Iterable[Finding]:
     if update.buffers:
         yield Finding("note", "update", f"{len(update.buffers)} running statistics were sent; they are not looked at")
     if not any(bool(tensor.any()) for tensor in update.gradients.values()):
-        yield Finding("error", "update", "nothing changed: every gradient is zero")
+        yield Finding("error", "update", "nothing changed: the client did not train, or one file was given twice")
 
 
 def _format(update: ClientUpdate) -> Iterable[Finding]:

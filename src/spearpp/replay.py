@@ -50,12 +50,15 @@ class Replay:
         return self.difference <= PROVEN
 
 
-def labels_of(model: nn.Module, update: ClientUpdate, layer: Layer, result: Inversion) -> Int[Tensor, "k"]:
+def labels_of(
+    model: nn.Module, update: ClientUpdate, layer: Layer, result: Inversion, *, uphill: bool = False
+) -> Int[Tensor, "k"]:
     """The label of each recovered input, told by its gradient; -1 where none fits.
 
     With the right label y, dL/dz of input i is a column of D, so it lies in the column space of the layer's
     gradient. With a wrong one it does not: no other sample is needed to tell. Of two classes both do, and only
-    the sign tells: the gradient must point to where L q_i does.
+    the sign tells: the gradient must point to where L q_i does, or away from it for an update that goes ``uphill``,
+    as one with the weights before and after swapped.
 
     Raises:
         OptionError: if the model does not take the inputs, or is no classifier.
@@ -77,7 +80,7 @@ def labels_of(model: nn.Module, update: ClientUpdate, layer: Layer, result: Inve
     if len(caught) != 1 or caught[0].shape != (len(inputs), layer.neurons):
         raise OptionError("the layer does not see one row for each sample: labels cannot be told")
     factors = decompose(observe(*update.layer(layer.weight, layer.bias)), result.batch_size)
-    span, towards = factors.left, _columns(factors, result)
+    span, towards = factors.left, _columns(factors, result) * (-1 if uphill else 1)
     outside = []
     for label in range(outputs.shape[1]):
         loss = nn.functional.cross_entropy(outputs, torch.full_like(outputs[:, 0], label).long(), reduction="sum")

@@ -173,9 +173,12 @@ def _with_labels(audited: LayerAudit, update: ClientUpdate, model: nn.Module | N
     if not len(audited.inputs) and audited.inversion.stats.found < audited.inversion.batch_size:
         return audited
     try:
-        return replace(audited, labels=labels_of(model, update, audited.layer, audited.inversion))
+        labels = labels_of(model, update, audited.layer, audited.inversion)
+        if update.kind != "gradients" and not bool((labels >= 0).any()):
+            labels = labels_of(model, update, audited.layer, audited.inversion, uphill=True)
     except SpearError:
         return audited
+    return replace(audited, labels=labels)
 
 
 def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> Replay | None:

@@ -79,7 +79,9 @@ def caveats(
         said.append("Without a model neither labels nor a replay are possible.")
     elif verdict is Verdict.LEAKS and again is None:
         said.append("No replay: inputs are missing, labels could not be told, or the model does not take the inputs.")
-    elif again is not None and again.difference > 1e-2:
+    if again is not None and again.scale < 0:
+        said.append("The update goes uphill, away from what training does: are the weights before and after swapped?")
+    if again is not None and again.difference > 1e-2:
         said.append(
             f"A replay with one step differs by {again.difference:.1%}: several local steps, another loss, noise, or "
             "layers that behave differently in training."

@@ -8,6 +8,7 @@ HINTS = (
     ("has none of the update's parameters", "check --model, or leave it out: every 2-D weight is then tried"),
     ("is it another model", "check --model, or leave it out: every 2-D weight is then tried"),
     ("names that are not in the model", "both files must be of one model: first the weights BEFORE, then AFTER"),
+    ("no chain of Linear layers", "name your own class, --model pkg.mod:Net, or leave it out"),
     ("more than tensors", "save the state dict alone: torch.save(model.state_dict(), path)"),
     ("expected a file ending in", "save the update as .safetensors, .pt or .npz"),
     ("No such file", "check the path; relative paths start where you are"),
