@@ -1,7 +1,10 @@
 """Clients to attack: networks, data that is there offline, and what a client would send."""
 
+from spearpp.simulate.batch import Batch
 from spearpp.simulate.clients import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Several
-from spearpp.simulate.data import Batch, breast_cancer, cifar10, digits, photographs, random_batch
+from spearpp.simulate.data import breast_cancer, cifar10, digits, photographs, random_batch
+from spearpp.simulate.dataset import Dataset
+from spearpp.simulate.files import image_folder, table, torchvision_cifar10
 from spearpp.simulate.models import mlp
 from spearpp.simulate.rounds import LayerGradient, dp_sgd, fedavg, fedsgd, linear_layers
 from spearpp.simulate.wire import Quantise, TopK, Wire
@@ -10,6 +13,7 @@ __all__ = [
     "DPSGD",
     "Batch",
     "Client",
+    "Dataset",
     "FedAvg",
     "FedSGD",
     "LayerGradient",
@@ -24,8 +28,11 @@ __all__ = [
     "dp_sgd",
     "fedavg",
     "fedsgd",
+    "image_folder",
     "linear_layers",
     "mlp",
     "photographs",
     "random_batch",
+    "table",
+    "torchvision_cifar10",
 ]

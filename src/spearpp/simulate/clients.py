@@ -16,7 +16,7 @@ from torch import nn
 
 from spearpp.errors import MissingExtraError, OptionError
 from spearpp.shapes import Tensor
-from spearpp.simulate.data import Batch
+from spearpp.simulate.batch import Batch
 from spearpp.update import ClientUpdate
 
 

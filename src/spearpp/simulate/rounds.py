@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from spearpp.shapes import Float, Tensor
+from spearpp.simulate.batch import Batch
 from spearpp.simulate.clients import DPSGD, FedAvg, FedSGD
-from spearpp.simulate.data import Batch
 from spearpp.update import ClientUpdate
 
 
