@@ -18,7 +18,8 @@ from spearpp.simulate import Batch, Client, FedSGD, Quantise, TopK, Wire, mlp
 class Training:
     """So many rounds of one client with b fresh samples each; the server takes a step with what it gets.
 
-    A gradient is followed at ``rate``; weights that a client trained itself are taken over as they are.
+    It follows what it gets at ``rate``: a gradient, or (before - after) / (lr · steps) where clients train themselves,
+    so that runs differ by the defence alone and not by how far a round goes.
 
     >>> done = Training(b=16, m=32, data=Source("digits"), rounds=60).measure(0, torch.device("cpu"))
     >>> done["accuracy"] > 0.5
@@ -61,8 +62,7 @@ class Training:
             except NonFiniteError:  # under this much noise, or at this rate, the network is lost
                 diverged = True
                 break
-            rate = self.rate if update.lr is None else update.lr * (update.steps or 1)
-            _step(model, update.gradients, rate / update.clients)
+            _step(model, update.gradients, self.rate / update.clients)
         with torch.no_grad():
             outputs = model(drawn.inputs[self.train :].to(device))
         right = (outputs.argmax(1).cpu() == drawn.labels[self.train :]).float()
