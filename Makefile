@@ -41,7 +41,7 @@ format: $(READY) ## Let ruff format and fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-paper: $(READY) ## The paper's search, measured (SPEARPP_DATA names the CIFAR-10 npz; ARGS="--batches 20")
+bench-paper: $(READY) ## The paper's search beside geoopt's: steps a second (SPEARPP_DATA names the CIFAR-10 npz)
 	$(BIN)/python -m benchmarks.paper $(ARGS)
 
 bench-gated: $(READY) ## The gated engine, measured (SPEARPP_DATA as above; ARGS="--rows m200")

@@ -14,7 +14,7 @@ import typer
 
 from spearpp.cli.running import Screen, Session, guarded
 from spearpp.errors import OptionError
-from spearpp.experiments import figures, map, rendering, reproduce  # noqa: A004
+from spearpp.experiments import figures, frontier_report, rendering, reproduce
 from spearpp.experiments.defence import AXES, Axis, Defence
 from spearpp.experiments.frontier import Line, Plan, bisect, sentence, sweep
 from spearpp.experiments.source import Source
@@ -48,16 +48,24 @@ class EngineName(StrEnum):
 
 StoreOption = Annotated[Path, typer.Option("--store", help="SQLite file that keeps every measured batch.")]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume/--no-resume", help="Go on where the store ends; --no-resume wants a store that is new.")
+    bool,
+    typer.Option("--resume/--no-resume", help="Go on where the store ends; --no-resume wants a store that is new."),
 ]
 EngineOption = Annotated[EngineName, typer.Option("--engine", help="A pool of processes here, or a Ray cluster.")]
-AddressOption = Annotated[str | None, typer.Option("--address", help="Of a running Ray cluster; without, Ray starts here.")]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Of a running Ray cluster; without, Ray starts here.")
+]
 WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes for each device (local).")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:0; default: all GPUs, else cores.")]
-GpusOption = Annotated[float, typer.Option("--gpus", min=0, help="GPUs that a batch takes on Ray, 0.25 for four on one.")]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda or cuda:0; default: all GPUs, else cores.")
+]
+GpusOption = Annotated[
+    float, typer.Option("--gpus", min=0, help="GPUs that a batch takes on Ray, 0.25 for four on one.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for JSON, Markdown, HTML and pictures.")]
 DataOption = Annotated[
-    str, typer.Option("--data", help="photographs, digits, breast_cancer, cifar10, or an npz, CSV, Parquet file or folder.")
+    str,
+    typer.Option("--data", help="photographs, digits, breast_cancer, cifar10, or an npz, CSV, Parquet file or folder."),
 ]
 LabelOption = Annotated[str | None, typer.Option("--label", help="Column of a table that holds the class.")]
 
@@ -65,8 +73,16 @@ LabelOption = Annotated[str | None, typer.Option("--label", help="Column of a ta
 def reproduce_command(
     table: Annotated[str, typer.Argument(help=", ".join(TABLES))],
     method: Annotated[Method, typer.Option("--method", help="The paper's search, ours, or both.")] = Method.both,
-    batches: Annotated[int | None, typer.Option("--batches", min=1, help="Of each row; default: the paper's 100.")] = None,
-    starts: Annotated[int | None, typer.Option("--starts", min=1, help="Of the paper's searches; default: 1,000,000.")] = None,
+    batches: Annotated[
+        int | None, typer.Option("--batches", min=1, help="Of each row; default: the paper's 100.")
+    ] = None,
+    starts: Annotated[
+        str | None,
+        typer.Option("--starts", help="Of the paper's searches: 65536, or by width: 200:1000000,4000:20000."),
+    ] = None,
+    width: Annotated[
+        list[int] | None, typer.Option("--width", "-m", help="Rows of this m alone; may be repeated.")
+    ] = None,
     scale: Annotated[Scale, typer.Option("--scale", help="small: what a laptop finishes in minutes.")] = Scale.paper,
     data: DataOption = "photographs",
     label: LabelOption = None,
@@ -88,7 +104,8 @@ def reproduce_command(
             scale=scale.value,
             data=Source.parse(data, label=label),
             batches=batches,
-            starts=starts,
+            starts=_starts(starts),
+            widths=width or (),
         )
         with Session(store, resume or status, engine.value, address, workers, device, gpus) as session:
             if not status:
@@ -137,7 +154,9 @@ def frontier_command(
     clip: Annotated[float | None, typer.Option("--clip", help="C, norm of a sample's gradient at most.")] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Local steps.")] = 1,
     rate: Annotated[float | None, typer.Option("--rate", help="Learning rate of local steps.")] = None,
-    mini_batch: Annotated[int | None, typer.Option("--mini-batch", min=1, help="Then steps are epochs over these.")] = None,
+    mini_batch: Annotated[
+        int | None, typer.Option("--mini-batch", min=1, help="Then steps are epochs over these.")
+    ] = None,
     keep: Annotated[float, typer.Option("--keep", help="Share of entries that pruning leaves.")] = 1.0,
     bits: Annotated[int, typer.Option("--bits", help="Of an entry on the wire: 2 to 16, or 32.")] = 32,
     clients: Annotated[int, typer.Option("--clients", min=1, help="Summed before the server sees them.")] = 1,
@@ -149,7 +168,9 @@ def frontier_command(
     train: Annotated[int, typer.Option("--train", min=1, help="Samples that training draws from.")] = 1000,
     test: Annotated[int, typer.Option("--test", min=1, help="Samples that accuracy is measured on.")] = 500,
     threshold: Annotated[float | None, typer.Option("--threshold", help="dB that count as recovered.")] = None,
-    level: Annotated[float, typer.Option("--level", min=0, max=0.99, help="Share of batches that may still leak.")] = 0.0,
+    level: Annotated[
+        float, typer.Option("--level", min=0, max=0.99, help="Share of batches that may still leak.")
+    ] = 0.0,
     data: DataOption = "photographs",
     label: LabelOption = None,
     store: StoreOption = STORE,
@@ -181,8 +202,8 @@ def frontier_command(
                     found.append(bisect(first, each, plan, session.store, session.measure))
                 else:
                     found.append(sweep(first, values, each, plan, session.store, session.measure))
-                columns = (*map.COLUMNS[:2], first.symbol, *map.COLUMNS[3:])
-                session.screen.table(sentence(found[-1]).split(" (")[0], columns, map.lines(found[-1]))
+                columns = (*frontier_report.COLUMNS[:2], first.symbol, *frontier_report.COLUMNS[3:])
+                session.screen.table(sentence(found[-1]).split(" (")[0], columns, frontier_report.lines(found[-1]))
             for line in found:
                 session.screen.say(sentence(line) + ".")
             _write(_frontier_files(found, others[0][0].name if others else None), out, session.screen)
@@ -192,14 +213,15 @@ def frontier_command(
 def _frontier_files(found: list[Line], along: str | None) -> dict[str, str | bytes]:
     name = f"frontier-{found[0].axis.name}" + (f"-{along}" if along else "")
     files: dict[str, str | bytes] = {
-        f"{name}{f'-{index}' if len(found) > 1 else ''}.svg": map.plot(each) for index, each in enumerate(found)
+        f"{name}{f'-{index}' if len(found) > 1 else ''}.svg": frontier_report.plot(each)
+        for index, each in enumerate(found)
     }
-    edge = map.boundary(found, along) if along else None
+    edge = frontier_report.boundary(found, along) if along else None
     if edge is not None:
         files[f"{name}.svg"] = edge
-    files[f"{name}.json"] = json.dumps(map.as_json(found), indent=1, ensure_ascii=False)
-    files[f"{name}.md"] = map.markdown(found)
-    files[f"{name}.html"] = map.page(found, [edge] if edge else [])
+    files[f"{name}.json"] = json.dumps(frontier_report.as_json(found), indent=1, ensure_ascii=False)
+    files[f"{name}.md"] = frontier_report.markdown(found)
+    files[f"{name}.html"] = frontier_report.page(found, [edge] if edge else [])
     return files
 
 
@@ -221,6 +243,22 @@ def _dial(text: str) -> tuple[Axis, list[float] | None]:
     if not all(0 < value < float("inf") for value in values) or (AXES[name].whole and any(v % 1 for v in values)):
         raise OptionError(f"--axis {text}: positive numbers, whole ones for {name}")
     return AXES[name], values
+
+
+def _starts(text: str | None) -> int | dict[int, int] | None:
+    """One number, or one for each width.
+
+    >>> _starts("65536"), _starts("200:1000000,4000:20000")
+    (65536, {200: 1000000, 4000: 20000})
+    """
+    if text is None:
+        return None
+    try:
+        if ":" not in text:
+            return int(text)
+        return {int(width): int(count) for width, count in (each.split(":") for each in text.split(","))}
+    except ValueError as error:
+        raise OptionError(f"--starts {text}: a number, or one for each width as in 200:1000000,4000:20000") from error
 
 
 def _write(files: dict[str, str | bytes], folder: Path | None, screen: Screen) -> None:

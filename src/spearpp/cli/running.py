@@ -1,6 +1,8 @@
 """What the commands that measure share: the store, the engine, progress and how they end."""
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +81,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.engine.close()
         self.store.close()
 
     def measure(self, cells: Sequence[Cell], what: str = "cells") -> None:
@@ -102,7 +105,11 @@ class Session:
                 nonlocal said
                 bar.update(task, completed=step.done, total=step.total)
                 now = time.monotonic() - began
-                if not self.screen.notes.is_terminal and step.done and (now - said > SAY_SECONDS or step.done == step.total):
+                if (
+                    not self.screen.notes.is_terminal
+                    and step.done
+                    and (now - said > SAY_SECONDS or step.done == step.total)
+                ):
                     said = now
                     left = now / step.done * (step.total - step.done)
                     self.screen.warn(
@@ -111,7 +118,8 @@ class Session:
                     )
 
             try:
-                failed = run(cells, self.store, self.engine, show)
+                with _interruptible():
+                    failed = run(cells, self.store, self.engine, show)
             except KeyboardInterrupt:
                 bar.stop()
                 missing = len(self.store.missing(cells))
@@ -127,6 +135,19 @@ class Session:
         """Exit code 1 if a cell failed; nothing is stored of those, so the next run tries them again."""
         if self._failed:
             raise typer.Exit(1)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM, as schedulers send it, ends a run as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.default_int_handler(signal.SIGINT, None))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import Attack
@@ -75,7 +76,9 @@ class Defence:
         pruned: tuple[TopK | Quantise, ...] = (TopK(self.keep),) if self.keep < 1 else ()
         return pruned + ((Quantise(self.bits),) if self.bits < FULL_BITS else ())
 
-    def attack(self, *, data: Source, search: Search | None = None, witnesses: int = 2, threshold: float = 90.0) -> Attack:
+    def attack(
+        self, *, data: Source, search: Search | None = None, witnesses: int = 2, threshold: float = 90.0
+    ) -> Attack:
         """The setting that measures what comes back."""
         return Attack(
             b=self.batch * self.clients,
@@ -157,7 +160,8 @@ class Axis:
     def on(self, defence: Defence, value: float) -> Defence:
         """The same defence with this dial at a value."""
         kinds = {each.name: str(each.type) for each in fields(Defence)}
-        return replace(defence, **{self.name: int(value) if "int" in kinds[self.name] else float(value)})
+        turned: Any = int(value) if "int" in kinds[self.name] else float(value)
+        return replace(defence, **{self.name: turned})
 
     def of(self, defence: Defence) -> float:
         """Where the dial stands."""

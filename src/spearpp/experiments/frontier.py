@@ -83,7 +83,9 @@ Measure = Callable[[Sequence[Cell]], None]
 """Sees to it that the store holds these cells."""
 
 
-def bisect(axis: Axis, defence: Defence, plan: Plan, store: Store, measure: Measure, *, resolution: float = 1.3) -> Line:
+def bisect(
+    axis: Axis, defence: Defence, plan: Plan, store: Store, measure: Measure, *, resolution: float = 1.3
+) -> Line:
     """Find where recovery stops: five values over the whole dial, then ever closer around the place.
 
     It ends when neighbours differ by less than the factor ``resolution``, or by one where numbers are whole.
@@ -105,18 +107,14 @@ def bisect(axis: Axis, defence: Defence, plan: Plan, store: Store, measure: Meas
     return line(axis, [known[value] for value in order], defence, plan, store, measure)
 
 
-def sweep(
-    axis: Axis, values: Sequence[float], defence: Defence, plan: Plan, store: Store, measure: Measure
-) -> Line:
+def sweep(axis: Axis, values: Sequence[float], defence: Defence, plan: Plan, store: Store, measure: Measure) -> Line:
     """Measure the values given."""
     order = sorted(set(values), reverse=not axis.rising)
     points = evaluate([axis.on(defence, value) for value in order], axis, plan, store, measure)
     return line(axis, points, defence, plan, store, measure)
 
 
-def line(
-    axis: Axis, points: Sequence[Point], defence: Defence, plan: Plan, store: Store, measure: Measure
-) -> Line:
+def line(axis: Axis, points: Sequence[Point], defence: Defence, plan: Plan, store: Store, measure: Measure) -> Line:
     """Points in order, with the place where recovery stops and what the undefended network does."""
     stop = _stop(points, plan.level)
     free = replace(defence, **{axis.name: getattr(Defence(), axis.name)})
@@ -125,9 +123,7 @@ def line(
     return Line(axis, tuple(points), None if stop is None else points[stop], undefended, plan)
 
 
-def evaluate(
-    defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, measure: Measure
-) -> list[Point]:
+def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, measure: Measure) -> list[Point]:
     """Measure these points, all their cells at once."""
     threshold = axis.threshold if plan.threshold is None else plan.threshold
     attacks = [
@@ -162,7 +158,8 @@ def sentence(found: Line) -> str:
         )
     stop = found.stop
     text = f"{where} {what} stops at {axis.symbol} {axis.sign} {axis.of(stop.defence):g}"
-    text += f" ({round(stop.any.value * stop.seeds)} of {stop.seeds} batches give an input away, at most {stop.any.high:.0%} at 95 %)"
+    leaks = f"{round(stop.any.value * stop.seeds)} of {stop.seeds} batches give an input away"
+    text += f" ({leaks}, at most {stop.any.high:.0%} at 95 %)"
     if stop.epsilon is not None:
         text += f", ε = {stop.epsilon:.3g} for {plan.rounds} rounds"
     if stop.accuracy is not None and found.undefended is not None and found.undefended.accuracy is not None:

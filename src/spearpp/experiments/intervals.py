@@ -23,8 +23,9 @@ def wilson(hits: int, trials: int) -> Interval:
 
     With p = hits/trials and z the 97.5 % quantile: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n).
 
-    >>> wilson(10, 10)
-    Interval(value=1.0, low=0.7224672001371107, high=1.0)
+    >>> share = wilson(10, 10)
+    >>> share.value, round(share.low, 3), share.high
+    (1.0, 0.722, 1.0)
     """
     if trials < 1 or not 0 <= hits <= trials:
         raise ValueError(f"{hits} of {trials}: a share needs a trial, and no more hits than trials")

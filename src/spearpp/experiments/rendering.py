@@ -36,7 +36,7 @@ def notes(reproduction: Reproduction) -> list[str]:
     if reproduction.data != "cifar10":
         said.append("These are not the paper's images: pass --data cifar10 to compare with its numbers.")
     if table.left_out:
-        said.append(f"{table.left_out} wider rows are left out at this scale.")
+        said.append(f"{table.left_out} rows of the paper are left out of this run.")
     missing = sum(each.wanted - each.batches for each in reproduction.results)
     if missing:
         said.append(f"{missing} batches are not measured yet: run the same command again to go on.")

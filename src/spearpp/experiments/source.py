@@ -85,7 +85,9 @@ class Source:
         if path.is_dir():
             return cls("folder", size=size, path=str(path)).checked()
         names = ", ".join([*OFFLINE, "cifar10"])
-        raise DataError(f"--data {text}: expected {names}, a CIFAR-10 npz, a folder of images, or a CSV or Parquet file")
+        raise DataError(
+            f"--data {text}: expected {names}, a CIFAR-10 npz, a folder of images, or a CSV or Parquet file"
+        )
 
 
 @cache

@@ -148,7 +148,9 @@ class Store:
         with self._errors():
             known = {
                 row[0]
-                for row in self._connection.execute("SELECT key FROM cells WHERE code = ?", (code_version(),)).fetchall()
+                for row in self._connection.execute(
+                    "SELECT key FROM cells WHERE code = ?", (code_version(),)
+                ).fetchall()
             }
         return [cell for key, cell in wanted.items() if key not in known]
 

@@ -1,7 +1,7 @@
 """The paper's tables as declarative files: what to measure, and what the paper got."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Literal
@@ -64,11 +64,13 @@ def load(
     scale: Scale = "paper",
     data: Source | None = None,
     batches: int | None = None,
-    starts: int | None = None,
+    starts: int | Mapping[int, int] | None = None,
+    widths: Sequence[int] = (),
 ) -> Table:
     """Read one of the files in this package and cut it to what was asked for.
 
-    ``starts`` is for the paper's searches, ``None`` for what the file says; the gated search keeps its own.
+    ``starts`` is for the paper's searches, one number or one for each width (0 for all others); None is what the
+    file says, and the gated search keeps its own. ``widths`` are the m to measure, all if there are none.
 
     >>> table = load("table3", method="paper")
     >>> [(row.setting.b, row.setting.m, row.claim.accuracy) for row in table.rows]
@@ -81,14 +83,19 @@ def load(
     read = tomllib.loads((files(__package__) / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
     chosen = read | (read["small"] if scale == "small" else {})
     batches = chosen["batches"] if batches is None else batches
-    starts = chosen["starts"] if starts is None else starts
-    if batches < 1 or starts < 1:
+    budget: dict[int, int] = {0: chosen["starts"]}
+    if starts is not None:
+        budget.update(starts if isinstance(starts, Mapping) else {0: starts})
+    if batches < 1 or min(budget.values()) < 1:
         raise OptionError(f"batches={batches}, starts={starts}: at least one of each")
     rows: list[Row] = []
-    kept = [each for each in read["rows"] if _fits(each, scale, chosen)]
+    kept = [each for each in read["rows"] if _fits(each, scale, chosen) and (not widths or each["m"] in widths)]
+    if not kept:
+        there = sorted({each["m"] for each in read["rows"] if _fits(each, scale, chosen)})
+        raise OptionError(f"{name} has no row of width {', '.join(map(str, widths))}: it has {there}")
     for each in kept:
         searches = read["methods"][each["method"]]
-        theirs = replace(decode(searches["search"]), starts=starts)
+        theirs = replace(decode(searches["search"]), starts=budget.get(each["m"], budget[0]))
         if method != "gated":
             rows.append(_row(each, searches["name"], theirs, read, data))
         if method != "paper":

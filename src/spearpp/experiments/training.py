@@ -21,7 +21,7 @@ class Training:
     It follows what it gets at ``rate``: a gradient, or (before - after) / (lr · steps) where clients train themselves,
     so that runs differ by the defence alone and not by how far a round goes.
 
-    >>> done = Training(b=16, m=32, data=Source("digits"), rounds=60).measure(0, torch.device("cpu"))
+    >>> done = Training(b=32, m=64, depth=1, data=Source("digits")).measure(0, torch.device("cpu"))
     >>> done["accuracy"] > 0.5
     True
     """
@@ -73,4 +73,4 @@ def _step(model: torch.nn.Module, gradients: dict[str, Tensor], rate: float) -> 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in gradients:
-                parameter -= rate * gradients[name].to(parameter)
+                parameter.sub_(gradients[name].to(parameter), alpha=rate)

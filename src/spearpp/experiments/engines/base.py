@@ -37,6 +37,10 @@ class Engine(Protocol):
         """Closing the iterator ends the work that is still under way."""
         ...
 
+    def close(self) -> None:
+        """Let go of processes or cluster, which are kept from one run to the next."""
+        ...
+
 
 @dataclass(frozen=True)
 class Work:
@@ -60,7 +64,9 @@ def measure(cell: str, device: str) -> Work:
 def judged(cell: Cell, work: Work) -> Outcome:
     """Refuse what other code measured."""
     if work.code != code_version():
-        return Failed(cell, f"the worker runs spearpp {work.code}, this process {code_version()}: install the same there")
+        return Failed(
+            cell, f"the worker runs spearpp {work.code}, this process {code_version()}: install the same there"
+        )
     return Done(cell, work.result, work.versions)
 
 

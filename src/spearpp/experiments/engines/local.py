@@ -34,6 +34,8 @@ class Local:
     devices: tuple[str, ...] = ("cpu",)
     workers: int = 1
     """Processes a device."""
+    _queues: list["_Queue"] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Kept between runs: a process takes seconds to start."""
 
     def __post_init__(self) -> None:
         if self.workers < 1 or not self.devices:
@@ -53,7 +55,9 @@ class Local:
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """Deal the cells out, a device taking the next when it has room."""
         waiting = deque((cell, 1) for cell in cells)
-        queues = [_Queue(device, self.workers) for device in self.devices]
+        queues = self._queues
+        if not queues:
+            queues += [_Queue(device, self.workers) for device in self.devices]
         try:
             while waiting or any(queue.running for queue in queues):
                 for queue in queues:
@@ -63,8 +67,13 @@ class Local:
                 for queue in queues:
                     yield from queue.collect(finished, waiting)
         finally:
-            for queue in queues:
-                queue.stop()
+            if waiting or any(queue.running for queue in queues):
+                self.close()
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        while self._queues:
+            self._queues.pop().stop()
 
 
 @dataclass

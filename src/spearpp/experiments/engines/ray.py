@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from spearpp.errors import MissingExtraError, OptionError, SpearError
@@ -29,6 +29,8 @@ class Ray:
     """CPUs a cell takes."""
     gpus: float = 0.0
     """GPUs a cell takes; with a part of one, several cells share it."""
+    _started: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Not empty once this object connected."""
 
     def __post_init__(self) -> None:
         if not self.cpus > 0 or self.gpus < 0:
@@ -37,11 +39,12 @@ class Ray:
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """Keep the cluster busy, a few cells ahead, and yield what comes back."""
         ray = _ray()
-        ours = not ray.is_initialized()
-        if ours:
+        if not ray.is_initialized():
             _connect(ray, self.address)
+            self._started.append(True)
         task = ray.remote(_task).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)
-        waiting, running = deque(cells), {}
+        waiting = deque(cells)
+        running: dict[Any, Cell] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < AHEAD * self._at_once(ray):
@@ -53,8 +56,12 @@ class Ray:
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
-            if ours:
-                ray.shutdown()
+
+    def close(self) -> None:
+        """Leave the cluster, or end it if it was started here."""
+        if self._started:
+            self._started.clear()
+            _ray().shutdown()
 
     def _at_once(self, ray: Any) -> int:
         """Cells that the cluster can run at a time, nodes that joined since included."""

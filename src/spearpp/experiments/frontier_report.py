@@ -33,7 +33,9 @@ def plot(found: Line) -> str:
     ]
     if any(point.accuracy is not None for point in found.points):
         series.append(Series("accuracy of the training run", _marks(found, "accuracy")))
-    return draw(sentence(found).split(" (")[0], Axis(axis.symbol, logarithmic=True), Axis("share", least=0, most=1), series)
+    return draw(
+        sentence(found).split(" (")[0], Axis(axis.symbol, logarithmic=True), Axis("share", least=0, most=1), series
+    )
 
 
 def boundary(found: Sequence[Line], along: str) -> str | None:
@@ -78,14 +80,14 @@ def notes(found: Sequence[Line]) -> list[str]:
     """What a reader must know of how it was measured."""
     plan = found[0].plan
     said = (
-        f"Data: {plan.data.kind}. {plan.seeds} batches a point; gated search with at most {plan.search.starts:,} starts, "
+        f"Data: {plan.data.kind}. {plan.seeds} batches a point; search with at most {plan.search.starts:,} starts, "
         f"{plan.witnesses} witness{'es' if plan.witnesses == 2 else ''}. Nothing found is not safe: it is what this "
         "search found with these starts."
     )
     if plan.trainings:
         said += (
-            f" Accuracy: {plan.trainings} runs of {plan.rounds} rounds on {plan.train:,} samples, tested on {plan.test:,};"
-            " ε is of such a run."
+            f" Accuracy: {plan.trainings} runs of {plan.rounds} rounds on {plan.train:,} samples, tested on "
+            f"{plan.test:,}; ε is of such a run."
         )
     return [said, f"Measured by {code_version()}, commit {commit()}."]
 
