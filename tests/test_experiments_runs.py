@@ -147,10 +147,17 @@ def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
         assert [found.result for cell in cells if (found := store.get(cell))] == [{"b": 4}, {"b": 4}]
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Local]:
+    """One process, which takes seconds to start, for several tests."""
+    made = Local()
+    yield made
+    made.close()
+
+
 class TestLocal:
-    def test_a_second_run_measures_nothing_and_a_longer_one_the_rest(self, tmp_path: Path) -> None:
+    def test_a_second_run_measures_nothing_and_a_longer_one_the_rest(self, tmp_path: Path, engine: Local) -> None:
         steps: list[tuple[int, int, int]] = []
-        engine = Local(workers=2)
         with Store(tmp_path / "cells.sqlite") as store:
             for wanted in (3, 3, 5):
                 failed = run(
@@ -158,36 +165,30 @@ class TestLocal:
                 )
                 assert failed == []
             stored = store.get(cells_of(SETTING, 1)[0])
-        engine.close()
         assert steps == [(0, 3, 0), (1, 3, 0), (2, 3, 0), (3, 3, 0), (0, 0, 3), (0, 2, 3), (1, 2, 3), (2, 2, 3)]
         assert stored is not None
         assert stored.result["exact"] is True
         assert stored.versions["device"].startswith("cpu")
         assert len(stored.commit) >= 7
 
-    def test_a_cell_that_fails_is_named_and_not_stored(self, tmp_path: Path) -> None:
+    def test_a_cell_that_fails_is_named_and_not_stored(self, tmp_path: Path, engine: Local) -> None:
         impossible = Cell(Attack(b=5000, m=60, data=Source("digits")), 1)
-        engine = Local()
         with Store(tmp_path / "cells.sqlite") as store:
             (failed,) = run([impossible], store, engine)
             assert failed == Failed(impossible, "DataError: samples=5000: the data set has 1797")
             assert len(store) == 0
-        engine.close()
 
-    def test_a_worker_that_dies_costs_its_cell_a_second_try(self) -> None:
-        engine = Local(workers=1)
+    def test_a_worker_that_dies_costs_its_cell_a_second_try(self, engine: Local) -> None:
         outcomes = engine.run(cells_of(SLOWER, 4))
         first = next(outcomes)
         assert isinstance(first, Done)
         (worker,) = [pid for pid in children(os.getpid()) if "spawn_main" in command(pid)]
         os.kill(worker, signal.SIGKILL)
         rest = list(outcomes)
-        engine.close()
         assert {each.cell.seed for each in [first, *rest]} == {1000, 1001, 1002, 1003}
         assert all(isinstance(each, Done) for each in rest)
 
-    def test_leaving_early_ends_the_processes(self) -> None:
-        engine = Local(workers=1)
+    def test_leaving_early_ends_the_processes(self, engine: Local) -> None:
         outcomes = engine.run(cells_of(Attack(b=60, m=130, data=Source("digits"), search=Gated(starts=10**6)), 2))
         threading.Timer(4.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
