@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format docs bench-paper bench-gated bench-frontier bench-certificates bench-audit clean
+.PHONY: help venv demo test lint types imports unit format docs pictures bench-paper bench-gated bench-frontier bench-certificates bench-audit clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,7 +46,10 @@ docs: $(READY) ## Build the documentation into site/ (no network needed)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo site/index.html
 
-bench-paper: $(READY) ## The paper's search, measured (SPEARPP_DATA names the CIFAR-10 npz; ARGS="--batches 20")
+pictures: $(READY) ## Draw the documentation's terminals and reports again (needs chromium)
+	$(BIN)/python tools/pictures.py
+
+bench-paper: $(READY) ## The paper's search beside geoopt's: steps a second (SPEARPP_DATA names the CIFAR-10 npz)
 	$(BIN)/python -m benchmarks.paper $(ARGS)
 
 bench-gated: $(READY) ## The gated engine, measured (SPEARPP_DATA as above; ARGS="--rows m200")

@@ -22,7 +22,7 @@ import torch
 
 import spearpp
 from benchmarks import command
-from benchmarks.recovery import FIRST_SEED, Recovery, Setting, client_of, measure
+from benchmarks.recovery import FIRST_SEED, Recovery, Setting, attack, measure
 from spearpp import simulate, sphere
 from spearpp.observation import observe
 from spearpp.problem import pose
@@ -67,7 +67,7 @@ def weights(data: str | None, device: torch.device) -> None:
     """Of 64 starts, how many are at an input after so many reflections, by α and β; and at how many inputs."""
     print("\n    m    b  reflections  beta " + "".join(f"{'alpha ' + format(a, 'g'):>12}" for a in ALPHAS))
     for m, b, steps in ((200, 75, 1600), (200, 90, 1600), (1000, 150, 400), (1000, 400, 800)):
-        batch, (seen, following, *_) = client_of(FIRST_SEED, Setting("weights", b, m, Gated()), data, device)
+        batch, (seen, following, *_) = attack(Setting("weights", b, m, Gated()), data).prepare(FIRST_SEED, device)
         problem = pose(observe(*seen), batch_size=b)
         witness = consult(following.grad_weight, following.weight, problem.preactivations).witness
         assert witness is not None

@@ -11,29 +11,11 @@ import sys
 from itertools import chain
 
 import torch
-from torch import nn
 
 from benchmarks import command
 from benchmarks.recovery import Setting, measure
-from spearpp import simulate
 from spearpp.search import Gated, RiemannianAdam
-from spearpp.simulate import Batch, LayerGradient
-
-
-def fedavg_20(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.fedavg(model, batch, epochs=3, mini_batch=5, rate=1e-2, generator=generator)
-
-
-def fedavg_150(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.fedavg(model, batch, epochs=15, mini_batch=30, rate=1e-2, generator=generator)
-
-
-def dp_20(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-4, generator=generator)
-
-
-def dp_150(model: nn.Module, batch: Batch, generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.dp_sgd(model, batch, clip=2.0, noise=1e-6, generator=generator)
+from spearpp.simulate import DPSGD, FedAvg
 
 
 def rows(name: str) -> list[Setting]:
@@ -49,13 +31,13 @@ def rows(name: str) -> list[Setting]:
         return [Setting("gated", b, m, gated, paper) for b, m, paper in table[name]]
     if name == "noise200":
         return [
-            Setting("gated, FedAvg E=3", 20, 200, gated, "75 %, 67.8 dB", fedavg_20, 25.0),
-            Setting("gated, DP 1e-4", 20, 200, gated, "75 %, 31.9 dB", dp_20, 25.0, bound=True),
+            Setting("gated, FedAvg E=3", 20, 200, gated, "75 %, 67.8 dB", FedAvg(3, 5, 1e-2), 25.0),
+            Setting("gated, DP 1e-4", 20, 200, gated, "75 %, 31.9 dB", DPSGD(2.0, 1e-4), 25.0, bound=True),
         ]
     if name == "noise4000":
         return [
-            Setting("gated, FedAvg E=15", 150, 4000, gated, "92 %, 63.7 dB", fedavg_150, 25.0),
-            Setting("gated, DP 1e-6", 150, 4000, gated, "88 %, 55.5 dB", dp_150, 25.0, bound=True),
+            Setting("gated, FedAvg E=15", 150, 4000, gated, "92 %, 63.7 dB", FedAvg(15, 30, 1e-2), 25.0),
+            Setting("gated, DP 1e-6", 150, 4000, gated, "88 %, 55.5 dB", DPSGD(2.0, 1e-6), 25.0, bound=True),
         ]
     # The paper's search with its 1e6 starts and no luck: how long the same device takes for all of them.
     return [

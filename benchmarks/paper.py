@@ -1,14 +1,11 @@
-"""Measures the paper's searches: how many batches they recover and how fast they step.
+"""How fast the paper's search steps: our Riemannian Adam and geoopt's take turns on the same starts in one run.
 
-    make bench-paper                                  # everything, on the device that is there
-    make bench-paper ARGS="--batches 50 --parts recovery"
+    make bench-paper
 
-Recovery: CIFAR-10 test images (SPEARPP_DATA), a fresh 3072-m-m-m-10 network, float32 gradients, one
-seed a batch from 1000 on. Speed: our Riemannian Adam and geoopt's take turns on the same starts in
-one run; their ratio is what counts, seconds depend on the machine.
+Their ratio is what counts, seconds depend on the machine. How much the paper's searches recover is measured by
+``spearpp reproduce``.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import command
-from benchmarks.recovery import FIRST_SEED, Recovery, Setting, client_of, measure
+from benchmarks.recovery import FIRST_SEED, Setting, attack
 from spearpp import sphere
-from spearpp.losses import LogCosh, NegativeL4
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
-from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam
+from spearpp.search import RiemannianAdam
 from spearpp.search.base import chunk_sizes
 
 
@@ -43,49 +39,8 @@ class Speed:
 
 
 def main() -> int:
-    parser = command.parser(__doc__)
-    parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--starts", type=int, default=65_536)
-    parser.add_argument("--parts", nargs="+", default=["recovery", "spear", "speed"])
-    options = parser.parse_args()
-    return command.run(_rows(options), options.out)
-
-
-def _rows(options: argparse.Namespace) -> Iterator[Recovery | Speed]:
-    blocks = {
-        "recovery": _paper_settings(options.starts),
-        "spear": _spear_settings(),
-        "wide": _wide_settings(options.starts),
-    }
-    for name, settings in blocks.items():
-        if name in options.parts:
-            yield from measure(settings, options.batches, options.data, options.device)
-    if "speed" in options.parts:
-        yield from _speeds(options.data, options.device)
-
-
-def _paper_settings(starts: int) -> list[Setting]:
-    return [
-        Setting("L1 + Riemannian Adam", 20, 200, RiemannianAdam(starts=starts), "95 %"),
-        Setting("LogCosh + rounding", 20, 200, RiemannianAdam(loss=LogCosh(1 / 300), starts=starts), "98 %"),
-        Setting("L1 + projected gradient", 20, 200, ProjectedGradient(starts=starts), "25 %"),
-        Setting("-L4 + rounding", 15, 200, RiemannianAdam(loss=NegativeL4(), starts=starts), "62 %"),
-    ]
-
-
-def _spear_settings() -> list[Setting]:
-    return [Setting("kernel sampling", b, 200, KernelSampling(starts=1_000_000)) for b in (8, 9, 10, 11, 12)]
-
-
-def _wide_settings(starts: int) -> list[Setting]:
-    l1 = RiemannianAdam(starts=starts)
-    return [
-        Setting("L1 + Riemannian Adam", 25, 200, l1, "77 %"),
-        Setting("L1 + Riemannian Adam", 30, 200, l1, "25 %"),
-        Setting("L1 + Riemannian Adam", 65, 1000, l1, "100 %"),
-        Setting("L1 + Riemannian Adam", 100, 1000, l1, "41 %"),
-        Setting("LogCosh + rounding", 65, 1000, RiemannianAdam(loss=LogCosh(1 / 500), starts=starts), "27 %"),
-    ]
+    options = command.parser(__doc__).parse_args()
+    return command.run(_speeds(options.data, options.device), options.out)
 
 
 def _speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
@@ -96,7 +51,7 @@ def _speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
     if device.type == "cuda":
         sizes = [(20, 200, 65_536), (20, 200, 1_000_000), (65, 1000, 65_536), (150, 4000, 32_768)]
     for b, m, starts in sizes:
-        _, (seen, *_) = client_of(FIRST_SEED, Setting("speed", b, m, RiemannianAdam()), data, device)
+        _, (seen, *_) = attack(Setting("speed", b, m, RiemannianAdam()), data).prepare(FIRST_SEED, device)
         problem = pose(observe(*seen))
         ours, theirs = _compare(problem, starts, steps=50)
         row = Speed(

@@ -3,30 +3,19 @@
 import math
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
 
-import spearpp
-from spearpp import simulate
-from spearpp.filtering import Selection, recover
-from spearpp.nullspace import kernel_vectors
-from spearpp.observation import observe
-from spearpp.problem import pose
+from spearpp.experiments import Attack, Source
+from spearpp.experiments.cell import FIRST_SEED
+from spearpp.experiments.intervals import wilson
 from spearpp.search import Search
-from spearpp.shapes import Tensor
-from spearpp.simulate import Batch, LayerGradient
+from spearpp.simulate import Client, FedSGD
 
-FIRST_SEED = 1000
-Client = Callable[[nn.Module, Batch, torch.Generator], list[LayerGradient]]
-
-
-def fedsgd(model: nn.Module, batch: Batch, _generator: torch.Generator) -> list[LayerGradient]:
-    return simulate.fedsgd(model, batch)
+__all__ = ["FIRST_SEED", "Recovery", "Setting", "attack", "measure"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +27,7 @@ class Setting:
     m: int
     search: Search
     paper: str = "-"
-    client: Client = field(default=fedsgd, repr=False)
+    client: Client = field(default=FedSGD(), repr=False)
     threshold: float = 90.0
     batches: int | None = None
     bound: bool = False
@@ -85,11 +74,11 @@ HEADER = (
 
 
 def line(row: Recovery) -> str:
-    low, high = wilson(row.accurate, row.batches)
+    share = wilson(row.accurate, row.batches)
     of = f"/{row.batches}"
     return (
         f"{row.method:<26}{row.b:>5}{row.m:>6}"
-        f"  {row.accurate:>3}{of:<4} {row.accurate / row.batches:4.0%} ({low:4.0%} to {high:4.0%})"
+        f"  {row.accurate:>3}{of:<4} {share.value:4.0%} ({share.low:4.0%} to {share.high:4.0%})"
         f"  {row.exact:>3}{of:<4}  {row.certified:>3}{of:<4}"
         f"  {row.certified_inputs:>6} ({row.wrongly_certified}), {row.uncertified:<6}"
         f"{row.mean_psnr:>18.1f} ({row.with_masks:.1f})  {row.median_starts:>6,.0f}"
@@ -97,30 +86,19 @@ def line(row: Recovery) -> str:
     )
 
 
-def wilson(hits: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval for a share."""
-    z, share = 1.96, hits / trials
-    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def client_of(seed: int, setting: Setting, data: str | None, device: torch.device) -> tuple[Batch, list[LayerGradient]]:
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.cifar10(setting.b, path=data, normalise=not setting.raw, generator=generator)
-    model = simulate.mlp(3072, [setting.m] * 3, 10, generator=generator).to(device)
-    return batch, setting.client(model, batch, generator)
-
-
-def with_true_masks(seen: LayerGradient, batch: Batch) -> Tensor:
-    """What comes back if every direction is solved for the rows its true input silences."""
-    problem = pose(observe(*seen))
-    left, noise = problem.factors.left, problem.factors.row_noise
-    assert seen.bias is not None
-    silent = batch.inputs.to(seen.weight) @ seen.weight.T + seen.bias <= 0
-    rows = left / noise.clamp_min(torch.finfo(noise.dtype).tiny)[:, None] * noise.max()
-    directions = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in silent.split(16)])
-    return recover(problem, Selection(directions, silent, len(directions), 0.0))
+def attack(setting: Setting, data: str | None) -> Attack:
+    """The same as the package measures it, on CIFAR-10."""
+    return Attack(
+        b=setting.b,
+        m=setting.m,
+        search=setting.search,
+        client=setting.client,
+        data=Source.parse(data or "cifar10"),
+        witnesses=setting.witnesses,
+        normalise=not setting.raw,
+        threshold=setting.threshold,
+        bound=setting.bound,
+    )
 
 
 def measure(settings: list[Setting], batches: int | None, data: str | None, device: torch.device) -> Iterator[Recovery]:
@@ -136,51 +114,30 @@ def measure(settings: list[Setting], batches: int | None, data: str | None, devi
 
 
 def _measure_one(setting: Setting, batches: int, data: str | None, device: torch.device) -> Recovery:
-    scores, results, seconds, bounds, wrong, missed = [], [], [], [], 0, 0
+    measured: list[dict[str, Any]] = []
+    planned = attack(setting, data)
     end = "\r" if sys.stderr.isatty() else "\n"  # a run that is cut short has said how far it came
-    for index in range(batches):
-        seed = FIRST_SEED + index
-        batch, (seen, following, *_) = client_of(seed, setting, data, device)
-        two = setting.witnesses == 2
-        began = time.perf_counter()
-        result = spearpp.invert(
-            *seen,
-            next_grad_weight=following.grad_weight if two else None,
-            next_weight=following.weight if two else None,
-            search=setting.search,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        seconds.append(time.perf_counter() - began)
-        scored = partial(
-            spearpp.score, truth=batch.inputs, normalisation=batch.normalisation, threshold=setting.threshold
-        )
-        score = scored(result.inputs)
-        if setting.bound:
-            bounds.append(scored(with_true_masks(seen, batch)).mean_psnr)
-        certified = result.certified.cpu()
-        near = torch.zeros(len(certified))
-        near[score.assignment[score.assignment >= 0]] = score.psnr[score.assignment >= 0].float()
-        wrong += int((certified & (near < 60)).sum())
-        missed += int((~certified & (near > 90)).sum())
-        scores.append(score)
-        results.append(result)
-        held = f"{sum(each.accurate for each in scores)} of {index + 1} batches, of {batches}; {seconds[-1]:.1f} s"
+    for seed in range(FIRST_SEED, FIRST_SEED + batches):
+        measured.append(planned.measure(seed, device))
+        accurate = sum(each["accurate"] for each in measured)
+        held = f"{accurate} of {len(measured)} batches, of {batches}; {measured[-1]['seconds']:.1f} s"
         print(f"{setting.method}, b={setting.b}: {held}", end=end, file=sys.stderr, flush=True)
+    bounds = [each["with_masks"] for each in measured if each["with_masks"] is not None]
     return Recovery(
         method=setting.method,
         b=setting.b,
         m=setting.m,
         batches=batches,
-        accurate=sum(each.accurate for each in scores),
-        exact=sum(each.exact for each in scores),
-        certified=sum(each.missing == 0 for each in results),
-        certified_inputs=sum(int(each.certified.sum()) for each in results),
-        wrongly_certified=wrong,
-        uncertified=missed,
-        mean_psnr=statistics.mean(each.mean_psnr for each in scores),
+        accurate=sum(each["accurate"] for each in measured),
+        exact=sum(each["exact"] for each in measured),
+        certified=sum(each["certified"] == setting.b for each in measured),
+        certified_inputs=sum(each["certified"] for each in measured),
+        wrongly_certified=sum(each["wrongly_certified"] for each in measured),
+        uncertified=sum(each["missed"] for each in measured),
+        mean_psnr=statistics.mean(each["mean_psnr"] for each in measured),
         with_masks=statistics.mean(bounds) if bounds else math.nan,
-        median_starts=statistics.median(each.stats.starts for each in results),
-        median_seconds=statistics.median(seconds),
-        median_decompose=statistics.median(each.stats.seconds["decompose"] for each in results),
+        median_starts=statistics.median(each["starts"] for each in measured),
+        median_seconds=statistics.median(each["seconds"] for each in measured),
+        median_decompose=statistics.median(each["decompose"] for each in measured),
         paper=setting.paper,
     )

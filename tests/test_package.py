@@ -96,7 +96,7 @@ def test_citation_names_the_paper_and_this_version() -> None:
 
 
 def test_everything_public_is_documented_and_exists() -> None:
-    for name in spearpp.__all__:
+    for name in set(spearpp.__all__) - {"__version__"}:
         assert getattr(spearpp, name).__doc__, name
 
 

@@ -6,6 +6,7 @@ layer from its gradients; ``report`` writes what came of it for people and progr
 """
 
 from spearpp import losses, report, rounding, search, simulate
+from spearpp.about import __version__
 from spearpp.audit import AuditResult, LayerAudit, Verdict, audit
 from spearpp.consistency import Finding, check
 from spearpp.errors import SpearError
@@ -16,8 +17,6 @@ from spearpp.normalisation import Normalisation
 from spearpp.replay import Replay
 from spearpp.result import Inversion, Progress, Stats
 from spearpp.update import ClientUpdate
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AuditResult",
@@ -33,6 +32,7 @@ __all__ = [
     "SpearError",
     "Stats",
     "Verdict",
+    "__version__",
     "accuracy",
     "audit",
     "check",

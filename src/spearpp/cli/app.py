@@ -12,7 +12,7 @@ try:
 except ImportError as missing:
     raise SystemExit(f"error: the command line needs typer and rich: pip install spearpp ({missing})") from missing
 
-from spearpp.cli import audit, demo, layers, report, score, simulate
+from spearpp.cli import audit, demo, experiments, layers, report, score, simulate
 from spearpp.cli.exits import BAD_INPUT, INTERNAL, INTERRUPTED
 from spearpp.cli.hints import hint
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 for command in (demo.demo, audit.audit, layers.layers, simulate.simulate, score.score, report.report):
     app.command()(command)
+experiments.register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -3,6 +3,8 @@
 from spearpp.simulate.batch import Batch
 from spearpp.simulate.clients import DPSGD, Change, Client, FedAvg, FedSGD, OpacusDPSGD, Several
 from spearpp.simulate.data import breast_cancer, cifar10, digits, photographs, random_batch
+from spearpp.simulate.dataset import Dataset
+from spearpp.simulate.files import image_folder, table, torchvision_cifar10
 from spearpp.simulate.models import mlp
 from spearpp.simulate.rounds import LayerGradient, dp_sgd, fedavg, fedsgd, linear_layers
 from spearpp.simulate.wire import Quantise, TopK, Wire
@@ -12,6 +14,7 @@ __all__ = [
     "Batch",
     "Change",
     "Client",
+    "Dataset",
     "FedAvg",
     "FedSGD",
     "LayerGradient",
@@ -26,8 +29,11 @@ __all__ = [
     "dp_sgd",
     "fedavg",
     "fedsgd",
+    "image_folder",
     "linear_layers",
     "mlp",
     "photographs",
     "random_batch",
+    "table",
+    "torchvision_cifar10",
 ]

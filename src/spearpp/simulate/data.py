@@ -5,7 +5,6 @@ of it (mean and deviation of a colour channel for images, of a column for tables
 """
 
 import os
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,21 +16,11 @@ from spearpp.normalisation import Normalisation
 from spearpp.npz import read_npz
 from spearpp.shapes import Tensor
 from spearpp.simulate.batch import Batch
+from spearpp.simulate.dataset import Dataset, by_channel
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "immunohistochemistry", "stereo_motorcycle")
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A whole data set on its [0, 1] scale."""
-
-    unit: Tensor
-    labels: Tensor
-    normalisation: Normalisation
-    image_shape: tuple[int, int, int] | None = None
-    feature_names: tuple[str, ...] | None = None
 
 
 def random_batch(
@@ -53,7 +42,7 @@ def random_batch(
     unit = torch.rand(samples, features, generator=generator)
     labels = torch.randint(classes, (samples,), generator=generator)
     uniform = Normalisation(torch.full((features,), 0.5), torch.full((features,), 12**-0.5))
-    return _batch(_Table(unit, labels, uniform), torch.arange(samples), normalise)
+    return Dataset(unit, labels, uniform).pick(torch.arange(samples), normalise=normalise)
 
 
 def photographs(
@@ -77,9 +66,9 @@ def photographs(
         top, left = (int(torch.randint(extent - size + 1, (), generator=generator)) for extent in picture.shape[1:])
         tiles.append(picture[:, top : top + size, left : left + size].reshape(-1))
     channels = torch.cat([picture.reshape(3, -1) for picture in pictures], dim=1)
-    normalisation = _by_channel(channels.mean(1), channels.std(1), size * size)
-    table = _Table(torch.stack(tiles), labels, normalisation, (3, size, size))
-    return _batch(table, torch.arange(samples), normalise)
+    normalisation = by_channel(channels.mean(1), channels.std(1), size * size)
+    tiled = Dataset(torch.stack(tiles), labels, normalisation, (3, size, size))
+    return tiled.pick(torch.arange(samples), normalise=normalise)
 
 
 def digits(samples: int, *, normalise: bool = True, generator: torch.Generator | None = None) -> Batch:
@@ -88,7 +77,7 @@ def digits(samples: int, *, normalise: bool = True, generator: torch.Generator |
     >>> digits(3).inputs.shape
     torch.Size([3, 64])
     """
-    return _draw(_digits(), samples, normalise, generator)
+    return _digits().draw(samples, normalise=normalise, generator=generator)
 
 
 def breast_cancer(samples: int, *, normalise: bool = True, generator: torch.Generator | None = None) -> Batch:
@@ -99,7 +88,7 @@ def breast_cancer(samples: int, *, normalise: bool = True, generator: torch.Gene
     >>> breast_cancer(3).feature_names[0]
     'mean radius'
     """
-    return _draw(_breast_cancer(), samples, normalise, generator)
+    return _breast_cancer().draw(samples, normalise=normalise, generator=generator)
 
 
 def cifar10(
@@ -123,33 +112,16 @@ def cifar10(
     ...
     spearpp.errors.DataError: no CIFAR-10 file at nowhere.npz
     """
+    return cifar10_set(path).draw(samples, normalise=normalise, generator=generator)
+
+
+def cifar10_set(path: str | os.PathLike[str] | None = None) -> Dataset:
+    """The whole file; ``path`` as ``cifar10`` takes it."""
     given = path if path is not None else os.environ.get("SPEARPP_DATA")
     if not given:
         raise DataError("no CIFAR-10 file: pass path=, or set SPEARPP_DATA to the npz file or its folder")
     file = Path(given)
-    return _draw(_cifar10(file / "cifar10_test.npz" if file.is_dir() else file), samples, normalise, generator)
-
-
-def _draw(table: _Table, samples: int, normalise: bool, generator: torch.Generator | None) -> Batch:
-    generator = generator or torch.Generator().manual_seed(0)
-    if not 1 <= samples <= len(table.unit):
-        raise DataError(f"samples={samples}: the data set has {len(table.unit)}")
-    return _batch(table, torch.randperm(len(table.unit), generator=generator)[:samples], normalise)
-
-
-def _batch(table: _Table, rows: Tensor, normalise: bool) -> Batch:
-    normalisation = table.normalisation if normalise else Normalisation.identity(table.unit.shape[1])
-    return Batch(
-        inputs=normalisation.apply(table.unit[rows]),
-        labels=table.labels[rows],
-        normalisation=normalisation,
-        image_shape=table.image_shape,
-        feature_names=table.feature_names,
-    )
-
-
-def _by_channel(mean: Tensor, std: Tensor, pixels: int) -> Normalisation:
-    return Normalisation(mean.repeat_interleave(pixels), std.repeat_interleave(pixels))
+    return _cifar10(file / "cifar10_test.npz" if file.is_dir() else file)
 
 
 @cache
@@ -169,19 +141,19 @@ def _photographs() -> tuple[Tensor, ...]:
 
 
 @cache
-def _digits() -> _Table:
+def _digits() -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise MissingExtraError("scikit-learn", "data") from error
     pixels, labels = load_digits(return_X_y=True)
     unit = torch.from_numpy(pixels).float() / 16
-    normalisation = _by_channel(unit.mean()[None], unit.std()[None], 64)
-    return _Table(unit, torch.from_numpy(labels).long(), normalisation, (1, 8, 8))
+    normalisation = by_channel(unit.mean()[None], unit.std()[None], 64)
+    return Dataset(unit, torch.from_numpy(labels).long(), normalisation, (1, 8, 8))
 
 
 @cache
-def _breast_cancer() -> _Table:
+def _breast_cancer() -> Dataset:
     try:
         from sklearn.datasets import load_breast_cancer
     except ImportError as error:
@@ -190,7 +162,7 @@ def _breast_cancer() -> _Table:
     records = torch.from_numpy(loaded.data)
     least, most = records.amin(0), records.amax(0)
     unit = ((records - least) / (most - least)).float()
-    return _Table(
+    return Dataset(
         unit,
         torch.from_numpy(loaded.target).long(),
         Normalisation(unit.mean(0), unit.std(0)),
@@ -199,7 +171,7 @@ def _breast_cancer() -> _Table:
 
 
 @cache
-def _cifar10(file: Path) -> _Table:
+def _cifar10(file: Path) -> Dataset:
     if not file.is_file():
         raise DataError(f"no CIFAR-10 file at {file}")
     arrays = read_npz(file)
@@ -211,6 +183,11 @@ def _cifar10(file: Path) -> _Table:
             f"{file} holds x {pixels.dtype} {pixels.shape} and y {labels.shape}: "
             "expected uint8 (count, 3, 32, 32) and (count,)"
         )
+    return cifar10_of(pixels, labels)
+
+
+def cifar10_of(pixels: numpy.ndarray, labels: numpy.ndarray) -> Dataset:
+    """CIFAR-10 from its pixels, uint8 (count, 3, 32, 32), and labels, with the usual normalisation."""
     unit = torch.from_numpy(pixels.reshape(len(pixels), -1)).float() / 255
-    normalisation = _by_channel(torch.tensor(CIFAR10_MEAN), torch.tensor(CIFAR10_STD), 1024)
-    return _Table(unit, torch.from_numpy(labels.astype(numpy.int64)), normalisation, (3, 32, 32))
+    normalisation = by_channel(torch.tensor(CIFAR10_MEAN), torch.tensor(CIFAR10_STD), 1024)
+    return Dataset(unit, torch.from_numpy(labels.astype(numpy.int64)), normalisation, (3, 32, 32))

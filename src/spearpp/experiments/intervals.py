@@ -1,0 +1,54 @@
+"""Shares and means with their 95 % intervals."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value with the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def wilson(hits: int, trials: int) -> Interval:
+    """A share of trials with Wilson's interval, which stays honest at 0 and at 1.
+
+    With p = hits/trials and z the 97.5 % quantile: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n).
+
+    >>> share = wilson(10, 10)
+    >>> share.value, round(share.low, 3), share.high
+    (1.0, 0.722, 1.0)
+    """
+    if trials < 1 or not 0 <= hits <= trials:
+        raise ValueError(f"{hits} of {trials}: a share needs a trial, and no more hits than trials")
+    share = hits / trials
+    centre = share + Z * Z / (2 * trials)
+    half = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials**2))
+    scale = 1 + Z * Z / trials
+    low = 0.0 if hits == 0 else max(0.0, (centre - half) / scale)
+    return Interval(share, low, 1.0 if hits == trials else min(1.0, (centre + half) / scale))
+
+
+def mean(values: Sequence[float]) -> Interval:
+    """A mean with Student's interval; without ends (nan) for a single value.
+
+    >>> mean([1.0, 3.0]).value
+    2.0
+    """
+    from scipy.special import stdtrit
+
+    if not values:
+        raise ValueError("the mean of no values is not defined")
+    centre, count = statistics.fmean(values), len(values)
+    if count < 2:
+        return Interval(centre, math.nan, math.nan)
+    half = float(stdtrit(count - 1, 0.975)) * statistics.stdev(values) / math.sqrt(count)
+    return Interval(centre, centre - half, centre + half)
