@@ -14,16 +14,8 @@ import torch
 from spearpp.about import __version__
 
 PACKAGE = Path(__file__).parents[1]
-WITHOUT = (
-    "__init__.py",
-    "__main__.py",
-    "about.py",
-    "audit",
-    "cli",
-    "experiments",
-    "integrations",
-    "pictures.py",
-    "report",
+WITHOUT = frozenset(
+    "__init__.py __main__.py about.py audit cli experiments integrations pictures.py report".split()  # noqa: SIM905
 )
 """What a measurement does not run; of ``experiments`` only the files below count."""
 MEASURING = ("experiments/attack.py", "experiments/source.py", "experiments/training.py")
