@@ -1,4 +1,4 @@
-"""The command line: ``spearpp demo | audit | layers | simulate | score | report``."""
+"""The command line: ``spearpp demo | audit | layers | simulate | score | report | watch``."""
 
 from spearpp.cli.app import main
 
