@@ -1,7 +1,5 @@
 """Audits inside a Flower federation: real strategies, clients and mods; one run in Flower's own simulation."""
 
-import json
-import logging
 import os
 import random
 import resource
@@ -74,6 +72,14 @@ def client(train: Train = step, mods: list[Any] | None = None) -> ClientApp:
     return app
 
 
+try:  # newer releases: a message knows the run it is of
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:
+    pass
+else:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
 class Loop(Grid):
     """A grid within this process: every message goes to a real client app, one that raises sends an error."""
 
@@ -113,6 +119,7 @@ class Loop(Grid):
 
 
 def federation(strategy: Strategy, app: ClientApp, *, nodes: int = 3, rounds: int = 2, **config: Any) -> Result:
+    data(1)  # the first import of the data sets draws random numbers of its own
     random.seed(7)
     initial = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
     given = ConfigRecord({"lr": RATE, "local-steps": 1, **config})
@@ -137,7 +144,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     pytest.importorskip("ray", reason="Flower's simulation is not installed: pip install 'flwr[simulation]'")
     out = tmp_path_factory.mktemp("flower")
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603
         [sys.executable, "run.py", "--out", str(out), "--keep"],
         cwd=ROOT / "examples" / "flower",
         env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples" / "flower"), *sys.path])},
@@ -179,10 +186,10 @@ def test_in_flowers_simulation_its_differential_privacy_stops_them(simulation: t
 def test_the_model_is_the_same_to_the_last_bit(inner: type[FedAvg], tmp_path: Path) -> None:
     options = {"fraction_evaluate": 0.0, "fraction_train": 0.5, "min_train_nodes": 2, "min_available_nodes": 2}
     plain = federation(inner(**options), client(), nodes=4)
-    drawn = random.random()
+    drawn = random.getstate()
     audited = AuditStrategy(inner(**options), out=tmp_path)
     assert weights(federation(audited, client(), nodes=4)) == weights(plain)
-    assert random.random() == drawn, "an audit drew from the platform's random numbers"
+    assert random.getstate() == drawn, "an audit drew from the platform's random numbers"
     assert [each.verdict for each in audited.outcomes] == ["LEAKS", "LEAKS"]
     assert len(folders(tmp_path)) == 2
 
@@ -209,7 +216,7 @@ def test_reports_hold_no_inputs_unless_asked_for(tmp_path: Path) -> None:
     assert AuditResult.load(report).inputs.numel() == 0
 
 
-def test_every_and_sample_choose(tmp_path: Path) -> None:
+def test_every_and_sample_choose() -> None:
     some = AuditStrategy(fedavg(), every=2, sample=2, out=None)
     federation(some, client(), rounds=4)
     assert [each.name[:10] for each in some.outcomes] == ["round-0002"] * 2 + ["round-0004"] * 2
@@ -375,35 +382,31 @@ def test_a_client_that_blocks_sends_an_error_that_the_server_can_handle() -> Non
     refused = answer(app)
     assert refused.has_error()
     assert "refused to send this update: 6 of 6 training inputs" in refused.error.reason
-    started = {name: each.numpy().tobytes() for name, each in net().state_dict().items()}
     assert federation(fedavg(), app).train_metrics_clientapp == {}, "no update arrived, and the server went on"
     assert not answer(client(mods=[audit_mod("block", every=2)])).has_error()
-    assert started.keys() == bytes_of(answer(client())).keys()
 
 
-def test_the_first_mod_sees_exactly_what_leaves(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_the_first_mod_sees_exactly_what_leaves() -> None:
     assert not answer(client(mods=[audit_mod("block"), private()])).has_error()
     assert answer(client(mods=[private(), audit_mod("block")])).has_error(), "inside, it sees what noise would hide"
+
+
+def shifted(message: Message, _node: int) -> dict[str, Any]:
+    """An update that holds no gradient."""
+    return {name: each.numpy() + 1 for name, each in message.content["arrays"].items()}
 
 
 def test_noise_is_put_on_what_leaks_and_only_there() -> None:
     noised = answer(client(mods=[audit_mod("noise", noise=private())]))
     assert not noised.has_error()
     assert bytes_of(noised) != bytes_of(answer(client()))
-    harmless = client(lambda message, _: {n: each.numpy() + 1 for n, each in message.content["arrays"].items()})
-    assert bytes_of(answer(client(mods=[audit_mod("noise", noise=private())], train=harmless_step))) == bytes_of(
-        answer(harmless)
-    )
+    harmless = answer(client(shifted, [audit_mod("noise", noise=private())]))
+    assert bytes_of(harmless) == bytes_of(answer(client(shifted)))
     weak = answer(client(mods=[audit_mod("noise", noise=private(1e-9))]))
     assert weak.has_error()
     assert "after noise" in weak.error.reason
     with pytest.raises(OptionError, match="needs noise="):
         audit_mod("noise")
-
-
-def harmless_step(message: Message, _node: int) -> dict[str, Any]:
-    return {name: each.numpy() + 1 for name, each in message.content["arrays"].items()}
 
 
 def test_what_cannot_be_audited_is_not_sent_where_leaks_are_stopped() -> None:
@@ -435,14 +438,3 @@ for extra in ("flower", "nvflare"):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
     assert done.returncode == 0, done.stderr
-
-
-def test_the_example_is_a_flower_app() -> None:
-    import tomllib
-
-    content = tomllib.loads((ROOT / "examples" / "flower" / "pyproject.toml").read_text())
-    for component in content["tool"]["flwr"]["app"]["components"].values():
-        module, _, name = component.partition(":")
-        source = (ROOT / "examples" / "flower" / module.replace(".", "/")).with_suffix(".py").read_text()
-        assert f"\n{name} = " in source
-    assert json.dumps(content["tool"]["flwr"]["app"]["config"])
