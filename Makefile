@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format bench-paper bench-gated bench-frontier bench-certificates bench-audit clean
+.PHONY: help venv demo test lint types imports unit format bench-paper bench-gated bench-frontier bench-certificates bench-audit bench-federation clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,9 @@ bench-certificates: $(READY) ## Count wrong certificates over varied data (must 
 
 bench-audit: $(READY) ## Verdicts on clients as there are, and false alarms (must be none) (ARGS="--rows alarms")
 	$(BIN)/python -m benchmarks.audit $(ARGS)
+
+bench-federation: $(READY) ## What audits cost a Flower federation: rounds a minute, memory, drops (ARGS="--clients 50")
+	$(BIN)/python -m benchmarks.federation $(ARGS)
 
 clean: ## Remove the environment and everything built
 	rm -rf .venv demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

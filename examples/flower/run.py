@@ -15,15 +15,11 @@ import torch
 from audited.client_app import app as client_app
 from audited.task import Net
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.simulation import run_simulation
 
 from spearpp.integrations.flower import AuditStrategy
-
-try:
-    from flwr.serverapp import Grid, ServerApp
-except ImportError:  # before 1.22
-    from flwr.server import Grid, ServerApp
 
 CLIENTS = 3
 

@@ -2,15 +2,11 @@
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
+from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as strategies
 
 from audited.task import Net
 from spearpp.integrations.flower import AuditStrategy
-
-try:
-    from flwr.serverapp import Grid, ServerApp
-except ImportError:  # before 1.22
-    from flwr.server import Grid, ServerApp
 
 app = ServerApp()
 

@@ -36,7 +36,7 @@ try:
     from flwr.common.constant import ErrorCode
     from flwr.serverapp.strategy import Strategy
 except ImportError as missing:
-    raise MissingExtraError("flwr 1.21 or newer", "flower") from missing
+    raise MissingExtraError("flwr 1.22 or newer", "flower") from missing
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
