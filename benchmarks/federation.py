@@ -39,7 +39,11 @@ class Row:
     rounds: int
     rounds_a_minute: float
     ratio: float
-    """Rounds a minute over those without audits."""
+    """Rounds a minute over those without audits, both medians of the repeats."""
+    cpu_ratio: float
+    """Processor time a round of the server's process over that without audits: other processes do not disturb it."""
+    aggregate_ms: float
+    """Median time in which the strategy takes the replies of a round, audits submitted."""
     done: int
     dropped: int
     server_mebibytes: float
@@ -85,13 +89,17 @@ class Loop(Grid):
 
     def __init__(self, clients: int) -> None:
         self.clients = clients
-        self.worker, self.ends = 0.0, [time.monotonic()]
+        self.worker, self.ends, self.cpu = 0.0, [time.monotonic()], [time.process_time()]
+        self.handed: float | None = None
+        self.aggregating: list[float] = []
         self.strategy: Strategy | None = None
 
     def get_node_ids(self) -> Iterable[int]:
         return range(1, self.clients + 1)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        if self.handed is not None:
+            self.aggregating.append(time.monotonic() - self.handed)
         replies = []
         for each in sorted(messages, key=lambda each: each.metadata.dst_node_id):
             node = each.metadata.dst_node_id
@@ -100,6 +108,8 @@ class Loop(Grid):
             self.worker = max(self.worker, peak(self.strategy.auditor.worker))
         if replies:
             self.ends.append(time.monotonic())
+            self.cpu.append(time.process_time())
+        self.handed = self.ends[-1] if replies else None
         return replies
 
     def set_run(self, *_: Any, **__: Any) -> None:
@@ -108,36 +118,39 @@ class Loop(Grid):
     run = create_message = push_messages = pull_messages = set_run  # type: ignore[assignment]
 
 
-def measure(name: str, strategy: Strategy, clients: int, rounds: int, base: Row | None, model: Any) -> tuple[Row, Any]:
+@dataclass(frozen=True)
+class Run:
+    """One federation, measured."""
+
+    seconds: float
+    cpu: float
+    aggregate: float
+    done: int
+    dropped: int
+    worker: float
+    model: dict[str, bytes]
+
+
+def run(strategy: Strategy, clients: int, rounds: int) -> Run:
     grid = Loop(clients)
     grid.strategy = strategy
     initial = ArrayRecord({key: Array(each.numpy()) for key, each in net().state_dict().items()})
-    result = strategy.start(grid, initial, num_rounds=rounds, train_config=ConfigRecord({"lr": 0.01, "momentum": 0.9}))
-    trained = {key: each.numpy().tobytes() for key, each in result.arrays.items()}
-    lasted = [after - before for before, after in zip(grid.ends[1:], grid.ends[2:], strict=False)]
-    rate = 60 / statistics.mean(lasted)
+    config = ConfigRecord({"lr": 0.01, "momentum": 0.9})
+    result = strategy.start(grid, initial, num_rounds=rounds, train_config=config)
     auditor = strategy.auditor if isinstance(strategy, AuditStrategy) else None
-    row = Row(
-        audits=name,
-        clients=clients,
-        rounds=rounds,
-        rounds_a_minute=rate,
-        ratio=1.0 if base is None else rate / base.rounds_a_minute,
+    return Run(
+        seconds=(grid.ends[-1] - grid.ends[1]) / (rounds - 1),  # the first round warms everything up
+        cpu=(grid.cpu[-1] - grid.cpu[1]) / (rounds - 1),
+        aggregate=statistics.median(grid.aggregating),
         done=0 if auditor is None else len(auditor.outcomes),
         dropped=0 if auditor is None else auditor.dropped,
-        server_mebibytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        worker_mebibytes=grid.worker,
-        same_model=model is None or trained == model,
+        worker=grid.worker,
+        model={key: each.numpy().tobytes() for key, each in result.arrays.items()},
     )
-    print(
-        f"{name:<22}{clients:>8}{rounds:>8}{rate:>12.1f}{row.ratio:>8.2f}{row.done:>7}{row.dropped:>9}"
-        f"{row.server_mebibytes:>12.0f}{grid.worker:>12.0f}{row.same_model!s:>12}",
-        flush=True,
-    )
-    return row, trained
 
 
-def rows(clients: list[int], rounds: int) -> Iterable[Row]:
+def rows(clients: list[int], rounds: int, repeats: int) -> Iterable[Row]:
+    """All kinds in turn, so many times over: what else the machine does falls on all of them."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:
@@ -146,17 +159,46 @@ def rows(clients: list[int], rounds: int) -> Iterable[Row]:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logging.getLogger("spearpp.integrations").setLevel(logging.CRITICAL)
-    titles = ("clients", "rounds", "rounds/min", "ratio", "done", "dropped", "server MiB", "worker MiB", "same model")
-    widths = (8, 8, 12, 8, 7, 9, 12, 12, 12)
-    print(f"{'audits':<22}" + "".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True)))
-    with tempfile.TemporaryDirectory() as out:
-        for count in clients:
-            measure("(warm-up)", fedavg(), count, 2, None, None)
-            base, model = measure("none", fedavg(), count, rounds, None, None)
-            yield base
-            for name, sample in (("one a round", 1), ("every reply", None)):
-                strategy = AuditStrategy(fedavg(), sample=sample, budget=10.0, out=Path(out) / name)
-                yield measure(name, strategy, count, rounds, base, model)[0]
+    columns = {"clients": 8, "rounds": 8, "rounds/min": 12, "ratio": 7, "CPU ratio": 11, "aggregate ms": 14, "done": 6}
+    columns |= {"dropped": 9, "server MiB": 12, "worker MiB": 12, "same model": 12}
+    print(f"{'audits':<14}" + "".join(f"{title:>{width}}" for title, width in columns.items()))
+    kinds: dict[str, int | None] = {"none": 0, "one a round": 1, "every reply": None}
+    for count in clients:
+        runs: dict[str, list[Run]] = {name: [] for name in kinds}
+        for _ in range(repeats):
+            for name, sample in kinds.items():
+                with tempfile.TemporaryDirectory() as out:
+                    audited = AuditStrategy(fedavg(), sample=sample, budget=3.0, out=out)
+                    runs[name].append(run(fedavg() if name == "none" else audited, count, rounds))
+        base = runs["none"]
+        yield from (told(name, count, rounds, base, each) for name, each in runs.items())
+
+
+def told(name: str, clients: int, rounds: int, base: list[Run], runs: list[Run]) -> Row:
+    def middle(of: list[Run], what: str) -> float:
+        return statistics.median(getattr(each, what) for each in of)
+
+    row = Row(
+        audits=name,
+        clients=clients,
+        rounds=rounds * len(runs),
+        rounds_a_minute=60 / middle(runs, "seconds"),
+        ratio=middle(base, "seconds") / middle(runs, "seconds"),
+        cpu_ratio=middle(runs, "cpu") / middle(base, "cpu"),
+        aggregate_ms=1000 * middle(runs, "aggregate"),
+        done=sum(each.done for each in runs),
+        dropped=sum(each.dropped for each in runs),
+        server_mebibytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        worker_mebibytes=max(each.worker for each in runs),
+        same_model=all(each.model == base[0].model for each in runs),
+    )
+    print(
+        f"{name:<14}{clients:>8}{row.rounds:>8}{row.rounds_a_minute:>12.1f}{row.ratio:>7.2f}{row.cpu_ratio:>11.2f}"
+        f"{row.aggregate_ms:>14.0f}{row.done:>6}{row.dropped:>9}{row.server_mebibytes:>12.0f}"
+        f"{row.worker_mebibytes:>12.0f}{row.same_model!s:>12}",
+        flush=True,
+    )
+    return row
 
 
 def fedavg() -> FedAvg:
@@ -166,9 +208,10 @@ def fedavg() -> FedAvg:
 def main() -> int:
     options = command.parser(__doc__)
     options.add_argument("--clients", type=int, nargs="+", default=[10, 50])
-    options.add_argument("--rounds", type=int, default=12)
+    options.add_argument("--rounds", type=int, default=6)
+    options.add_argument("--repeats", type=int, default=3)
     given = options.parse_args()
-    return command.run(rows(given.clients, given.rounds), given.out)
+    return command.run(rows(given.clients, given.rounds, given.repeats), given.out)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, Result, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
 
 import spearpp
 from spearpp import AuditResult, simulate
@@ -181,7 +181,7 @@ def test_in_flowers_simulation_its_differential_privacy_stops_them(simulation: t
         assert len(AuditResult.load(report).inputs) == 0
 
 
-@pytest.mark.parametrize("inner", [FedAvg, FedAdagrad, FedAdam])
+@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
 def test_the_model_is_the_same_to_the_last_bit(inner: type[FedAvg], tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "fraction_evaluate": 0.0,
@@ -196,6 +196,9 @@ def test_the_model_is_the_same_to_the_last_bit(inner: type[FedAvg], tmp_path: Pa
     assert random.getstate() == drawn, "an audit drew from the platform's random numbers"
     assert [each.verdict for each in audited.outcomes] == ["LEAKS", "LEAKS"]
     assert len(folders(tmp_path)) == 2
+    for report in folders(tmp_path):
+        assert read_document(report)["redacted"] == "omit"
+        assert AuditResult.load(report).inputs.numel() == 0, "reports hold no inputs unless asked for"
 
 
 def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
@@ -211,13 +214,6 @@ def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
         assert content["training"] == {"lr": RATE, "steps": 1, "momentum": None}
         assert content["replay"]["scale"] == pytest.approx(1.0, abs=1e-3)  # the rate is right
         assert content["round"] == int(report.parent.name[-1])
-
-
-def test_reports_hold_no_inputs_unless_asked_for(tmp_path: Path) -> None:
-    federation(AuditStrategy(fedavg(), out=tmp_path), client(), rounds=1)
-    (report,) = folders(tmp_path)
-    assert read_document(report)["redacted"] == "omit"
-    assert AuditResult.load(report).inputs.numel() == 0
 
 
 def test_every_and_sample_choose() -> None:

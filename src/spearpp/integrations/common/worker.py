@@ -40,6 +40,8 @@ class Auditor:
     def __init__(self, settings: Settings, *, waiting: int = 4) -> None:
         if waiting < 1:
             raise OptionError(f"waiting={waiting}: at least one audit must be able to wait")
+        if settings.out is not None:  # the server may go elsewhere before an audit ends
+            settings = replace(settings, out=Path(settings.out).absolute())
         self.settings = settings
         self.dropped = 0
         """Audits that were not done because the queue was full."""
@@ -104,7 +106,10 @@ class Auditor:
                 if item is None:
                     self._stop()
                     return
-                outcome = self._audit(*item)
+                try:
+                    outcome = self._audit(*item)
+                except Exception as error:  # whoever waits for the queue must not wait for ever
+                    outcome = Outcome.failed(item[0], f"not audited, a defect: {type(error).__name__}: {error}")
                 with self._lock:
                     self._outcomes.append(outcome)
                 tell(outcome)
