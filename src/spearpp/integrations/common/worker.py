@@ -27,7 +27,13 @@ PATIENCE = 120.0
 """Seconds beyond ten times its budget after which a worker is taken to hang, and killed."""
 TRIES = 2
 """How often an audit is begun whose worker dies."""
-ENTRY = "from spearpp.integrations.common.worker import serve; serve()"
+ENTRY = """
+import os
+if hasattr(os, "nice"):
+    os.nice(10)  # before the imports, which take seconds: the cores are the federation's
+from spearpp.integrations.common.worker import serve
+serve()
+"""
 Make = Callable[[], Job]
 
 
@@ -206,8 +212,6 @@ def serve() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who submits
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not disturb the answers
-    if hasattr(os, "nice"):
-        os.nice(10)
     _answer(sys.stdin.buffer, answers)
 
 
