@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format docs pictures bench-paper bench-gated bench-frontier bench-certificates bench-audit clean
+.PHONY: help venv demo test lint types imports unit format docs pictures bench-paper bench-gated bench-frontier bench-certificates bench-audit bench-federation clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -15,7 +15,7 @@ venv: $(READY) ## Build .venv from constraints.txt
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "spearpp needs Python 3.11 or newer, found " + sys.version.split()[0] + "; try: make PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -63,6 +63,9 @@ bench-certificates: $(READY) ## Count wrong certificates over varied data (must 
 
 bench-audit: $(READY) ## Verdicts on clients as there are, and false alarms (must be none) (ARGS="--rows alarms")
 	$(BIN)/python -m benchmarks.audit $(ARGS)
+
+bench-federation: $(READY) ## What audits cost a Flower federation: rounds a minute, memory, drops (ARGS="--clients 50")
+	$(BIN)/python -m benchmarks.federation $(ARGS)
 
 clean: ## Remove the environment and everything built
 	rm -rf .venv demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

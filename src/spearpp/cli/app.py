@@ -12,7 +12,7 @@ try:
 except ImportError as missing:
     raise SystemExit(f"error: the command line needs typer and rich: pip install spearpp ({missing})") from missing
 
-from spearpp.cli import audit, demo, experiments, layers, report, score, simulate
+from spearpp.cli import audit, demo, experiments, layers, report, score, simulate, watch
 from spearpp.cli.exits import BAD_INPUT, INTERNAL, INTERRUPTED
 from spearpp.cli.hints import hint
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with: [bold]spearpp demo[/bold]. Use it on systems you own or may test.",
 )
-for command in (demo.demo, audit.audit, layers.layers, simulate.simulate, score.score, report.report):
+for command in (demo.demo, audit.audit, layers.layers, simulate.simulate, score.score, report.report, watch.watch):
     app.command()(command)
 experiments.register(app)
 

@@ -1,0 +1,1 @@
+"""A Flower app whose server audits what its clients send."""

@@ -1,0 +1,70 @@
+"""``spearpp watch``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spearpp.cli import options
+from spearpp.cli.audit import redaction
+from spearpp.cli.console import output
+from spearpp.cli.exits import LEAK
+from spearpp.cli.models import model_of
+from spearpp.errors import OptionError
+from spearpp.update import KINDS
+
+STYLES = {"LEAKS": "bold red", "NOT_FOUND": "bold yellow", "NOT_APPLICABLE": "bold blue"}
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where updates appear.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the reports, and for what was done.")] = Path("audits"),
+    before: Annotated[
+        Path | None, typer.Option(help="The weights the clients had, for files that hold none.", show_default=False)
+    ] = None,
+    model: options.Model = "none",
+    kind: options.Kind = "weights",
+    lr: options.Rate = None,
+    steps: options.Steps = None,
+    budget: Annotated[str, typer.Option(help="Time for one update: 60s, 2m, 1h.")] = "60s",
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="End when every file there is was dealt with.")] = False,
+    fail_on: Annotated[str, typer.Option(help="leak: with --once, exit code 1 if data was recovered.")] = "never",
+    redact: options.Redact = "none",
+    seed: options.Seed = 0,
+) -> None:
+    """Audit update files as they appear in a folder, one report each. Ctrl-C ends it; a restart goes on.
+
+    \b
+    spearpp watch updates --model mlp
+    spearpp watch updates --before round3.pt --lr 0.01 --out audits
+    spearpp watch updates --once --fail-on leak
+    """  # noqa: D301
+    from spearpp.integrations.common.job import Settings
+    from spearpp.integrations.watch import Watch
+
+    if fail_on not in ("leak", "never") or not interval > 0:
+        raise OptionError(f"--fail-on {fail_on}, --interval {interval}: leak or never, and seconds")
+    named = next((each for each in KINDS if each == kind), None)
+    if named is None:
+        raise OptionError(f"--kind {kind}: one of {', '.join(KINDS)}")
+    settings = Settings(None, options.seconds(budget), out, redaction(redact), seed)
+    watched = Watch(
+        folder,
+        settings,
+        before=before,
+        kind=named,
+        lr=lr,
+        steps=steps,
+        model_of=lambda update: model_of(model, update),
+    )
+    console, leaked = output(), False
+    for outcome in watched.run(interval, once=once):
+        leaked = leaked or outcome.leaks
+        console.print(
+            f"{outcome.name}: {outcome.summary}", style=STYLES.get(outcome.verdict or "", "red"), markup=False
+        )
+        if outcome.problem not in (None, outcome.summary):
+            console.print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
+    known = any(each.get("verdict") == "LEAKS" for each in watched.memory.values())
+    raise typer.Exit(LEAK if fail_on == "leak" and (leaked or known) else 0)

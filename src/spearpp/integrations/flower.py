@@ -1,0 +1,316 @@
+"""Audits inside a Flower federation: a strategy around yours on the server, a mod on the client.
+
+server: strategy = AuditStrategy(FedAvg(), out="audits")
+client: app = ClientApp(mods=[audit_mod("block"), ...])
+
+The mod that comes first in Flower's list is the outermost: only there does it see exactly what leaves.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from torch import nn
+
+from spearpp.audit.folder import Redaction
+from spearpp.errors import DataError, MissingExtraError, OptionError
+from spearpp.integrations.common import (
+    Auditor,
+    Choice,
+    Gate,
+    Job,
+    Outcome,
+    Policy,
+    Pseudonyms,
+    Settings,
+    Training,
+    round_name,
+    tensors_of,
+)
+from spearpp.update import KINDS, Kind
+
+try:
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
+    from flwr.common.constant import ErrorCode
+    from flwr.serverapp.strategy import Strategy
+except ImportError as missing:
+    raise MissingExtraError("flwr 1.22 or newer", "flower") from missing
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Result
+
+__all__ = ["AuditStrategy", "audit_mod"]
+Next = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Next], Message]
+VERDICTS = {"NOT_APPLICABLE": -1, "NOT_FOUND": 0, "LEAKS": 1}
+"""Verdicts as metrics, which hold numbers alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """What went to one client. Flower's arrays are bytes that nobody changes, so they are shared, not copied."""
+
+    key: str
+    arrays: Mapping[str, Any]
+    training: Training
+
+
+class AuditStrategy(Strategy):
+    """Any strategy, with audits of what its clients send.
+
+    Every call reaches the inner strategy as it was made, and what it returns comes back: the model is trained as it
+    would be without. Only the round's metrics gain ``leak_verdict`` (1 leaks, 0 not found, -1 not applicable),
+    ``recovered`` and ``batch_estimate`` of the worst audit so far, and how many audits were done, failed or were
+    dropped. All other attributes are the inner strategy's, to read and to write.
+
+    >>> from flwr.serverapp.strategy import FedAvg
+    >>> strategy = AuditStrategy(FedAvg(min_train_nodes=3), every=5)
+    >>> strategy.min_train_nodes
+    3
+    """
+
+    _own = frozenset({"inner", "auditor", "choice", "kind", "wait", "_names", "_sent", "_configure", "_aggregate"})
+
+    def __init__(
+        self,
+        inner: Strategy,
+        every: int = 1,
+        sample: int | None = 1,
+        budget: float | None = 30.0,
+        out: str | PathLike[str] | None = "audits",
+        model: nn.Module | None = None,
+        *,
+        kind: Kind = "weights",
+        redact: Redaction = "omit",
+        waiting: int = 4,
+        wait: bool = False,
+        seed: int = 0,
+        salt: str | None = None,
+    ) -> None:
+        """Wrap a strategy.
+
+        Args:
+            inner: the strategy that does the work.
+            every: audit rounds that this number divides.
+            sample: how many replies of such a round, chosen at random by ``seed``; None for all.
+            budget: seconds for one audit.
+            out: folder for reports, one for each round and client; None for none.
+            model: the network, for labels and replays; without it every 2-D weight is tried.
+            kind: what replies hold: "weights" after training, "deltas" or "gradients".
+            redact: "omit", "blur" or, to keep what was recovered in the reports, "none".
+            waiting: audits that may wait; more are dropped, and counted.
+            wait: hold each round up until its audits are done, to have them in its own metrics.
+            seed: of the choice and of the audits.
+            salt: for the names of clients in folders; one salt gives one name. None draws one.
+        """
+        if not isinstance(inner, Strategy):
+            raise OptionError(f"inner is a {type(inner).__name__}: expected a flwr.serverapp.strategy.Strategy")
+        if kind not in KINDS:
+            raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
+        self.inner = inner
+        self.auditor = Auditor(Settings(model, budget, out, redact, seed, {"platform": "Flower"}), waiting=waiting)
+        self.choice = Choice(sample, every, seed)
+        self.kind, self.wait = kind, wait
+        self._names = Pseudonyms() if salt is None else Pseudonyms(salt)
+        self._sent: dict[int, _Sent] = {}
+        self._configure, self._aggregate = inner.configure_train, inner.aggregate_train
+
+    def __getattr__(self, name: str) -> Any:
+        if name in type(self)._own:  # not there yet: it is no attribute of the inner strategy either
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in type(self)._own:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.inner, name, value)
+
+    def start(self, *args: Any, **kwargs: Any) -> "Result":
+        """The inner strategy's own ``start``, whoever wrote it; then wait for the audits that are under way."""
+        hooks = {"configure_train": self.configure_train, "aggregate_train": self.aggregate_train}
+        kept = {name: vars(self.inner)[name] for name in hooks if name in vars(self.inner)}
+        vars(self.inner).update(hooks)  # before the class's own methods
+        try:
+            return self.inner.start(*args, **kwargs)
+        finally:
+            for name in hooks:
+                del vars(self.inner)[name]
+            vars(self.inner).update(kept)
+            self.close()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: "Grid"
+    ) -> Iterable[Message]:
+        """The inner strategy's messages; what each client is sent is remembered until the round ends."""
+        messages = list(self._configure(server_round, arrays, config, grid))
+        self._sent = {}
+        if self.choice.due(server_round):
+            for message in messages:
+                record = _first(message.content.array_records)
+                if record is not None:
+                    configs = message.content.config_records.values()
+                    self._sent[message.metadata.dst_node_id] = _Sent(record[0], dict(record[1]), Training.of(*configs))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """What the inner strategy makes of all replies; chosen ones are audited meanwhile."""
+        replies = list(replies)
+        sound = [each for each in replies if not each.has_error() and each.metadata.src_node_id in self._sent]
+        for index in self.choice.among(server_round, sound):
+            self._submit(server_round, sound[index])
+        self._sent = {}
+        arrays, metrics = self._aggregate(server_round, replies)
+        if self.wait:
+            self.auditor.finish()
+        return arrays, self._with_audits(metrics)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: "Grid"
+    ) -> Iterable[Message]:
+        """The inner strategy's."""
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The inner strategy's."""
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """The inner strategy's."""
+        self.inner.summary()
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What came of the audits that are done."""
+        return self.auditor.outcomes
+
+    def finish(self) -> list[Outcome]:
+        """Wait for all audits; what came of them."""
+        return self.auditor.finish()
+
+    def close(self) -> None:
+        """Wait for all audits, and end their worker."""
+        self.auditor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _submit(self, number: int, reply: Message) -> None:
+        node = reply.metadata.src_node_id
+        sent, name = self._sent[node], f"{round_name(number)}/{self._names.of(node)}"
+        # Taken now: a strategy may replace what a reply holds.
+        records = {key: dict(record) for key, record in reply.content.array_records.items()}
+        kind, training = self.kind, sent.training
+        self.auditor.submit(name, lambda: _job(name, sent, records, kind, training, number))
+
+    def _with_audits(self, metrics: MetricRecord | None) -> MetricRecord | None:
+        done, dropped = self.auditor.outcomes, self.auditor.dropped
+        if not done and not dropped:
+            return metrics
+        metrics = MetricRecord() if metrics is None else metrics
+        audited = [each for each in done if each.verdict is not None]
+        if audited:
+            worst = max(audited, key=lambda each: (VERDICTS[str(each.verdict)], each.recovered))
+            metrics["leak_verdict"] = VERDICTS[str(worst.verdict)]
+            metrics["recovered"] = worst.recovered
+            metrics["batch_estimate"] = worst.batch_estimate
+        metrics["audits_done"] = len(audited)
+        metrics["audits_failed"] = len(done) - len(audited)
+        metrics["audits_dropped"] = dropped
+        return metrics
+
+
+def audit_mod(
+    policy: Policy = "warn",
+    *,
+    noise: Mod | None = None,
+    every: int = 1,
+    budget: float | None = 30.0,
+    out: str | PathLike[str] | None = None,
+    model: nn.Module | None = None,
+    kind: Kind = "weights",
+    redact: Redaction = "omit",
+    seed: int = 0,
+) -> Mod:
+    """A mod with which a client audits exactly what it is about to send; put it first in the list of mods.
+
+    Args:
+        policy: "warn" logs a leak and sends; "block" sends an error instead; "noise" hands what leaks over to ``noise``
+            and audits that again. "block" and "noise" do not send what cannot be audited.
+        noise: the mod to hand over to, e.g. ``flwr.clientapp.mod.LocalDpMod(...)``.
+        every: audit rounds that this number divides, where the server says which round it is.
+        budget: seconds for one audit; the reply waits for it.
+        out: folder for reports; None writes none.
+        model: the network, for labels and replays; without it every 2-D weight is tried.
+        kind: what replies hold: "weights" after training, "deltas" or "gradients".
+        redact: "omit", "blur" or "none" of what was recovered, in reports.
+        seed: of the audits.
+    """
+    gate = Gate(policy, Settings(model, budget, out, redact, seed, {"platform": "Flower"}), has_noise=noise is not None)
+    choice = Choice(None, every)
+
+    def mod(message: Message, context: Context, call_next: Next) -> Message:
+        if not str(message.metadata.message_type).startswith(MessageType.TRAIN):
+            return call_next(message, context)
+        # A client may change what it was sent: remembered before.
+        record = _first(message.content.array_records)
+        sent = None if record is None else (record[0], dict(record[1]))
+        configs: list[Mapping[str, Any]] = [*message.content.config_records.values(), context.run_config]
+        number = next((int(each["server-round"]) for each in configs if "server-round" in each), None)
+        reply = call_next(message, context)
+        if reply.has_error() or (number is not None and not choice.due(number)):
+            return reply
+        name = f"{round_name(number)}/own"
+
+        def job(what: Message) -> Job:
+            if what.has_error():
+                raise DataError(f"the noise mod gave an error: {what.error.reason}")
+            if sent is None:
+                raise DataError("the server sent no arrays: there are no weights to audit against")
+            training = Training.of(*configs)
+            return _job(name, _Sent(*sent, training), what.content.array_records, kind, training, number)
+
+        def noised(what: Message) -> Message:
+            assert noise is not None  # noqa: S101
+            return noise(message, context, lambda _message, _context: what)
+
+        settled = gate.settle(name, reply, job, None if noise is None else noised)
+        leaves, why = settled
+        if leaves is not None:
+            return leaves
+        return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=why), reply_to=message)
+
+    return mod
+
+
+def _first(records: Mapping[str, ArrayRecord]) -> tuple[str, ArrayRecord] | None:
+    return next(iter(records.items()), None)
+
+
+def _job(
+    name: str,
+    sent: _Sent,
+    records: Mapping[str, Mapping[str, Any]],
+    kind: Kind,
+    training: Training,
+    number: int | None,
+) -> Job:
+    """What to audit: of several records that of the name the weights were sent under.
+
+    Raises:
+        SpearError: if there is none, or it holds no numbers.
+    """
+    if not records:
+        raise DataError("the reply holds no arrays")
+    arrays = records.get(sent.key) or next(iter(records.values()))
+    before, after = (tensors_of({n: each.numpy() for n, each in part.items()}) for part in (sent.arrays, arrays))
+    about = {"round": number, "training": {"lr": training.lr, "steps": training.steps, "momentum": training.momentum}}
+    return Job(name, before, after, kind, training, about)

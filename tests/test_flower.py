@@ -1,0 +1,439 @@
+"""Audits inside a Flower federation: real strategies, clients and mods; one run in Flower's own simulation."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("flwr.serverapp.strategy", reason="Flower is not installed: pip install 'spearpp[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
+
+import spearpp
+from spearpp import AuditResult, simulate
+from spearpp.audit.folder import read_document
+from spearpp.errors import OptionError
+from spearpp.integrations.common import Auditor, Job, Outcome, Settings
+from spearpp.integrations.flower import AuditStrategy, audit_mod
+from spearpp.simulate import Batch
+
+ROOT = Path(__file__).parents[1]
+RATE = 0.1
+Train = Callable[[Message, int], dict[str, Any]]
+
+
+def net() -> nn.Sequential:
+    return simulate.mlp(64, [60, 60], 10, generator=torch.Generator().manual_seed(5))
+
+
+def data(node: int) -> Batch:
+    return simulate.digits(6, generator=torch.Generator().manual_seed(node))
+
+
+def arrays_of(message: Message) -> ArrayRecord:
+    return message.content.array_records["arrays"]
+
+
+def step(message: Message, node: int) -> dict[str, Any]:
+    """What a FedSGD-like client sends: its weights after one step with the whole batch."""
+    model, batch = net(), data(node)
+    model.load_state_dict(arrays_of(message).to_torch_state_dict())
+    loss = nn.functional.cross_entropy(model(batch.inputs), batch.labels)
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=RATE).step()
+    return {name: each.numpy() for name, each in model.state_dict().items()}
+
+
+def client(train: Train = step, mods: list[Any] | None = None) -> ClientApp:
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def fit(message: Message, context: Context) -> Message:
+        arrays = train(message, int(context.node_config["partition-id"]))
+        record = ArrayRecord({name: Array(each) for name, each in arrays.items()})
+        return Message(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 6})}), reply_to=message)
+
+    return app
+
+
+try:  # newer releases: a message knows the run it is of
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:
+    pass
+else:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+class Loop(Grid):
+    """A grid within this process: every message goes to a real client app, one that raises sends an error."""
+
+    def __init__(self, app: ClientApp, nodes: int = 3) -> None:
+        self.app, self.nodes, self.failures = app, list(range(1, nodes + 1)), 0
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.nodes
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return (self.ask(each) for each in sorted(messages, key=lambda each: each.metadata.dst_node_id))
+
+    def ask(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        context = Context(1, node, {"partition-id": node}, RecordDict(), {})
+        try:
+            return self.app(message, context)
+        except ZeroDivisionError as error:
+            self.failures += 1
+            return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+
+def federation(strategy: Strategy, app: ClientApp, *, nodes: int = 3, rounds: int = 2, **config: Any) -> Result:
+    data(1)  # the first import of the data sets draws random numbers of its own
+    random.seed(7)
+    initial = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
+    given = ConfigRecord({"lr": RATE, "local-steps": 1, **config})
+    return strategy.start(Loop(app, nodes), initial, num_rounds=rounds, train_config=given)
+
+
+def weights(result: Result) -> dict[str, bytes]:
+    return {name: each.numpy().tobytes() for name, each in result.arrays.items()}
+
+
+def fedavg(**options: Any) -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0, **options)
+
+
+def folders(out: Path) -> list[Path]:
+    return sorted(out.glob("round-*/*"))
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The example for users, in Flower's own simulation: plain, audited, and with its differential privacy."""
+    pytest.importorskip("ray", reason="Flower's simulation is not installed: pip install 'flwr[simulation]'")
+    out = tmp_path_factory.mktemp("flower")
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "run.py", "--out", str(out), "--keep"],
+        cwd=ROOT / "examples" / "flower",
+        env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples" / "flower"), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out, done.stdout
+
+
+def test_in_flowers_simulation_audits_do_not_change_the_model(simulation: tuple[Path, str]) -> None:
+    assert "same model with and without audits: True" in simulation[1]
+
+
+def test_in_flowers_simulation_every_client_is_caught_with_its_images(simulation: tuple[Path, str]) -> None:
+    reports = folders(simulation[0] / "plain")
+    assert len(reports) == 6
+    truths = [simulate.digits(8, generator=torch.Generator().manual_seed(client)) for client in range(3)]
+    caught = []
+    for report in reports:
+        result = AuditResult.load(report)
+        scores = [spearpp.score(result.inputs, each.inputs, normalisation=each.normalisation) for each in truths]
+        caught += [(report.parent.name, client) for client, score in enumerate(scores) if score.exact]
+    assert sorted(caught) == [(f"round-000{number}", client) for number in (1, 2) for client in range(3)]
+    assert len({report.name for report in reports}) == 3
+
+
+def test_in_flowers_simulation_its_differential_privacy_stops_them(simulation: tuple[Path, str]) -> None:
+    reports = folders(simulation[0] / "private")
+    assert len(reports) == 6
+    for report in reports:
+        assert read_document(report)["verdict"] != "LEAKS"
+        assert len(AuditResult.load(report).inputs) == 0
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
+def test_the_model_is_the_same_to_the_last_bit(inner: type[FedAvg], tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "fraction_evaluate": 0.0,
+        "fraction_train": 0.5,
+        "min_train_nodes": 2,
+        "min_available_nodes": 2,
+    }
+    plain = federation(inner(**options), client(), nodes=4)
+    drawn = random.getstate()
+    audited = AuditStrategy(inner(**options), out=tmp_path)
+    assert weights(federation(audited, client(), nodes=4)) == weights(plain)
+    assert random.getstate() == drawn, "an audit drew from the platform's random numbers"
+    assert [each.verdict for each in audited.outcomes] == ["LEAKS", "LEAKS"]
+    assert len(folders(tmp_path)) == 2
+    for report in folders(tmp_path):
+        assert read_document(report)["redacted"] == "omit"
+        assert AuditResult.load(report).inputs.numel() == 0, "reports hold no inputs unless asked for"
+
+
+def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
+    strategy = AuditStrategy(fedavg(), out=tmp_path, model=net(), redact="none", wait=True, salt="pepper")
+    metrics = federation(strategy, client()).train_metrics_clientapp
+    assert metrics[1]["leak_verdict"] == 1
+    assert (metrics[1]["recovered"], metrics[1]["batch_estimate"], metrics[2]["audits_done"]) == (6, 6, 2)
+    names = {AuditStrategy(fedavg(), salt="pepper")._names.of(node): node for node in (1, 2, 3)}
+    for report in folders(tmp_path):
+        truth, result = data(names[report.name]), AuditResult.load(report)
+        assert spearpp.score(result.inputs, truth.inputs, normalisation=truth.normalisation).exact
+        content = read_document(report)
+        assert content["training"] == {"lr": RATE, "steps": 1, "momentum": None}
+        assert content["replay"]["scale"] == pytest.approx(1.0, abs=1e-3)  # the rate is right
+        assert content["round"] == int(report.parent.name[-1])
+
+
+def test_every_and_sample_choose() -> None:
+    some = AuditStrategy(fedavg(), every=2, sample=2, out=None)
+    federation(some, client(), rounds=4)
+    assert [each.name[:10] for each in some.outcomes] == ["round-0002"] * 2 + ["round-0004"] * 2
+    with pytest.raises(OptionError, match="every=0"):
+        AuditStrategy(fedavg(), every=0)
+
+
+def test_everything_else_is_the_inner_strategys() -> None:
+    class Own(FedAvg):
+        def start(self, *args: Any, **kwargs: Any) -> Result:
+            self.began = True
+            return super().start(*args, **kwargs)
+
+    inner = Own(fraction_evaluate=0.0)
+    strategy = AuditStrategy(inner, out=None)
+    strategy.min_train_nodes = 3
+    assert inner.min_train_nodes == 3
+    assert strategy.weighted_by_key == "num-examples"
+    federation(strategy, client(), rounds=1)
+    assert inner.began
+    assert strategy.began
+    assert [each.verdict for each in strategy.outcomes] == ["LEAKS"]
+    assert "configure_train" not in vars(inner), "its own methods are back"
+    with pytest.raises(OptionError, match="expected a flwr"):
+        AuditStrategy("FedAvg")  # type: ignore[arg-type]
+
+
+def test_a_full_queue_drops_audits_and_never_replies(caplog: pytest.LogCaptureFixture) -> None:
+    plain = federation(fedavg(), client(), nodes=6, rounds=1)
+    strategy = AuditStrategy(fedavg(), sample=None, waiting=1, out=None)
+    result = federation(strategy, client(), nodes=6, rounds=1)
+    assert weights(result) == weights(plain)
+    assert result.train_metrics_clientapp[1]["audits_dropped"] == strategy.auditor.dropped >= 4
+    assert len(strategy.outcomes) + strategy.auditor.dropped == 6
+    assert "1 audits are waiting" in caplog.text
+
+
+class Tolerant(FedAvg):
+    """Averages the replies that fit the model, as a careful server does."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        shapes = {name: tuple(each.shape) for name, each in net().state_dict().items()}
+
+        def fits(reply: Message) -> bool:
+            if reply.has_error():
+                return False
+            arrays = arrays_of(reply)
+            same = {name: tuple(each.shape) for name, each in arrays.items()} == shapes
+            return same and all(bool(numpy.isfinite(each.numpy()).all()) for each in arrays.values())
+
+        return super().aggregate_train(server_round, [each for each in replies if fits(each)])
+
+
+def faulty(message: Message, node: int) -> dict[str, Any]:
+    arrays = step(message, node)
+    if node == 2:
+        raise ZeroDivisionError("crashed in mid-round")
+    if node == 3:
+        return {"garbage": numpy.frombuffer(b"not a model", dtype=numpy.uint8)}
+    if node == 4:
+        arrays["0.weight"] = arrays["0.weight"][:, :-1].copy()
+    if node == 5:
+        arrays["2.bias"] = numpy.full_like(arrays["2.bias"], numpy.nan)
+    return arrays
+
+
+def test_faulty_replies_are_logged_and_the_federation_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain = federation(Tolerant(fraction_evaluate=0.0), client(faulty), nodes=5)
+    strategy = AuditStrategy(Tolerant(fraction_evaluate=0.0), sample=None, waiting=20, out=tmp_path, salt="s")
+    assert weights(federation(strategy, client(faulty), nodes=5)) == weights(plain)
+    name = {strategy._names.of(node): node for node in range(1, 6)}
+    first = {name[each.name.split("/")[1]]: each for each in strategy.outcomes if each.name.startswith("round-0001")}
+    assert sorted(first) == [1, 3, 4, 5]
+    assert first[1].verdict == "LEAKS"
+    assert "garbage" in first[3].summary or "no parameter" in first[3].summary
+    assert "shape" in first[4].summary
+    assert "NaN" in first[5].summary
+    for node in (3, 4, 5):
+        assert first[node].summary in caplog.text
+    assert [each.name for each in folders(tmp_path)] == [strategy._names.of(1)] * 2, "no report is half-written"
+
+
+def job(name: str) -> Job:
+    model, batch = net(), data(1)
+    before = {key: each.clone() for key, each in model.state_dict().items()}
+    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+    torch.optim.SGD(model.parameters(), lr=RATE).step()
+    return Job(name, before, dict(model.state_dict()))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 60
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_a_killed_worker_is_started_again_and_a_full_disk_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    auditor = Auditor(Settings(out=tmp_path))
+    auditor.submit("round-0001/a", lambda: job("round-0001/a"))
+    until(lambda: auditor.worker is not None)
+    os.kill(auditor.worker or 0, signal.SIGKILL)  # over the audit
+    auditor.submit("round-0001/b", lambda: job("round-0001/b"))
+    assert [each.verdict for each in auditor.finish()] == ["LEAKS", "LEAKS"]
+    assert "worker died (signal 9" in caplog.text
+    os.kill(auditor.worker or 0, signal.SIGKILL)  # between audits
+    auditor.submit("round-0002/a", lambda: job("round-0002/a"))
+    assert auditor.finish()[-1].verdict == "LEAKS"
+    # The kernel refuses the worker every write beyond 2,000 bytes, as a full disk would.
+    resource.prlimit(auditor.worker or 0, resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    auditor.submit("round-0003/a", lambda: job("round-0003/a"))
+    full = auditor.finish()[-1]
+    assert full.verdict == "LEAKS"
+    assert full.folder is None
+    assert "no report written" in str(full.problem)
+    assert "no report written" in caplog.text
+    auditor.close()
+    assert auditor.worker is None
+    assert [f"{each.parent.name}/{each.name}" for each in folders(tmp_path)] == [
+        "round-0001/a",
+        "round-0001/b",
+        "round-0002/a",
+    ]
+    for report in folders(tmp_path):
+        AuditResult.load(report)
+
+
+def test_an_audit_that_kills_every_worker_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spearpp.integrations.common.worker.ENTRY", "import os; os._exit(3)")
+    auditor = Auditor(Settings())
+    auditor.submit("a", lambda: job("a"))
+    assert auditor.finish() == [Outcome.failed("a", "not audited: the worker died 2 times over it")]
+    auditor.close()
+
+
+def answer(app: ClientApp, **config: Any) -> Message:
+    arrays = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
+    settings = ConfigRecord({"lr": RATE, "local-steps": 1, "server-round": 1, **config})
+    sent = Message(RecordDict({"arrays": arrays, "config": settings}), dst_node_id=1, message_type="train")
+    return Loop(app).ask(sent)
+
+
+def bytes_of(reply: Message) -> dict[str, bytes]:
+    return {name: each.numpy().tobytes() for name, each in arrays_of(reply).items()}
+
+
+def private(sigma: float = 0.05) -> LocalDpMod:
+    return LocalDpMod(clipping_norm=10.0, sensitivity=sigma, epsilon=4.844805262605389, delta=1e-5)
+
+
+def test_a_client_that_warns_sends_what_it_would_have_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    warned = answer(client(mods=[audit_mod("warn", out=tmp_path, model=net())]))
+    assert bytes_of(warned) == bytes_of(answer(client()))
+    assert "LEAKS: 6 of 6" in caplog.text
+    assert read_document(tmp_path / "round-0001" / "own")["training"]["lr"] == RATE
+
+
+def test_a_client_that_blocks_sends_an_error_that_the_server_can_handle() -> None:
+    app = client(mods=[audit_mod("block")])
+    refused = answer(app)
+    assert refused.has_error()
+    assert "refused to send this update: 6 of 6 training inputs" in str(refused.error.reason)
+    assert federation(fedavg(), app).train_metrics_clientapp == {}, "no update arrived, and the server went on"
+    assert not answer(client(mods=[audit_mod("block", every=2)])).has_error()
+
+
+def test_the_first_mod_sees_exactly_what_leaves() -> None:
+    assert not answer(client(mods=[audit_mod("block"), private()])).has_error()
+    assert answer(client(mods=[private(), audit_mod("block")])).has_error(), "inside, it sees what noise would hide"
+
+
+def shifted(message: Message, _node: int) -> dict[str, Any]:
+    """An update that holds no gradient."""
+    return {name: each.numpy() + 1 for name, each in arrays_of(message).items()}
+
+
+def test_noise_is_put_on_what_leaks_and_only_there() -> None:
+    noised = answer(client(mods=[audit_mod("noise", noise=private())]))
+    assert not noised.has_error()
+    assert bytes_of(noised) != bytes_of(answer(client()))
+    harmless = answer(client(shifted, [audit_mod("noise", noise=private())]))
+    assert bytes_of(harmless) == bytes_of(answer(client(shifted)))
+    weak = answer(client(mods=[audit_mod("noise", noise=private(1e-9))]))
+    assert weak.has_error()
+    assert "after noise" in str(weak.error.reason)
+    with pytest.raises(OptionError, match="needs noise="):
+        audit_mod("noise")
+
+
+def test_what_cannot_be_audited_is_not_sent_where_leaks_are_stopped() -> None:
+    def diverged(message: Message, node: int) -> dict[str, Any]:
+        return {name: each * numpy.nan for name, each in step(message, node).items()}
+
+    assert not answer(client(diverged, [audit_mod("warn")])).has_error()
+    refused = answer(client(diverged, [audit_mod("block")]))
+    assert "NaN or Inf" in str(refused.error.reason)
+
+
+def test_neither_platform_is_needed_or_loaded_without_asking() -> None:
+    code = """
+import importlib.abc, sys
+import spearpp, spearpp.integrations, spearpp.integrations.watch
+assert not {"flwr", "nvflare", "ray"} & set(sys.modules), sys.modules.keys() & {"flwr", "nvflare"}
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("flwr", "nvflare"):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Refuse())
+for extra in ("flower", "nvflare"):
+    try:
+        __import__(f"spearpp.integrations.{extra}")
+    except spearpp.SpearError as error:
+        assert f"pip install 'spearpp[{extra}]'" in str(error), error
+    else:
+        raise AssertionError(extra)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr

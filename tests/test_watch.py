@@ -1,0 +1,124 @@
+"""Files of updates as they appear: each audited once, whatever becomes of files, runs and disks."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from spearpp import AuditResult, ClientUpdate, simulate
+from spearpp.audit.folder import DOCUMENT
+from spearpp.cli import main
+from spearpp.errors import DataError
+from spearpp.integrations.common import Settings
+from spearpp.integrations.watch import MEMORY, TRIES, Watch
+
+
+def update(seed: int = 0) -> ClientUpdate:
+    generator = torch.Generator().manual_seed(seed)
+    model = simulate.mlp(30, [60, 60], 10, generator=generator)
+    return simulate.FedSGD()(model, simulate.random_batch(4, features=30, generator=generator))
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in", tmp_path / "out"
+
+
+def watching(places: tuple[Path, Path]) -> Watch:
+    return Watch(places[0], Settings(out=places[1], redact="none"))
+
+
+def reports(out: Path) -> list[str]:
+    return sorted(each.parent.name for each in out.glob(f"*/{DOCUMENT}"))
+
+
+def test_a_file_is_audited_once_it_has_stopped_to_change(places: tuple[Path, Path]) -> None:
+    watch = watching(places)
+    assert watch.look() == []
+    update().save(places[0] / "a.safetensors")
+    assert watch.look() == [], "it may still be written to"
+    (outcome,) = watch.look()
+    assert outcome.leaks
+    assert outcome.folder is not None
+    assert len(AuditResult.load(outcome.folder).inputs) == 4
+    assert watch.look() == []
+    assert watch.settled()
+
+
+def test_a_half_written_file_is_waited_for(places: tuple[Path, Path]) -> None:
+    watch, file = watching(places), places[0] / "a.safetensors"
+    update().save(file)
+    whole = file.read_bytes()
+    for share in (0, 100, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:share])
+        assert watch.look() == watch.look() == []
+    file.write_bytes(whole)
+    assert [each.leaks for each in watch.look() + watch.look()] == [True]
+
+
+def test_a_file_that_stays_broken_is_said_so_once_and_mended_later(places: tuple[Path, Path]) -> None:
+    watch, file = watching(places), places[0] / "a.safetensors"
+    file.write_bytes(b"garbage")
+    said = [each for _ in range(TRIES + 5) for each in watch.look()]
+    assert [each.verdict for each in said] == [None]
+    assert "cannot be read as an update" in said[0].summary
+    assert watch.settled()
+    update().save(file)
+    assert [each.leaks for each in watch.look() + watch.look()] == [True]
+
+
+def test_a_restart_goes_on_and_copies_are_known(places: tuple[Path, Path]) -> None:
+    first = watching(places)
+    update().save(places[0] / "a.safetensors")
+    assert len(first.look() + first.look()) == 1
+    (places[0] / "copy.safetensors").write_bytes((places[0] / "a.safetensors").read_bytes())
+    update(1).save(places[0] / "b.safetensors")
+    (places[1] / ".partial-c").mkdir()  # of a run that was killed
+    second = watching(places)
+    assert [each.name[:2] for each in second.look() + second.look()] == ["b-"]
+    assert len(reports(places[1])) == 2
+    assert not (places[1] / ".partial-c").exists()
+    (places[1] / MEMORY).write_text("{")
+    with pytest.raises(DataError, match="remove it to audit everything again"):
+        watching(places)
+
+
+def test_reports_inside_the_folder_are_not_taken_for_updates(tmp_path: Path) -> None:
+    update().save(tmp_path / "a.safetensors")
+    watch = Watch(tmp_path, Settings(out=tmp_path / "audits"))
+    assert len([each for _ in range(4) for each in watch.look()]) == 1
+    assert watch.settled()
+
+
+def test_a_report_that_cannot_be_written_is_tried_again(places: tuple[Path, Path]) -> None:
+    watch = watching(places)
+    update().save(places[0] / "a.safetensors")
+    places[1].write_text("a file where the folder should be")
+    assert watch.look() == watch.look() == []
+    places[1].unlink()
+    assert [each.leaks for each in watch.look()] == [True]
+    assert len(reports(places[1])) == 1
+
+
+def test_files_without_weights_take_those_sent(places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    sent = update()
+    torch.save(sent.weights, places[0].parent / "round.pt")
+    after = {name: each - 0.1 * sent.gradients[name] for name, each in sent.weights.items()}
+    torch.save(after, places[0] / "client.pt")
+    common = [str(places[0]), "--out", str(places[1]), "--interval", "0.01", "--once", "--model", "mlp"]
+    command = ["watch", *common, "--before", str(places[0].parent / "round.pt"), "--lr", "0.1", "--fail-on", "leak"]
+    assert main(command) == 1
+    assert "LEAKS: 4 of 4" in capsys.readouterr().out
+    assert main(command) == 1, "what is known to leak still does"
+    assert "LEAKS" not in capsys.readouterr().out
+    (name,) = reports(places[1])
+    document = json.loads((places[1] / name / DOCUMENT).read_text())
+    assert document["replay"]["scale"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(tmp_path / "nowhere")]) == 2
+    assert "is no folder" in capsys.readouterr().err
+    assert main(["watch", str(tmp_path), "--kind", "other"]) == 2
