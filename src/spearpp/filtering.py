@@ -14,8 +14,11 @@ from spearpp.candidates import Pool
 from spearpp.chunks import at_once
 from spearpp.nullspace import independent, kernel_vectors
 from spearpp.problem import Problem
-from spearpp.shapes import Bool, Float, Int, Tensor
+from spearpp.shapes import Bool, Float, Int, Tensor, pick
 from spearpp.tolerance import INDEPENDENT
+
+AGAIN = 4
+"""Candidates, over the batch size, that are tried more than once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +85,9 @@ def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, held: Int[Tenso
     What improves is λ with every zero counted once more (``merit``): a gradient where a neuron fires is nothing
     special, and where drift or noise keeps λ below 1, mixtures of samples alike can agree better than the samples,
     but are less sparse. All b places for one candidate are scored in one batch (``swap_scores``), so the best place
-    costs no more than the first that improves, which is what the paper takes. What was swapped out, or did not fit,
-    is tried again after every pass that changed something: beside other wrong directions a right one can look no
-    better than they do.
+    costs no more than the first that improves, which is what the paper takes. After a pass that changed something
+    the sparsest candidates are tried again, those swapped out among them: beside other wrong directions a right one
+    can look no better than they do.
 
     Args:
         problem: the layer.
@@ -98,8 +101,8 @@ def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, held: Int[Tenso
     inverse, taken = Inverse.of(problem, directions), held.tolist()
     order = pool.sparsest_first().tolist()
     while before < best and score < 1:
-        before = best
-        for index in (index for index in order if index not in taken):
+        before, tried = best, order if before < 0 else order[: AGAIN * b]
+        for index in (index for index in tried if index not in taken):
             candidate, pattern = pool.directions[index], pool.zeros[index]
             scores = swap_scores(problem, inverse, zeros, candidate, pattern)
             place = int(scores.argmax())
@@ -135,7 +138,8 @@ def select(problem: Problem, pool: Pool, before: Selection | None = None) -> Sel
     fresh = greedy_filt(problem, start, pool, torch.cat([first, first.new_full((short,), -1)]))
     if before is None or fresh.score == 1.0:
         return fresh
-    again = greedy_filt(problem, before, pool, first.new_full((len(directions),), -1))
+    few = pick(pool, pool.sparsest_first()[: AGAIN * len(directions)])
+    again = greedy_filt(problem, before, few, first.new_full((len(directions),), -1))
     return again if merit(problem, again) > merit(problem, fresh) else fresh
 
 
