@@ -86,6 +86,20 @@ def make_client() -> MakeClient:
     return make
 
 
+def graded(
+    importance: torch.Tensor, m: int, n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> tuple[Batch, list[LayerGradient]]:
+    """Two layers of a client whose samples count unequally, as those do that a network is more or less sure of."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.random_batch(len(importance), features=n, generator=generator)
+    model = simulate.mlp(n, [m, m], 10, generator=generator, dtype=dtype)
+    losses = torch.nn.functional.cross_entropy(model(batch.inputs.to(dtype)), batch.labels, reduction="none")
+    layers = [layer for layer in model if isinstance(layer, torch.nn.Linear)][:2]
+    gradients = torch.autograd.grad((losses * importance).mean(), [p for each in layers for p in each.parameters()])
+    pairs = zip(gradients[::2], gradients[1::2], layers, strict=True)
+    return batch, [LayerGradient(g, c, layer.weight.detach(), layer.bias.detach()) for g, c, layer in pairs]
+
+
 @pytest.fixture(scope="session")
 def cifar_path() -> Path:
     """CIFAR-10 from SPEARPP_DATA or the folder beside the checkout; skipped where there is none."""

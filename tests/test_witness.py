@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import spearpp
+from conftest import graded
 from spearpp import simulate, sphere
 from spearpp.certificate import Certificates, WitnessCertificates, certify_sighted
 from spearpp.certificate.witnessed import chance_of_another
@@ -97,18 +98,6 @@ def pair(b: int, m: int, n: int = 150, seed: int = 0, bias: bool = True, hidden:
     batch = simulate.random_batch(b, features=n, generator=generator)
     model = simulate.mlp(n, hidden or [m, m], 10, bias=bias, generator=generator)
     return Pair(batch, simulate.fedsgd(model, batch))
-
-
-def graded(b: int, m: int, importance: torch.Tensor, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Pair:
-    """A client whose samples count unequally, as those do that a network is more or less sure of."""
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(b, features=150, generator=generator)
-    model = simulate.mlp(150, [m, m], 10, generator=generator, dtype=dtype)
-    losses = nn.functional.cross_entropy(model(batch.inputs.to(dtype)), batch.labels, reduction="none")
-    weights = [(layer.weight, layer.bias) for layer in model if isinstance(layer, nn.Linear)][:2]
-    gradients = torch.autograd.grad((losses * importance).mean(), [p for layer in weights for p in layer])
-    pairs = zip(gradients[::2], gradients[1::2], weights, strict=True)
-    return Pair(batch, [LayerGradient(g, c, w.detach(), a.detach()) for g, c, (w, a) in pairs])
 
 
 class TestStages:
@@ -391,7 +380,8 @@ class TestFaint:
     """Samples that a network is sure of send little; that does not make the next layer less of a witness."""
 
     def test_strength_is_not_what_tells_samples_apart(self) -> None:
-        truth = graded(12, 100, torch.logspace(0, -9, 12, dtype=torch.float64), dtype=torch.float64)
+        importance = torch.logspace(0, -9, 12, dtype=torch.float64)
+        truth = Pair(*graded(importance, 100, 150, dtype=torch.float64))
         result = truth.invert()
         assert result.witness == "used"
         assert result.missing == 0

@@ -58,7 +58,7 @@ def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
     return torch.cat([directions, complement])
 
 
-def fix_scale(problem: Problem, inverse: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> Float[Tensor, "b"]:
+def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
     """fixScale: s = Q̄⁻¹ L⁺ g, so that D = L Q̄ diag(s) sums to the bias gradient.
 
     Without a bias the scale is not in the gradient: s is then the sign, ±1, that agrees better with
@@ -149,9 +149,13 @@ def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
     A layer without bias has no scale: inputs then have unit norm. Neither has a sample whose bias
     gradient vanishes: its input is left at the scale of Q̄.
     """
-    inverse = torch.linalg.inv(chosen.directions.T)
-    scale = fix_scale(problem, inverse, chosen.zeros)
-    inputs = inverse @ problem.factors.right
+    return inputs_at(problem, torch.linalg.inv(chosen.directions.T), chosen.zeros)
+
+
+def inputs_at(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+    """x from x̂ = Rᵀp up to scale, of points whose columns of D have these zeros."""
+    scale = fix_scale(problem, points, zeros)
+    inputs = points @ problem.factors.right
     if problem.seen.has_bias:
         return inputs[:, :-1] / torch.where(scale == 0, 1.0, scale)[:, None]
     return inputs * scale[:, None] / torch.linalg.vector_norm(inputs, dim=1, keepdim=True)

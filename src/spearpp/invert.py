@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from spearpp.candidates import Pool, admit, empty_pool
-from spearpp.certificate import Certificates, WitnessCertificates, agreement, certify, certify_sighted
+from spearpp.certificate import (
+    Certificates,
+    WitnessCertificates,
+    agreement,
+    certify,
+    certify_sighted,
+    certify_strongest,
+)
 from spearpp.clock import Clock
 from spearpp.errors import OptionError
-from spearpp.filtering import Selection, polish, recover, select
+from spearpp.filtering import Selection, inputs_at, polish, recover, select
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.result import Inversion, Progress, Stats
@@ -143,7 +150,7 @@ class _Recovered:
 
 
 def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
-    """Inputs from all directions together if these hold; else each from its own point, where two witnesses saw it."""
+    """Inputs from all directions together if these hold; else the strongest ones, or those that two witnesses saw."""
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
     inputs, directions = recover(problem, chosen), chosen.directions[: chosen.found]
     if not chosen.full:
@@ -154,6 +161,7 @@ def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
         together = _certified_first(inputs, directions, evidence, chosen.score)
         if bool(evidence.consistent.all()):
             return together
+    together = _most_certified(together, _strongest(problem, chosen))
     if problem.witness is None or not outcome.sightings:
         return together
     seen = outcome.sightings
@@ -163,6 +171,20 @@ def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
         return together
     score = agreement(problem, seen, settled)
     return _certified_first(inputs_of(problem, settled.points), seen.directions, testimony, score)
+
+
+def _strongest(problem: Problem, chosen: Selection) -> _Recovered | None:
+    """The strongest inputs, where weaker ones do not hold."""
+    found = certify_strongest(problem, chosen)
+    if found is None:
+        return None
+    inputs = inputs_at(problem, found.relied.points, found.zeros)
+    return _certified_first(inputs, found.relied.directions, found.certificates, chosen.score)
+
+
+def _most_certified(first: _Recovered, other: _Recovered | None) -> _Recovered:
+    """The other if it certifies more."""
+    return first if other is None or int(other.certified.sum()) <= int(first.certified.sum()) else other
 
 
 def _certified_first(
