@@ -39,12 +39,12 @@ class Selection:
         return self.found == self.directions.shape[0]
 
 
-def init_filt(pool: Pool) -> Int[Tensor, "chosen"]:
-    """initFilt: the sparsest candidates that are linearly independent, at most b of them.
+def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int[Tensor, "chosen"]:
+    """initFilt: the first candidates that are linearly independent, at most b of them.
 
-    Returns their indices in the pool, sparsest first.
+    Returns their indices in the pool, in order: sparsest first unless another is given.
     """
-    order = pool.sparsest_first()
+    order = pool.sparsest_first() if order is None else order
     least = torch.full_like(pool.directions[:, 0], INDEPENDENT)
     return order[independent(pool.directions[order], least)]
 
@@ -103,14 +103,19 @@ def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, rest: Int[Tenso
     return Selection(directions, zeros, found, best / (m * b))
 
 
-def select(problem: Problem, pool: Pool) -> Selection:
+def steadiest_first(problem: Problem, pool: Pool) -> Int[Tensor, "candidates"]:
+    """Indices by rising ‖Σ⁻¹q‖, the noise of L q: strong samples before weak ones, and before what is made of noise."""
+    return problem.tolerance.amplification(pool.directions).argsort(stable=True)
+
+
+def select(problem: Problem, pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Selection:
     """Both stages: initFilt, completed to a basis if it is short, then GreedyFilt."""
-    first = init_filt(pool)
+    order = pool.sparsest_first() if order is None else order
+    first = init_filt(pool, order)
     directions = complete_basis(pool.directions[first])
     zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(len(directions) - len(first), pool.zeros.shape[1])])
     zeros[len(first) :, ~problem.factors.live] = True
     start = Selection(directions, zeros, len(first), compute_score(problem, directions, zeros))
-    order = pool.sparsest_first()
     return greedy_filt(problem, start, pool, order[~torch.isin(order, first)])
 
 

@@ -17,7 +17,7 @@ from spearpp.certificate import (
 )
 from spearpp.clock import Clock
 from spearpp.errors import OptionError
-from spearpp.filtering import Selection, inputs_at, polish, recover, select
+from spearpp.filtering import Selection, inputs_at, polish, recover, select, steadiest_first
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.result import Inversion, Progress, Stats
@@ -152,25 +152,36 @@ class _Recovered:
 def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
     """Inputs from all directions together if these hold; else the strongest ones, or those that two witnesses saw."""
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
-    inputs, directions = recover(problem, chosen), chosen.directions[: chosen.found]
-    if not chosen.full:
-        none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-        together = _Recovered(inputs, none, directions, None, chosen.score)
-    else:
-        evidence = certify(problem, chosen)
-        together = _certified_first(inputs, directions, evidence, chosen.score)
-        if bool(evidence.consistent.all()):
-            return together
-    together = _most_certified(together, _strongest(problem, chosen))
+    best = _together(problem, chosen)
+    if _whole(best):
+        return best
+    best = _most_certified(best, _strongest(problem, chosen))
+    chosen = polish(problem, select(problem, outcome.pool, steadiest_first(problem, outcome.pool)))
+    best = _most_certified(best, _together(problem, chosen))
+    best = _most_certified(best, _strongest(problem, chosen))
     if problem.witness is None or not outcome.sightings:
-        return together
+        return best
     seen = outcome.sightings
     settled = settle(problem, problem.witness, seen.points, seen, own=True)
     testimony = certify_sighted(problem, problem.witness, seen, settled)
-    if int(testimony.consistent.sum()) <= int(together.certified.sum()):
-        return together
+    if int(testimony.consistent.sum()) <= int(best.certified.sum()):
+        return best
     score = agreement(problem, seen, settled)
     return _certified_first(inputs_of(problem, settled.points), seen.directions, testimony, score)
+
+
+def _together(problem: Problem, chosen: Selection) -> _Recovered:
+    """The inputs that all directions give together; without a certificate if some were not found."""
+    inputs = recover(problem, chosen)
+    if chosen.full:
+        return _certified_first(inputs, chosen.directions, certify(problem, chosen), chosen.score)
+    none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+    return _Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
+
+
+def _whole(recovered: _Recovered) -> bool:
+    """Whether every input of the batch is consistent."""
+    return recovered.certificates is not None and bool(recovered.certificates.consistent.all())
 
 
 def _strongest(problem: Problem, chosen: Selection) -> _Recovered | None:

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.certificate.masks import Certificates, evidence
+from spearpp.certificate.masks import EXACT, Certificates, evidence
 from spearpp.certificate.reliance import Reliance, rely
 from spearpp.filtering import Selection
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
+
+LOOKS = 64
+"""Into so many steps a large batch is cut by strength."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,22 +41,21 @@ def strengths(problem: Problem, chosen: Selection) -> Float[Tensor, "found"]:
 
 
 def certify_strongest(problem: Problem, chosen: Selection) -> Strongest | None:
-    """The most inputs, taken by strength, that are all consistent; None if there are none.
+    """The most inputs, taken by strength, that are all consistent; None if there are none of which any is exact.
 
-    The weakest 1, 3, 7, … are left out until the rest is consistent, then as few as possible by bisection. Local steps
-    (drift) would explain what a wrong direction does to the others, so they count for none here.
+    The weakest is left out until the rest is consistent (more than one at a time of a large batch), or until what
+    is left open makes every error too large: it only grows. Local steps (drift) would explain what a wrong
+    direction does to the others, so they count for none here.
     """
     order = strengths(problem, chosen).argsort(descending=True, stable=True)
-    too_many = len(order) + (0 if chosen.full else 1)  # all b together were not consistent
-    enough, step, best = 0, 1, None
-    while too_many - enough > 1:
-        k = max(1, too_many - step) if best is None else (too_many + enough) // 2
+    most = len(order) - 1 if chosen.full else len(order)  # all b together were not consistent
+    for k in range(most, 0, -max(1, problem.batch_size // LOOKS)):
         tried = _of(problem, chosen, order[:k])
+        if not bool((tried.certificates.error <= EXACT).any()):
+            return None
         if bool(tried.certificates.consistent.all()) and tried.certificates.drift == 0:
-            enough, best = k, tried
-        else:
-            too_many, step = k, 2 * step
-    return best
+            return tried
+    return None
 
 
 def _of(problem: Problem, chosen: Selection, which: Int[Tensor, "k"]) -> Strongest:
