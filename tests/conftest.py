@@ -57,6 +57,13 @@ class Client:
         inverse = inputs @ torch.linalg.pinv(right)
         return torch.nn.functional.normalize(torch.linalg.inv(inverse).T)
 
+    @property
+    def columns_of_d(self) -> torch.Tensor:
+        """dL/dz, one sample a row: what its inputs leave of the gradient, D = Ĝ X̂⁺."""
+        inputs = torch.cat([self.batch.inputs.double(), torch.ones(len(self.batch.inputs), 1).double()], dim=1)
+        seen = torch.cat([self.seen.grad_weight.double(), self.grad_bias[:, None]], dim=1)
+        return (seen @ torch.linalg.pinv(inputs)).T
+
     def score(self, result: spearpp.Inversion) -> spearpp.Score:
         return spearpp.score(result.inputs, self.batch.inputs, normalisation=self.batch.normalisation)
 

@@ -153,18 +153,21 @@ def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
     """Inputs from all directions together if these hold; else the strongest ones, or those that two witnesses saw."""
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
     best = _together(problem, chosen)
-    if _whole(best):
+    whole = best.certificates is not None and bool(best.certificates.consistent.all())
+    if whole and (bool(best.certified.all()) or not outcome.sightings):
         return best
-    best = _most_certified(best, _strongest(problem, chosen))
-    chosen = polish(problem, select(problem, outcome.pool, steadiest_first(problem, outcome.pool)))
-    best = _most_certified(best, _together(problem, chosen))
-    best = _most_certified(best, _strongest(problem, chosen))
+    if not whole:
+        best = _most_certified(best, _strongest(problem, chosen))
+        chosen = polish(problem, select(problem, outcome.pool, steadiest_first(problem, outcome.pool)))
+        best = _most_certified(best, _together(problem, chosen))
+        best = _most_certified(best, _strongest(problem, chosen))
     if problem.witness is None or not outcome.sightings:
         return best
     seen = outcome.sightings
     settled = settle(problem, problem.witness, seen.points, seen, own=True)
     testimony = certify_sighted(problem, problem.witness, seen, settled)
-    if int(testimony.consistent.sum()) <= int(best.certified.sum()):
+    # Where all are in the batch up to their error, only more exact ones are worth the others.
+    if int((testimony.exact if whole else testimony.consistent).sum()) <= int(best.certified.sum()):
         return best
     score = agreement(problem, seen, settled)
     return _certified_first(inputs_of(problem, settled.points), seen.directions, testimony, score)
@@ -177,11 +180,6 @@ def _together(problem: Problem, chosen: Selection) -> _Recovered:
         return _certified_first(inputs, chosen.directions, certify(problem, chosen), chosen.score)
     none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return _Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
-
-
-def _whole(recovered: _Recovered) -> bool:
-    """Whether every input of the batch is consistent."""
-    return recovered.certificates is not None and bool(recovered.certificates.consistent.all())
 
 
 def _strongest(problem: Problem, chosen: Selection) -> _Recovered | None:
