@@ -4,7 +4,7 @@ Samples of very different strength are found strongest first. The spectrum of th
 direction of a strong one lies in the leading singular directions but for the share that weaker samples have. So a round
 looks only as far as the spectrum stays above a hundredth of what is strongest among the rest: a problem of fewer
 dimensions, in which weak samples are noise. What it finds is refined in the whole space, and must stay within reach: a
-vertex that needs faint directions for its zeros is none of the strong samples. Spectra that are not graded are
+vertex that needs faint directions for its zeros is none of the strong samples. A spectrum that is not graded is
 within reach from the first round.
 """
 
@@ -24,6 +24,8 @@ DRY_ROUNDS = 4
 """Rounds at the highest effort without a find before something found is doubted."""
 DROPPED = (0.25, 0.5, 1.0)
 """Which share of what was found is looked for again, at the first, second and third doubt."""
+GRADED = 1e-4
+"""Least over largest singular value below which a spectrum is graded: alike inputs alone have 4e-3."""
 GRADES = (1e-2, 1e-3, 0.0)
 """Least singular value within reach, over the largest that is left: at first, and after rounds without a find."""
 LEADING = 0.99
@@ -70,7 +72,7 @@ class Rounds:
         zeros = self.problem.tolerance.zeros(self.found @ self.problem.factors.left.T, self.found).sum(1)
         kept = int(len(self.found) * (1 - DROPPED[self.dropped]))
         self.found = self.found[zeros.argsort(descending=True, stable=True)[:kept]]
-        self.more, self.dry, self.dropped = 1, 0, self.dropped + 1
+        self.more, self.dry, self.wider, self.dropped = 1, 0, 0, self.dropped + 1
         return True
 
     @property
@@ -90,6 +92,8 @@ class Rounds:
     def reach(self) -> int:
         """How many leading singular directions the next round looks in."""
         sizes = self.problem.factors.singular_values
+        if sizes[-1] >= GRADED * sizes[0]:
+            return len(sizes)
         strongest = sizes[min(len(self.found), len(sizes) - 1)]
         return int((sizes >= GRADES[self.wider] * strongest).sum())
 
@@ -137,7 +141,7 @@ class Rounds:
         self.dry = self.dry + 1 if new == 0 and self.effort + 1 == len(self.pace.efforts) else 0
         if self.problem.batch_size - len(self.found) == 1 and new == 0:
             self.dry = 1
-        self.wider = 0 if new else min(self.wider + 1, len(GRADES) - 1)
+        self.wider = self.wider if new else min(self.wider + 1, len(GRADES) - 1)
         if new >= 0.1 * min(dimension, size):
             self.more = 1
         elif self.effort + 1 < len(self.pace.efforts):
