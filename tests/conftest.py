@@ -57,6 +57,13 @@ class Client:
         inverse = inputs @ torch.linalg.pinv(right)
         return torch.nn.functional.normalize(torch.linalg.inv(inverse).T)
 
+    @property
+    def columns_of_d(self) -> torch.Tensor:
+        """dL/dz, one sample a row: what its inputs leave of the gradient, D = Ĝ X̂⁺."""
+        inputs = torch.cat([self.batch.inputs.double(), torch.ones(len(self.batch.inputs), 1).double()], dim=1)
+        seen = torch.cat([self.seen.grad_weight.double(), self.grad_bias[:, None]], dim=1)
+        return (seen @ torch.linalg.pinv(inputs)).T
+
     def score(self, result: spearpp.Inversion) -> spearpp.Score:
         return spearpp.score(result.inputs, self.batch.inputs, normalisation=self.batch.normalisation)
 
@@ -84,6 +91,20 @@ def make_client() -> MakeClient:
         return Client(batch, simulate.fedsgd(model, batch)[layer])
 
     return make
+
+
+def graded(
+    importance: torch.Tensor, m: int, n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> tuple[Batch, list[LayerGradient]]:
+    """Two layers of a client whose samples count unequally, as those do that a network is more or less sure of."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.random_batch(len(importance), features=n, generator=generator)
+    model = simulate.mlp(n, [m, m], 10, generator=generator, dtype=dtype)
+    losses = torch.nn.functional.cross_entropy(model(batch.inputs.to(dtype)), batch.labels, reduction="none")
+    layers = [layer for layer in model if isinstance(layer, torch.nn.Linear)][:2]
+    gradients = torch.autograd.grad((losses * importance).mean(), [p for each in layers for p in each.parameters()])
+    pairs = zip(gradients[::2], gradients[1::2], layers, strict=True)
+    return batch, [LayerGradient(g, c, layer.weight.detach(), layer.bias.detach()) for g, c, layer in pairs]
 
 
 @pytest.fixture(scope="session")

@@ -104,7 +104,7 @@ def test_greedy_swaps_never_lose_and_report_the_score_they_have(client: Client) 
         start = Selection(
             pool.directions[:5], pool.zeros[:5], 5, compute_score(problem, pool.directions[:5], pool.zeros[:5])
         )
-        end = greedy_filt(problem, start, pool, torch.arange(5))
+        end = greedy_filt(problem, start, pool, torch.arange(5), torch.arange(len(pool)))
         assert end.score > start.score
         assert end.score == pytest.approx(literal_score(problem, end.directions, client))
 
@@ -118,7 +118,7 @@ def test_one_wrong_column_is_swapped_for_the_true_one(client: Client) -> None:
         pool = pool_of(problem, torch.cat([start, true[place][None], random_directions(3, 5, 7)]))
         first = Selection(start, pool.zeros[:5], 5, compute_score(problem, start, pool.zeros[:5]))
         assert first.score < 1.0
-        assert greedy_filt(problem, first, pool, torch.arange(5)).score == 1.0
+        assert greedy_filt(problem, first, pool, torch.arange(5), torch.arange(len(pool))).score == 1.0
 
 
 def test_a_wrong_candidate_that_looks_sparsest_is_swapped_out(client: Client) -> None:

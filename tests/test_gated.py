@@ -8,22 +8,31 @@ import pytest
 import torch
 
 import spearpp
-from conftest import Client, MakeClient
+from conftest import Client, MakeClient, graded
 from spearpp import simulate, sphere
+from spearpp.candidates import Pool
 from spearpp.certificate import Certificates
 from spearpp.errors import OptionError
+from spearpp.filtering import init_filt, steadiest_first
 from spearpp.problem import Problem
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import acceptable, complement, new_directions
 from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates, gated_objective
 from spearpp.search.gated.refine import distinct, refine
+from spearpp.search.gated.rounds import Pace, Rounds, leads
 from spearpp.simulate import Batch
 
 
 @pytest.fixture(scope="module")
 def client(make_client: MakeClient) -> Client:
     return make_client(8, 120, 60)
+
+
+@pytest.fixture(scope="module")
+def graded_client() -> Client:
+    batch, layers = graded(torch.logspace(0, -7, 24), 120, 200)
+    return Client(batch, layers[0])
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +163,55 @@ def test_it_finds_what_the_paper_cannot(make_client: MakeClient) -> None:
     ours = spearpp.invert(*client.seen, search=Gated(starts=1024))
     assert not client.score(paper).exact
     assert client.score(ours).exact
+
+
+class TestGraded:
+    """Samples of very different strength: looked for strongest first, in the leading singular directions."""
+
+    def rounds(self, problem: Problem) -> Rounds:
+        pace = Pace(64, 64, (Effort(150, 12, 1e-5),), 0.1, torch.float32)
+        return Rounds(problem, pace, problem.factors.left.new_zeros(0, problem.batch_size))
+
+    def test_an_even_spectrum_is_within_reach_at_once(self, problem: Problem) -> None:
+        assert self.rounds(problem).reach == problem.batch_size
+
+    def test_reach_follows_what_was_found(self, graded_client: Client) -> None:
+        problem = graded_client.problem
+        rounds, sizes = self.rounds(problem), problem.factors.singular_values
+        reaches = []
+        for found in range(problem.batch_size):
+            rounds.found = torch.eye(problem.batch_size, dtype=torch.float64)[:found]
+            reaches.append(rounds.reach)
+            assert found < rounds.reach
+            assert float(sizes[rounds.reach - 1]) >= 0.01 * float(sizes[found])
+        assert reaches[0] < problem.batch_size == reaches[-1]
+        rounds.found, rounds.wider = rounds.found[:0], 2
+        assert rounds.reach == problem.batch_size
+
+    def test_a_round_finds_strong_samples_and_no_other(self, graded_client: Client) -> None:
+        problem = graded_client.problem
+        columns = graded_client.columns_of_d
+        q = sphere.retract(columns @ problem.factors.left)
+        rounds = self.rounds(problem)
+        for seed in range(3):
+            reach = rounds.reach
+            new, _ = rounds.run(64, torch.Generator().manual_seed(seed))
+            cosine, which = (new @ q.T).abs().max(1)
+            assert len(new) > 0
+            assert float(cosine.min()) > 1 - 1e-6
+            assert int(which.max()) < reach
+            assert bool(leads(new, reach).all())
+
+    def test_what_is_made_of_noise_comes_last(self, graded_client: Client) -> None:
+        problem = graded_client.problem
+        q = sphere.retract(graded_client.columns_of_d[:10] @ problem.factors.left)
+        faint = torch.eye(problem.batch_size, dtype=torch.float64)[-3:]
+        directions = torch.cat([faint, q])
+        zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
+        zeros[:3] = True  # noise hides so much of them that they look sparsest
+        pool = Pool(directions, zeros)
+        assert sorted(init_filt(pool)[:3].tolist()) == [0, 1, 2]
+        assert sorted(init_filt(pool, steadiest_first(problem, pool))[:10].tolist()) == list(range(3, 13))
 
 
 class TestHarderData:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import spearpp
+from conftest import graded
 from spearpp import simulate, sphere
 from spearpp.certificate import Certificates, WitnessCertificates, certify_sighted
 from spearpp.certificate.witnessed import chance_of_another
@@ -373,6 +374,18 @@ class TestNoWitness:
     def test_without_it_nothing_changes(self) -> None:
         first = pair(8, 100).layers[0]
         assert spearpp.invert(*first).witness == "not given"
+
+
+class TestFaint:
+    """Samples that a network is sure of send little; that does not make the next layer less of a witness."""
+
+    def test_strength_is_not_what_tells_samples_apart(self) -> None:
+        importance = torch.logspace(0, -9, 12, dtype=torch.float64)
+        truth = Pair(*graded(importance, 100, 150, dtype=torch.float64))
+        result = truth.invert()
+        assert result.witness == "used"
+        assert result.missing == 0
+        assert truth.score(result).exact
 
 
 class TestErrors:

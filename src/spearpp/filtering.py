@@ -14,7 +14,7 @@ from spearpp.candidates import Pool
 from spearpp.chunks import at_once
 from spearpp.nullspace import independent, kernel_vectors
 from spearpp.problem import Problem
-from spearpp.shapes import Bool, Float, Int, Tensor, pick
+from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import INDEPENDENT
 
 AGAIN = 4
@@ -40,12 +40,12 @@ class Selection:
         return self.found == self.directions.shape[0]
 
 
-def init_filt(pool: Pool) -> Int[Tensor, "chosen"]:
-    """initFilt: the sparsest candidates that are linearly independent, at most b of them.
+def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int[Tensor, "chosen"]:
+    """initFilt: the first candidates that are linearly independent, at most b of them.
 
-    Returns their indices in the pool, sparsest first.
+    Returns their indices in the pool, in order: sparsest first unless another is given.
     """
-    order = pool.sparsest_first()
+    order = pool.sparsest_first() if order is None else order
     least = torch.full_like(pool.directions[:, 0], INDEPENDENT)
     return order[independent(pool.directions[order], least)]
 
@@ -59,7 +59,7 @@ def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
     return torch.cat([directions, complement])
 
 
-def fix_scale(problem: Problem, inverse: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> Float[Tensor, "b"]:
+def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
     """fixScale: s = Q̄⁻¹ L⁺ g, so that D = L Q̄ diag(s) sums to the bias gradient.
 
     Without a bias the scale is not in the gradient: s is then the sign, ±1, that agrees better with
@@ -79,7 +79,9 @@ def compute_score(problem: Problem, directions: Float[Tensor, "b b"], zeros: Boo
     return int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / (m * b)
 
 
-def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, held: Int[Tensor, "b"]) -> Selection:
+def greedy_filt(
+    problem: Problem, chosen: Selection, pool: Pool, held: Int[Tensor, "b"], order: Int[Tensor, "candidates"]
+) -> Selection:
     """GreedyFilt: swap candidates in, each where it improves the choice most, until λ = 1 or no swap improves it.
 
     What improves is λ with every zero counted once more (``merit``): a gradient where a neuron fires is nothing
@@ -94,14 +96,15 @@ def greedy_filt(problem: Problem, chosen: Selection, pool: Pool, held: Int[Tenso
         chosen: b directions to begin with.
         pool: where they are from.
         held: the place in the pool of each, -1 for one that completes the basis.
+        order: the candidates to try, in this order.
     """
     directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
     b, m = zeros.shape
     best, score, before = merit(problem, chosen), chosen.score, -1
     inverse, taken = Inverse.of(problem, directions), held.tolist()
-    order = pool.sparsest_first().tolist()
+    tried = order.tolist()
     while before < best and score < 1:
-        before, tried = best, order if before < 0 else order[: AGAIN * b]
+        before, tried = best, tried if before < 0 else tried[: AGAIN * b]
         for index in (index for index in tried if index not in taken):
             candidate, pattern = pool.directions[index], pool.zeros[index]
             scores = swap_scores(problem, inverse, zeros, candidate, pattern)
@@ -123,23 +126,39 @@ def merit(problem: Problem, chosen: Selection) -> int:
     return int(_agreement(problem, inverse.unscaled, inverse.scale, chosen.zeros).sum() + chosen.zeros.sum())
 
 
-def select(problem: Problem, pool: Pool, before: Selection | None = None) -> Selection:
+def steadiest_first(problem: Problem, pool: Pool) -> Int[Tensor, "candidates"]:
+    """Indices by rising ‖Σ⁻¹q‖, the noise of L q: strong samples before weak ones, and before what is made of noise."""
+    return problem.tolerance.amplification(pool.directions).argsort(stable=True)
+
+
+def select(
+    problem: Problem,
+    pool: Pool,
+    before: Selection | None = None,
+    *,
+    order: Int[Tensor, "candidates"] | None = None,
+) -> Selection:
     """Both stages: initFilt, completed to a basis if it is short, then GreedyFilt.
 
-    ``before`` is a choice of an earlier pool. What was added to the pool since may be wrong, so GreedyFilt
-    begins with that choice too, and the better end counts.
+    Args:
+        problem: the layer.
+        pool: the candidates.
+        before: a choice of an earlier pool. What was added to the pool since may be wrong, so GreedyFilt begins with
+            that choice too, and the better end counts.
+        order: which candidates come first; None is the sparsest.
     """
-    first = init_filt(pool)
+    order = pool.sparsest_first() if order is None else order
+    first = init_filt(pool, order)
     directions = complete_basis(pool.directions[first])
     short = len(directions) - len(first)
     zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(short, pool.zeros.shape[1])])
     zeros[len(first) :, ~problem.factors.live] = True
     start = Selection(directions, zeros, len(first), compute_score(problem, directions, zeros))
-    fresh = greedy_filt(problem, start, pool, torch.cat([first, first.new_full((short,), -1)]))
+    fresh = greedy_filt(problem, start, pool, torch.cat([first, first.new_full((short,), -1)]), order)
     if before is None or fresh.score == 1.0:
         return fresh
-    few = pick(pool, pool.sparsest_first()[: AGAIN * len(directions)])
-    again = greedy_filt(problem, before, few, first.new_full((len(directions),), -1))
+    none = first.new_full((len(directions),), -1)
+    again = greedy_filt(problem, before, pool, none, order[: AGAIN * len(directions)])
     return again if merit(problem, again) > merit(problem, fresh) else fresh
 
 
@@ -178,9 +197,13 @@ def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
     A layer without bias has no scale: inputs then have unit norm. Neither has a sample whose bias
     gradient vanishes: its input is left at the scale of Q̄.
     """
-    inverse = torch.linalg.inv(chosen.directions.T)
-    scale = fix_scale(problem, inverse, chosen.zeros)
-    inputs = inverse @ problem.factors.right
+    return inputs_at(problem, torch.linalg.inv(chosen.directions.T), chosen.zeros)
+
+
+def inputs_at(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+    """x from x̂ = Rᵀp up to scale, of points whose columns of D have these zeros."""
+    scale = fix_scale(problem, points, zeros)
+    inputs = points @ problem.factors.right
     if problem.seen.has_bias:
         return inputs[:, :-1] / torch.where(scale == 0, 1.0, scale)[:, None]
     return inputs * scale[:, None] / torch.linalg.vector_norm(inputs, dim=1, keepdim=True)

@@ -7,10 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from spearpp.candidates import Pool, admit, empty_pool
-from spearpp.certificate import Certificates, WitnessCertificates, agreement, certify, certify_sighted
+from spearpp.certificate import (
+    Certificates,
+    WitnessCertificates,
+    agreement,
+    certify,
+    certify_sighted,
+    certify_strongest,
+)
 from spearpp.clock import Clock
 from spearpp.errors import OptionError
-from spearpp.filtering import Selection, polish, recover, select
+from spearpp.filtering import Selection, inputs_at, polish, recover, select, steadiest_first
 from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.result import Inversion, Progress, Stats
@@ -154,26 +161,50 @@ class _Recovered:
 
 
 def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
-    """Inputs from all directions together if these hold; else each from its own point, where two witnesses saw it."""
+    """Inputs from all directions together if these hold; else the strongest ones, or those that two witnesses saw."""
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
-    inputs, directions = recover(problem, chosen), chosen.directions[: chosen.found]
-    if not chosen.full:
-        none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-        together = _Recovered(inputs, none, directions, None, chosen.score)
-    else:
-        evidence = certify(problem, chosen)
-        together = _certified_first(inputs, directions, evidence, chosen.score)
-        if bool(evidence.consistent.all()):
-            return together
+    best = _together(problem, chosen)
+    whole = best.certificates is not None and bool(best.certificates.consistent.all())
+    if whole and (bool(best.certified.all()) or not outcome.sightings):
+        return best
+    if not whole:
+        best = _most_certified(best, _strongest(problem, chosen))
+        chosen = polish(problem, select(problem, outcome.pool, order=steadiest_first(problem, outcome.pool)))
+        best = _most_certified(best, _together(problem, chosen))
+        best = _most_certified(best, _strongest(problem, chosen))
     if problem.witness is None or not outcome.sightings:
-        return together
+        return best
     seen = outcome.sightings
     settled = settle(problem, problem.witness, seen.points, seen, own=True)
     testimony = certify_sighted(problem, problem.witness, seen, settled)
-    if int(testimony.consistent.sum()) <= int(together.certified.sum()):
-        return together
+    # Where all are in the batch up to their error, only more exact ones are worth the others.
+    if int((testimony.exact if whole else testimony.consistent).sum()) <= int(best.certified.sum()):
+        return best
     score = agreement(problem, seen, settled)
     return _certified_first(inputs_of(problem, settled.points), seen.directions, testimony, score)
+
+
+def _together(problem: Problem, chosen: Selection) -> _Recovered:
+    """The inputs that all directions give together; without a certificate if some were not found."""
+    inputs = recover(problem, chosen)
+    if chosen.full:
+        return _certified_first(inputs, chosen.directions, certify(problem, chosen), chosen.score)
+    none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+    return _Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
+
+
+def _strongest(problem: Problem, chosen: Selection) -> _Recovered | None:
+    """The strongest inputs, where weaker ones do not hold."""
+    found = certify_strongest(problem, chosen)
+    if found is None:
+        return None
+    inputs = inputs_at(problem, found.relied.points, found.zeros)
+    return _certified_first(inputs, found.relied.directions, found.certificates, chosen.score)
+
+
+def _most_certified(first: _Recovered, other: _Recovered | None) -> _Recovered:
+    """The other if it certifies more."""
+    return first if other is None or int(other.certified.sum()) <= int(first.certified.sum()) else other
 
 
 def _certified_first(

@@ -52,12 +52,14 @@ class Inversion:
     """What came out of a gradient.
 
     ``inputs[i]`` belongs to ``directions[i]``. With one witness and fewer directions found than samples,
-    the last inputs come from the orthogonal complement and all of them are approximate. With two,
-    every input that was seen is exact on its own, and only those are returned.
+    the last inputs come from the orthogonal complement and all of them are approximate, unless what is
+    missing or wrong is so weak that the stronger inputs are certified: then only these are returned. With
+    two, every input that was seen is exact on its own, and only those are returned.
     """
 
     inputs: Float[Tensor, "k n"]
-    """Recovered inputs, certified ones first. Where only two witnesses certify them, just the k they have seen."""
+    """Recovered inputs, certified ones first. Where only two witnesses certify them, just the k they have seen; where
+    only the strongest are certified, just those."""
     certified: Bool[Tensor, "k"]
     """Exact by certificate, which needs no truth; see ``certificates``."""
     score: float
@@ -72,7 +74,7 @@ class Inversion:
     """False for a layer without bias: inputs are then known up to a positive factor, and given with
     unit norm."""
     certificates: Certificates | WitnessCertificates | None
-    """The evidence for each input; None if one witness found fewer directions than samples."""
+    """The evidence for each input; None if one witness found fewer directions than samples and none is certified."""
     spectrum: Float[Tensor, "r"]
     """Singular values of the gradient, largest first: b of them stand above the noise."""
     zeros: Int[Tensor, "found"]

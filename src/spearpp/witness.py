@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spearpp import sphere
 from spearpp.errors import DtypeError, RankError, ShapeError
 from spearpp.lowrank import Factors, decompose
 from spearpp.observation import Observation, observe
@@ -127,8 +128,9 @@ def consult(
         return _without_rank(seen, batch_size, why)
     witness = _of(factors, seen.weight)
     for name, matrix in (("this layer's weights", preactivations), ("the next layer's", witness.back)):
-        pivots = torch.linalg.qr(matrix)[1].diagonal().abs()
-        if bool(pivots.min() <= INDEPENDENT * pivots.max()):
+        # Columns are as long as the samples are strong, which says nothing about what tells them apart.
+        pivots = torch.linalg.qr(sphere.retract(matrix.T).T)[1].diagonal().abs()
+        if bool(pivots.min() <= INDEPENDENT):
             return NextLayer(f"not used: {name} do not tell {batch_size} samples apart")
     return NextLayer("used", witness)
 

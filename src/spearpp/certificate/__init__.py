@@ -1,10 +1,20 @@
 """Evidence, without the truth, that a recovered input is one of the batch.
 
-``masks`` needs one layer and all of its directions; ``witnessed`` the next layer too, and then holds for
-each input on its own.
+``masks`` needs one layer and all of its directions; ``strongest`` does with those of the strongest inputs;
+``witnessed`` needs the next layer too, and then holds for each input on its own.
 """
 
 from spearpp.certificate.masks import Certificates, certify, chance_of_zeros
+from spearpp.certificate.strongest import Strongest, certify_strongest
 from spearpp.certificate.witnessed import WitnessCertificates, agreement, certify_sighted
 
-__all__ = ["Certificates", "WitnessCertificates", "agreement", "certify", "certify_sighted", "chance_of_zeros"]
+__all__ = [
+    "Certificates",
+    "Strongest",
+    "WitnessCertificates",
+    "agreement",
+    "certify",
+    "certify_sighted",
+    "certify_strongest",
+    "chance_of_zeros",
+]

@@ -18,8 +18,8 @@ TURNED = 10.0
 
 
 def lines(
-    problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"], drifted: bool
-) -> Bool[Tensor, "b"]:
+    problem: Problem, directions: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"], drifted: bool
+) -> Bool[Tensor, "k"]:
     """Whether the kernel of each input's zero rows is that input's direction alone.
 
     Under drift that must hold whichever row is left out. Two samples that fire nearly the same neurons share most
@@ -43,12 +43,12 @@ def lines(
 
 def entangled(
     problem: Problem,
-    directions: Float[Tensor, "b b"],
-    inverse: Float[Tensor, "b b"],
-    zeros: Bool[Tensor, "b m"],
-    line: Bool[Tensor, "b"],
+    directions: Float[Tensor, "k b"],
+    inverse: Float[Tensor, "k b"],
+    zeros: Bool[Tensor, "k m"],
+    line: Bool[Tensor, "k"],
     drifted: bool,
-) -> Float[Tensor, "b"]:
+) -> Float[Tensor, "k"]:
     """How much of each input, over its size, depends on directions that are not told from others with their zeros.
 
     If the true direction is q_j + t v, where v has the zeros of q_j too, then p_i is off by t (p_i·v) p_j. For inputs

@@ -20,6 +20,10 @@ the batch: the least for which every silent neuron with a gradient may have fire
 zero for a single gradient. What may have moved counts neither for nor against an input, so a wrong
 one, whose conflicts lie at all sizes of z, leaves nothing that could speak for it.
 
+**Heavier noise.** Samples below the noise are noise, but of low rank and in line with the others: a silent neuron
+may then have a gradient several times the bound. Up to four times counts neither for nor against; the largest,
+ω, is a factor of all errors.
+
 And for the batch: the gradient rebuilt from the inputs, with D zero wherever they silence a neuron,
 must differ from the one observed by no more than noise.
 
@@ -33,6 +37,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.certificate.lines import entangled, lines
+from spearpp.certificate.reliance import Reliance, rely
 from spearpp.filtering import Selection, fix_scale
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
@@ -42,6 +47,8 @@ CLEAR = 0.1
 """An entry of D can be told from zero if noise reaches at most this share of the root mean square."""
 EXACT = 3e-4
 """Largest implied error of an exact input, relative to its root mean square."""
+HEAVIER = 4.0
+"""How many times its bound noise may reach at a silent neuron: samples below the noise are no i.i.d. noise."""
 OFF = 3.0
 """How much farther than the farthest neuron that was moved on one may have been moved off."""
 UNLUCKY = 1e-6
@@ -79,8 +86,12 @@ class Certificates:
     """‖Ĝ - D X̂ᵀ‖ / ‖Ĝ‖ with D set to zero where the recovered inputs silence the neuron."""
     noise: float
     """‖E‖ / ‖Ĝ‖: what the residual would be if only noise were left."""
+    heavier: float
+    """ω: how many times its bound noise reaches at the neurons that the inputs silence; 1 if it stays within."""
     drift: float
     """η, in units of the update: how far local steps must have moved the weights; 0 for one gradient."""
+    batch_size: int
+    """b: how many directions there are, be they relied on or not."""
 
     @property
     def consistent(self) -> Bool[Tensor, "b"]:
@@ -98,7 +109,7 @@ class Certificates:
     @property
     def _sound(self) -> Bool[Tensor, "b"]:
         """Which masks fit, beyond chance."""
-        b = len(self.zeros)
+        b = self.batch_size
         # η is the best of as many values as there are conflicts.
         choices = b * max(1, int(self.moved.sum()))
         evidence = self.agreeing - (b - 1) >= math.log2(choices / RARE)
@@ -109,20 +120,28 @@ class Certificates:
 
 def certify(problem: Problem, chosen: Selection) -> Certificates:
     """Collect the evidence for a choice of b directions."""
+    return evidence(problem, rely(chosen.directions), chosen.zeros)
+
+
+def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -> Certificates:
+    """The same for those directions that are relied on; what the others leave open counts as error."""
     tolerance, live = problem.tolerance, problem.factors.live
-    gradient, directions = problem.seen.gradient, chosen.directions
-    inverse = torch.linalg.inv(directions.T)
-    scale = fix_scale(problem, inverse, chosen.zeros)
+    gradient, directions, inverse = problem.seen.gradient, relied.directions, relied.points
+    scale = fix_scale(problem, inverse, pattern)
     signed = inverse * scale.sign()[:, None]
     z = signed @ problem.preactivations.T
     slack = torch.linalg.vector_norm(inverse * tolerance.preactivation, dim=1)[:, None] * tolerance.weight_norms
+    slack = slack + relied.preactivation_error(problem)
     values = directions @ problem.factors.left.T
     bound = tolerance.entry(directions)
     level = (1 / max(1, problem.factors.live_neurons)) ** 0.5
     zeros = values.abs() <= bound
     clear = live & (bound <= CLEAR * level)
     fires = z > 0
-    conflict = clear & (z.abs() > slack) & ~fires & ~zeros
+    excess = torch.where(clear & (z.abs() > slack) & ~fires, values.abs() / bound, 1.0)
+    near = (excess <= HEAVIER) & (values.abs() <= CLEAR * level)
+    heavier = float(torch.where(near, excess, 1.0).clamp_min(1).max())
+    conflict = (excess > 1) & ~near
     unscaled = signed @ problem.factors.right
     reach = torch.linalg.vector_norm(unscaled, dim=1)[:, None] * torch.linalg.vector_norm(gradient, dim=1)
     moved_by = (z.abs() - slack) / reach
@@ -138,11 +157,14 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
     masked = torch.where(fires | (z.abs() <= slack), values * scale[:, None], 0.0)
     inputs = unscaled / scale.abs().clamp_min(torch.finfo(z.dtype).tiny)[:, None]
     size = torch.linalg.vector_norm(inputs, dim=1)
-    spread = tolerance.noise * torch.linalg.vector_norm(inverse, dim=1) / scale.abs()
+    columns = max(1, inputs.shape[1])
+    spread = heavier * tolerance.noise * torch.linalg.vector_norm(inverse, dim=1)
+    spread = torch.hypot(spread, relied.input_error(problem) / columns**0.5) / scale.abs()
     weight = torch.linalg.vector_norm(masked, dim=1) * size
     whole = torch.linalg.norm(gradient)
     left_over = torch.linalg.norm(gradient - masked.T @ inputs)
     noise = torch.linalg.norm(problem.factors.row_noise) * gradient.shape[1] ** 0.5
+    noise = torch.hypot(noise, relied.unexplained(problem))
     silent = zeros & live & ~fires
     line = lines(problem, directions, silent, drift > 0)
     return Certificates(
@@ -154,11 +176,13 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
         allowed=most_by_chance(hiding),
         line=line,
         entangled=entangled(problem, directions, inverse, silent, line, drift > 0),
-        error=spread / (size / max(1, inputs.shape[1]) ** 0.5),
+        error=spread / (size / columns**0.5),
         share=weight / weight.sum().clamp_min(torch.finfo(z.dtype).tiny),
         residual=float(left_over / whole),
         noise=float(noise / whole),
+        heavier=heavier,
         drift=drift,
+        batch_size=problem.batch_size,
     )
 
 

@@ -14,22 +14,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp import sphere
 from spearpp.errors import OptionError
 from spearpp.problem import Problem
 from spearpp.search.base import Proposals, check_options
-from spearpp.search.gated.accept import acceptable, complement, new_directions
 from spearpp.search.gated.backward import BackwardRounds
-from spearpp.search.gated.descent import Effort, descend
-from spearpp.search.gated.objective import Gates
-from spearpp.search.gated.refine import distinct, refine
+from spearpp.search.gated.descent import Effort
+from spearpp.search.gated.rounds import Pace, Rounds
 from spearpp.search.gated.witnessed import WitnessedRounds
-from spearpp.shapes import Float, Tensor
 
-DRY_ROUNDS = 4
-"""Rounds at the highest effort without a find before something found is doubted."""
-DROPPED = (0.25, 0.5, 1.0)
-"""Which share of what was found is looked for again, at the first, second and third doubt."""
+MOST_STARTS = 4096
+"""Starts of a round at most."""
 EFFORTS = (Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 
 
@@ -90,7 +84,9 @@ class Gated:
                 return
             if not len(known):  # then its outputs are not what this layer feeds
                 problem = replace(problem, outputs=None)
-        rounds = _Rounds(problem, self, known)
+        rounds = Rounds(
+            problem, Pace(self.round_starts, self.chunk or MOST_STARTS, self.efforts, self.rate, self.dtype), known
+        )
         while left > 0 and time.monotonic() < deadline:
             if rounds.complete or rounds.stuck:
                 if rounds.complete:
@@ -109,88 +105,3 @@ class Gated:
         if problem.outputs is not None:
             return BackwardRounds(problem, problem.outputs, self.round_starts, self.dtype)
         return None
-
-
-class _Rounds:
-    """What has been found, and how hard to look next."""
-
-    def __init__(self, problem: Problem, search: Gated, known: Float[Tensor, "known b"]) -> None:
-        self.problem = problem
-        self.search = search
-        self.found = known
-        self.effort, self.more, self.dry, self.dropped = 0, 1, 0, 0
-        scale = problem.preactivations.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-        live = problem.factors.live
-        self.rows = problem.live_rows.to(search.dtype)
-        self.gates = problem.preactivations[live] / scale
-
-    @property
-    def stuck(self) -> bool:
-        """Whether the last rounds found nothing although something had been found before."""
-        last = self.problem.batch_size - len(self.found) == 1
-        return len(self.found) > 0 and self.dry >= (1 if last else DRY_ROUNDS)
-
-    def drop(self) -> bool:
-        """Forget the least sparse quarter, then half, then all of what was found; the pool keeps it."""
-        if self.dropped == len(DROPPED):
-            return False
-        zeros = self.problem.tolerance.zeros(self.found @ self.problem.factors.left.T, self.found).sum(1)
-        kept = int(len(self.found) * (1 - DROPPED[self.dropped]))
-        self.found = self.found[zeros.argsort(descending=True, stable=True)[:kept]]
-        self.more, self.dry, self.dropped = 1, 0, self.dropped + 1
-        return True
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to look for."""
-        return len(self.found) >= self.problem.batch_size
-
-    @property
-    def size(self) -> int:
-        """Starts of the next round: two where p is known up to sign."""
-        missing = self.problem.batch_size - len(self.found)
-        if missing == 1:
-            return 2
-        wanted = max(self.search.round_starts, missing) * self.more
-        return min(wanted, self.search.chunk or 4096)
-
-    def run(self, size: int, generator: torch.Generator) -> tuple[Float[Tensor, "new b"], int]:
-        """One round: the directions it adds, and the start-steps it took."""
-        basis = complement(self.found)
-        dimension = basis.shape[1]
-        if dimension == 1:
-            points = torch.cat([basis.T, -basis.T])
-            directions, steps = points, 0
-            chosen = torch.arange(2, device=points.device)
-        else:
-            starts = sphere.uniform(size, dimension, generator, dtype=self.search.dtype, device=basis.device)
-            confined = Gates(self.rows, (self.gates @ basis).to(self.search.dtype), basis.to(self.search.dtype))
-            effort = self.search.efforts[self.effort]
-            ends, directions = descend(confined, starts, effort, self.search.rate)
-            points, directions, steps = ends.double() @ basis.T, directions.double(), size * effort.steps
-            chosen = distinct(self.problem, points, directions)
-        refined = refine(self.problem, points[chosen], directions[chosen])
-        kept = refined[acceptable(self.problem, points[chosen], refined)]
-        new = new_directions(self.problem, self.found, kept)[:dimension]
-        self._adapt(len(new), dimension, size)
-        self.found = torch.cat([self.found, new])
-        return new, steps
-
-    def repair(self) -> Float[Tensor, "k b"]:
-        """Refine, for every input, what the inverse of all directions says its p is, with either sign."""
-        inverse = sphere.retract(torch.linalg.pinv(self.found.T))
-        points = torch.cat([inverse, -inverse])
-        refined = refine(self.problem, points, torch.cat([self.found, self.found]))
-        return refined[acceptable(self.problem, points, refined)]
-
-    def _adapt(self, new: int, dimension: int, size: int) -> None:
-        """Look harder if fewer came than a tenth of what is left, and of the starts."""
-        self.dry = self.dry + 1 if new == 0 and self.effort + 1 == len(self.search.efforts) else 0
-        if dimension == 1 and new == 0:
-            self.dry = 1
-        if new >= 0.1 * min(dimension, size):
-            self.more = 1
-        elif self.effort + 1 < len(self.search.efforts):
-            self.effort += 1
-        elif new == 0:
-            self.more *= 2
