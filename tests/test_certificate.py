@@ -1,10 +1,14 @@
 """Certificates say yes to the truth and no to everything else."""
 
+import random
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, poisson
+from torch import nn
 
 import spearpp
 from conftest import Client, MakeClient
@@ -225,3 +229,60 @@ def test_evidence_has_one_row_for_each_input(client: Client) -> None:
     assert torch.equal(result.certified, result.certificates.exact)
     assert len(result.certificates.zeros) == 6
     assert float(result.certificates.chance.max()) < 1e-9
+
+
+def weighted(model: nn.Sequential, batch: Batch, weights: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """(dL/dW, dL/db, W, b) of every Linear layer, where samples count unequally."""
+    losses = nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
+    linear = [layer for layer in model if isinstance(layer, nn.Linear)]
+    parameters = [each for layer in linear for each in (layer.weight, layer.bias)]
+    gradients = torch.autograd.grad((losses * weights).mean(), parameters)
+    return [
+        (gradients[2 * i], gradients[2 * i + 1], layer.weight.detach(), layer.bias.detach())
+        for i, layer in enumerate(linear)
+    ]
+
+
+def certified_wrongly(result: spearpp.Inversion, batch: Batch) -> list[float]:
+    """The PSNR of certified inputs that are none."""
+    psnrs = [
+        float(spearpp.score(x[None], batch.inputs, normalisation=batch.normalisation).psnr.max())
+        for x in result.inputs[result.certified]
+    ]
+    return [each for each in psnrs if each < 60]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_faint_copy_does_not_make_a_mixture_pass(seed: int) -> None:
+    """Zeros that a strong and a faint sample share leave a plane; what tells in it lies below the faint one's noise."""
+    chosen = random.Random(seed)  # noqa: S311
+    width, faint = chosen.choice([60, 100, 200]), 10 ** chosen.uniform(-4, -1.5)
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.random_batch(1 + chosen.randint(0, 4), features=64, classes=2, generator=generator)
+    copy = chosen.choice([0.3, 0.5, 2.0, 3.0]) * batch.inputs[0]
+    batch = replace(
+        batch, inputs=torch.cat([batch.inputs, copy[None]]), labels=torch.cat([batch.labels, batch.labels[:1]])
+    )
+    model = simulate.mlp(64, [width] if seed % 2 else [width, width], 2, generator=generator)
+    with torch.no_grad():
+        dict(model.named_parameters())["0.bias"].mul_(chosen.choice([0.03, 0.1, 0.3]))
+    weights = torch.ones(len(batch.inputs))
+    weights[-1] = faint
+    result = spearpp.invert(*weighted(model, batch, weights)[0], search=LITTLE)
+    if result.batch_size == len(batch.inputs):  # else the copy is below the noise, and one with the sample
+        assert certified_wrongly(result, batch) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_two_samples_with_one_mask_are_not_certified_by_each_other(seed: int) -> None:
+    """Every mixture of theirs solves the equations of both layers; only each speaks against the other."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.random_batch(16, features=150, generator=generator)
+    near = batch.inputs[:4] + 10 ** (-1 - 0.5 * (seed % 3)) * torch.randn(4, 150, generator=generator)
+    inputs = torch.cat([batch.inputs, near, 1.5 * batch.inputs[4:8]])
+    labels = torch.cat([batch.labels, (batch.labels[:8] + 1) % 10])  # or their gradients would be one
+    batch = replace(batch, inputs=inputs, labels=labels)
+    model = simulate.mlp(150, [80, 160], 10, generator=generator)
+    first, following, _ = simulate.fedsgd(model, batch)
+    result = spearpp.invert(*first, next_grad_weight=following.grad_weight, next_weight=following.weight, search=LITTLE)
+    assert certified_wrongly(result, batch) == []

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from spearpp import AuditResult, ClientUpdate, Progress, invert, score, simulate
+from spearpp import AuditResult, ClientUpdate, Progress, audit, invert, score, simulate
 from spearpp.cli import main
 from spearpp.cli.models import chain
 from spearpp.cli.options import seconds
@@ -77,7 +78,7 @@ def test_simulate_audit_score_and_report_again(simulated: Path, capsys: pytest.C
     assert main(["report", "found"]) == 0
     assert Path("found/report.html").read_text() == page
     assert main(["report", "found", "--redact", "omit"]) == 0
-    assert "still holds what was recovered" in capsys.readouterr().out
+    assert "still hold what was recovered" in capsys.readouterr().out
     assert "data:image/png" not in Path("found/report.html").read_text()
     assert main(["report", "found", "--shape", "none"]) == 0
     assert 'class="records"' in Path("found/report.html").read_text()
@@ -178,11 +179,11 @@ def test_layers_names_what_qualifies(simulated: Path, capsys: pytest.CaptureFixt
         (["audit", "mine/update.safetensors", "--budget", "0"], "--budget 0"),
         (["audit", "mine/update.safetensors", "--device", "tpu"], "--device tpu"),
         (["audit", "mine/update.safetensors", "--redact", "some"], "--redact some"),
-        (["audit", "mine/update.safetensors", "--shape", "3x5"], "has not the 64 numbers"),
+        (["audit", "mine/update.safetensors", "--shape", "3x5"], "15 numbers, but the update"),
         (["audit", "mine/update.safetensors", "--shape", "-1x2x3"], "--shape -1x2x3"),
         (["audit", "mine/update.safetensors", "--mean", "0.5"], "both, or neither"),
         (["audit", "mine/update.safetensors", "--mean", "a", "--std", "1"], "--mean a"),
-        (["audit", "mine/update.safetensors", "--columns", "a,b"], "2 column names"),
+        (["audit", "mine/update.safetensors", "--columns", "a,b"], "2 numbers, but the update"),
         (["audit", "mine/update.safetensors", "--truth", "one.npz"], "one.npz"),
         (["audit", "mine/update.safetensors", "--fail-on", "x"], "--fail-on x"),
         (["audit", "mine/update.safetensors", "--json", "--sarif"], "one of them"),
@@ -384,3 +385,71 @@ def test_swapped_and_equal_checkpoints_are_noticed(capsys: pytest.CaptureFixture
     assert "swapped" in capsys.readouterr().out
     assert main(["audit", "before.pt", "before.pt"]) == 3
     assert "one file was given twice" in capsys.readouterr().out
+
+
+def test_a_batch_that_cannot_be_found_still_gets_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever checks a defence gives the truth, and nothing comes back."""
+    assert main([*SIMULATED, "--client", "dpsgd", "--noise", "0.1", "--out", "n"]) == 0
+    arguments = ["audit", "n/update.safetensors", "--budget", "2s", "--out", "found", "--truth", "n/truth.safetensors"]
+    for extra in ([], ["--shape", "8x8"], ["--columns", ",".join(f"c{i}" for i in range(64))]):
+        assert main([*arguments, *extra]) in (0, 3)
+        assert json.loads(Path("found/report.json").read_text())["verdict"] != "LEAKS"
+    assert "error:" not in capsys.readouterr().err
+
+
+def test_names_from_strangers_reach_the_terminal_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = simulate.mlp(20, [60, 60], 10, generator=generator)
+    update = simulate.FedSGD()(model, simulate.random_batch(4, features=20, generator=generator))
+    evil = {"0.weight": "[bold red]x[/]\x1b[31m.weight", "0.bias": "[bold red]x[/]\x1b[31m.bias"}
+    renamed = ClientUpdate(
+        {evil.get(name, name): each for name, each in update.weights.items()},
+        {evil.get(name, name): each for name, each in update.gradients.items()},
+    )
+    renamed.save("evil.safetensors")
+    capsys.readouterr()
+    for command in ("layers", "audit"):
+        assert main([command, "evil.safetensors"]) == 0
+        caught = capsys.readouterr()
+        assert "\x1b" not in caught.out
+        assert "[bold red]x[/]?[31m" in caught.out
+
+
+def test_a_page_that_omits_omits_labels_too(simulated: Path) -> None:
+    assert main(["audit", str(simulated / "update.safetensors"), "--model", "mlp", "--out", "found", "-q"]) == 0
+    assert 'id="label"' in Path("found/report.html").read_text()
+    assert main(["report", "found", "--redact", "omit"]) == 0
+    page = Path("found/report.html").read_text()
+    assert 'id="label"' not in page
+    assert not re.findall(r'data-label="\d', page)
+
+
+def test_small_pictures_are_left_out_rather_than_blurred(simulated: Path) -> None:
+    arguments = ["audit", str(simulated / "update.safetensors"), "--redact", "blur", "--out", "found", "-q"]
+    assert main(arguments) == 0
+    assert AuditResult.load("found").inputs.shape == (8, 0)
+
+
+def test_an_interrupt_where_nothing_is_kept_is_said(
+    simulated: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("spearpp.cli.audit.read_update", stop)
+    assert main(["audit", str(simulated / "update.safetensors")]) == 130
+    assert "interrupted: nothing was written" in capsys.readouterr().err
+
+
+def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    generator = torch.Generator().manual_seed(0)
+    batch = simulate.random_batch(5, features=20, generator=generator)
+    model = simulate.mlp(20, [60, 60], 10, generator=generator)
+    monkeypatch.setattr(sys.modules["spearpp.audit"], "labels_of", stop)
+    result = audit(simulate.FedSGD()(model, batch), model)
+    assert result.interrupted
+    assert result.layers[0].recovered == 5
+    assert result.layers[0].labels is None

@@ -61,7 +61,8 @@ def _settled(text: str) -> str:
     kept = [frame for frame in frames if frame.strip("\r\n\x1b[?25lh ")]
     live = [frame for frame in kept[:-1] if "found " in frame and "round " in frame]
     rest = [frame for frame in kept if frame not in live]
-    return re.sub(r"\x1b\[\?25[lh]", "", "".join(rest[:-1] + live[-1:] + ["\n"] + rest[-1:])).replace("\r", "")
+    text = re.sub(r"\x1b\[\?25[lh]", "", "".join(rest[:-1] + live[-1:] + ["\n"] + rest[-1:]))
+    return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
 
 
 def draw(name: str, command: str, text: str) -> None:

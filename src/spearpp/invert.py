@@ -99,7 +99,11 @@ def invert(
         _only_direction(problem) if problem.batch_size == 1 else _search(problem, search, generator, progress, clock)
     )
     with clock("filter"):
-        recovered = _finish(problem, outcome)
+        try:
+            recovered = _finish(problem, outcome)
+        except KeyboardInterrupt:  # the search is over: what it found is certified all the same
+            outcome = replace(outcome, interrupted=True)
+            recovered = _finish(problem, outcome)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
         certified=recovered.certified,

@@ -31,7 +31,7 @@ def kernel_vectors(
         q = rows.new_ones(sets, b)
         least = torch.linalg.vector_norm(rows[:, :, 0], dim=1)
         return q, torch.stack([least, torch.full_like(least, torch.inf)], dim=1)
-    block = _least_two(rows.mT @ rows)
+    block = least_two(rows.mT @ rows)
     return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
 
 
@@ -89,7 +89,7 @@ def meet(
             block = torch.stack([moving.new_ones(len(part), 1), moving.new_zeros(len(part), 1)], dim=2)
         else:
             gram = moving.T @ kept - across.mT @ across
-            block = _least_two(gram if extra is None else gram + extra.mT @ extra)
+            block = least_two(gram if extra is None else gram + extra.mT @ extra)
         image = kept @ block
         left_over = torch.linalg.vector_norm(image - fixed @ (fixed.T @ image), dim=1)
         if extra is not None:
@@ -103,7 +103,7 @@ def meet(
     return torch.cat(found), torch.cat(norms)
 
 
-def _least_two(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b 2"]:
+def least_two(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b 2"]:
     """The two eigenvectors with the least eigenvalues, by inverse iteration; ``gram`` is overwritten."""
     sets, b, _ = gram.shape
     shift = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)

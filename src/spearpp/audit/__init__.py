@@ -103,8 +103,12 @@ def audit(
                 interrupted = True
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
     audits = [done.get(layer.name) or LayerAudit(layer, False, why[layer.name]) for layer in layers]
-    audits = [_with_labels(each, update, model) for each in audits]
-    again = _replayed(audits, update, model)
+    again = None
+    try:
+        audits = [_with_labels(each, update, model) for each in audits]
+        again = _replayed(audits, update, model)
+    except KeyboardInterrupt:  # the inputs are there; labels and the replay are not
+        interrupted = True
     verdict = _verdict(audits, again)
     return AuditResult(
         verdict=verdict,

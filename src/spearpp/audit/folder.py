@@ -28,6 +28,8 @@ from spearpp.update.files import FileName, read_tensors, write_tensors, write_wh
 Redaction = Literal["none", "blur", "omit"]
 REDACTIONS: tuple[Redaction, ...] = ("none", "blur", "omit")
 DOCUMENT, NUMBERS = "report.json", "recovered.safetensors"
+SMALLEST = 256
+"""Pixels from which on a picture can be blurred: 16 or more go into a block. Smaller ones are left out."""
 LARGEST = 2**28
 """Bytes that ``report.json`` may have."""
 
@@ -45,7 +47,8 @@ def save(
     Args:
         result: the audit.
         folder: where.
-        redact: "none"; "blur" keeps 4 x 4 blocks of each picture and nothing of other inputs; "omit" keeps nothing.
+        redact: "none"; "blur" keeps 4 x 4 blocks of each picture of 16 x 16 pixels or more, the labels, and nothing of
+            other inputs; "omit" keeps nothing.
         shape: of a picture, for blurring; None guesses it.
         about: what else ``report.json`` shall hold, as JSON takes it.
 
@@ -77,7 +80,10 @@ def redacted(result: AuditResult, redact: Redaction, shape: Shape | None = None)
             return audited
         inputs = audited.inversion.inputs
         form = shape if shape is not None and audited.layer.sees == "inputs" else guess_shape(inputs.shape[1])
-        hidden = inputs[:, :0] if redact == "omit" or form is None else blur(inputs.float(), form)
+        if redact == "omit" or form is None or form[1] * form[2] < SMALLEST:
+            hidden = inputs[:, :0]
+        else:
+            hidden = blur(inputs.float(), form)
         nothing = audited.inversion.directions[:, :0]
         labels = None if redact == "omit" else audited.labels
         return replace(audited, labels=labels, inversion=replace(audited.inversion, inputs=hidden, directions=nothing))

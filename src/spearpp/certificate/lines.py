@@ -3,12 +3,12 @@
 import torch
 
 from spearpp.chunks import at_once
-from spearpp.nullspace import kernel_vectors, leverage
+from spearpp.nullspace import least_two, leverage
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Tensor
 
 MARGIN = 10.0
-"""How far the second singular value of an input's zero rows must stand above noise."""
+"""How far the zero rows of an input must send every other vector above noise."""
 DECISIVE = 1e-3
 """1 - h up to which a row of leverage h alone tells a direction from others with the same zeros."""
 LARGEST = 8
@@ -22,9 +22,10 @@ def lines(
 ) -> Bool[Tensor, "k"]:
     """Whether the kernel of each input's zero rows is that input's direction alone.
 
-    Under drift that must hold whichever row is left out. Two samples that fire nearly the same neurons share most
-    zeros, and of their mixtures one is zero at any further neuron that drift may have moved on for both. Without
-    drift such a neuron fires and counts as hidden.
+    The vector v that they send to least beside it must stand above noise, its own: σ ‖Σ⁻¹v‖, which is large where v
+    belongs to a faint sample. Under drift that must hold whichever row is left out. Two samples that fire nearly the
+    same neurons share most zeros, and of their mixtures one is zero at any further neuron that drift may have moved
+    on for both. Without drift such a neuron fires and counts as hidden.
     """
     left = problem.factors.left
     m, b = left.shape
@@ -34,10 +35,11 @@ def lines(
     size = at_once(left.device, 8 * m * b)
     for q, rows in zip(directions.split(size), zeros.split(size), strict=True):
         own = rows[:, :, None] * left
-        second = kernel_vectors(own)[1][:, 1]
+        other = least_two(own.mT @ own)[:, :, 1]
+        second = torch.linalg.vector_norm(own @ other[:, :, None], dim=1)[:, 0]
         if drifted:
             second = second * (1 - leverage(own, q).amax(1)).sqrt()
-        found.append(second > MARGIN * problem.tolerance.kernel(m, q))
+        found.append(second > _noise(problem, q, other))
     return torch.cat(found)
 
 
@@ -60,10 +62,11 @@ def entangled(
     for j in torch.nonzero(~line)[:, 0].tolist():
         own = zeros[j, :, None] * left
         if drifted:
-            own = torch.where((leverage(own[None], directions[None, j])[0] >= 1 - DECISIVE)[:, None], 0.0, own)
+            reach = leverage(own[None], directions[None, j])[0]
+            decisive = (reach >= 1 - DECISIVE) | (reach == reach.max())
+            own = torch.where(decisive[:, None], 0.0, own)
         _, values, vectors = torch.linalg.svd(own, full_matrices=False)
-        noise = MARGIN * problem.tolerance.kernel(left.shape[0], directions[None, j])
-        family = vectors[values <= noise]
+        family = vectors[values <= _noise(problem, directions[j].expand_as(vectors), vectors)]
         if len(family) > LARGEST:
             return torch.full_like(share, torch.inf)
         beside = family - (family @ directions[j])[:, None] * directions[j]
@@ -71,3 +74,9 @@ def entangled(
         moved[j] = torch.inf
         share = torch.maximum(share, moved)
     return share
+
+
+def _noise(problem: Problem, directions: Float[Tensor, "k b"], others: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    """What noise makes of the others at most, or of the directions if that is more."""
+    m = problem.factors.left.shape[0]
+    return MARGIN * torch.maximum(problem.tolerance.kernel(m, directions), problem.tolerance.kernel(m, others))

@@ -15,13 +15,15 @@ import torch
 
 from spearpp.certificate.masks import EXACT
 from spearpp.problem import Problem
-from spearpp.shapes import Bool, Float, Tensor
+from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.sightings import SIGMAS, SPREAD, Settled, Sightings, backward_noise, forward_noise, outside, unclear
 from spearpp.tolerance import RARE
 from spearpp.witness import Witness
 
 INEXACT = 1e-4
 """What may be left over where noise is negligible: the vectors are solved to finite precision."""
+TWINS = 2
+"""Neurons up to which two masks are one: all mixtures of two samples with one mask solve the same equations."""
 DETERMINED = 10.0
 """How far above noise the next best solution must be."""
 
@@ -42,6 +44,8 @@ class WitnessCertificates:
     """The forward share of the next best solution: how well the equations determine the input."""
     chance: Float[Tensor, "k"]
     """Bound on the expected number of inputs with such evidence that are none."""
+    twin: Int[Tensor, "k"]
+    """Neurons in which the mask of the input most like it differs; m if it is alone."""
     error: Float[Tensor, "k"]
     """Implied standard deviation of an entry of the input over the input's root mean square."""
     share: Float[Tensor, "k"]
@@ -55,7 +59,8 @@ class WitnessCertificates:
         forward = self.forward <= (SIGMAS * self.forward_noise).clamp_min(INEXACT)
         backward = self.backward <= (SIGMAS * self.backward_noise).clamp_min(INEXACT)
         determined = self.gap >= DETERMINED * torch.maximum(self.forward, self.forward_noise)
-        return forward & backward & determined & torch.isfinite(self.error) & (self.chance <= RARE)
+        own = self.twin > TWINS
+        return forward & backward & determined & own & torch.isfinite(self.error) & (self.chance <= RARE)
 
     @property
     def exact(self) -> Bool[Tensor, "k"]:
@@ -89,10 +94,19 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
         backward_noise=backward_noise(problem, witness, seen.directions, seen.backs / size[:, None]),
         gap=settled.gap,
         chance=chance_of_another(problem, forward, backward),
+        twin=_twins(fires),
         error=SPREAD * turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
         share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
         residual=float(torch.linalg.norm(problem.seen.gradient - columns.T @ inputs) / whole),
     )
+
+
+def _twins(fires: Bool[Tensor, "k m"]) -> Int[Tensor, "k"]:
+    """The least number of neurons in which another mask differs from each."""
+    masks = fires.double()
+    apart = masks @ (1 - masks).T + (1 - masks) @ masks.T
+    apart.fill_diagonal_(fires.shape[1])
+    return apart.amin(1).round().long() if len(fires) else torch.zeros(0, dtype=torch.long, device=fires.device)
 
 
 def chance_of_another(

@@ -2,7 +2,9 @@
 
 import sys
 import traceback
-from typing import Annotated
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 from spearpp.errors import SpearError
 
@@ -26,8 +28,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with: [bold]spearpp demo[/bold]. Use it on systems you own or may test.",
 )
+
+
+class _InterruptedError(Exception):
+    """Ctrl-C, where nothing was kept; typer would end without a word."""
+
+
+def _ended(command: Callable[..., None]) -> Callable[..., None]:
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            raise _InterruptedError from None
+
+    return run
+
+
 for command in (demo.demo, audit.audit, layers.layers, simulate.simulate, score.score, report.report, watch.watch):
-    app.command()(command)
+    app.command()(_ended(command))
 experiments.register(app)
 
 
@@ -54,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = app(given, prog_name="spearpp", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _InterruptedError):
         error_console.print("interrupted: nothing was written", style="yellow")
         return INTERRUPTED
     except typer.Abort:

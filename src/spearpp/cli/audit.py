@@ -1,19 +1,29 @@
 """``spearpp audit``."""
 
 import json
+import math
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
 import spearpp
-from spearpp import AuditResult, ClientUpdate, Verdict
+from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
 from spearpp.audit.folder import REDACTIONS, Redaction, read_document
 from spearpp.cli import options
-from spearpp.cli.console import COLOURS, output, print_findings, print_layers, progress
+from spearpp.cli.console import (
+    COLOURS,
+    make_folder,
+    output,
+    print_findings,
+    print_layers,
+    progress,
+    safe,
+    uninterrupted,
+)
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import model_of
 from spearpp.errors import OptionError
@@ -65,19 +75,24 @@ def audit(
     read = read_update(update, after, kind, lr, steps)
     folder = out or Path(f"audit-{(after or update).stem}")
     batch = None if truth is None else Batch.load(truth)
-    shown = options.shown(shape, mean, std, columns)
+    shown, hidden = options.shown(shape, mean, std, columns), redaction(redact)
     network = model_of(model, read)
-    done = run(read, network, options.seconds(budget), seed, device, quiet or as_json or as_sarif, batch_size)
-    page = reports.write(
-        folder,
-        done,
-        truth=batch,
-        presentation=reports.Presentation.of(done.inputs.shape[1], batch, **shown),
-        redact=redaction(redact),
-        command=["spearpp", *sys.argv[1:]],
-        source=[str(each) for each in (update, after) if each is not None],
-        about={"received": repr(read), "threat_model": read.threat_model},
-    )
+    check_fits(read, network, batch, shown)
+    seconds, _ = options.seconds(budget), options.device_of(device)
+    make_folder(folder)
+    done = run(read, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size)
+    inside = done.best is not None and done.best.layer.sees == "features"
+    with uninterrupted():
+        page = reports.write(
+            folder,
+            done,
+            truth=batch,
+            presentation=None if inside else reports.Presentation.of(done.inputs.shape[1], batch, **shown),
+            redact=hidden,
+            command=["spearpp", *sys.argv[1:]],
+            source=[str(each) for each in (update, after) if each is not None],
+            about={"received": repr(read), "threat_model": read.threat_model},
+        )
     if as_json or as_sarif:
         content = read_document(folder)
         typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
@@ -94,6 +109,18 @@ def read_update(update: Path, after: Path | None, kind: str, lr: float | None, s
     if after is None:
         return ClientUpdate.load(update, kind=named, lr=lr, steps=steps)
     return ClientUpdate.load(after, before=update, kind=named, lr=lr, steps=steps)
+
+
+def check_fits(update: ClientUpdate, model: torch.nn.Module | None, truth: Batch | None, shown: dict[str, Any]) -> None:
+    """Refuse, before any search, a picture, names or a truth that no layer of the update is fed."""
+    fed = {layer.features for layer in find_layers(model, update)}
+    wanted = [("the truth's inputs", truth.inputs.shape[1])] if truth is not None else []
+    wanted += [("a picture of --shape", math.prod(shown["shape"]))] if shown["shape"] else []
+    wanted += [("--columns", len(shown["columns"]))] if shown["columns"] else []
+    for what, count in wanted:
+        if fed and count not in fed:
+            layers = ", ".join(str(each) for each in sorted(fed))
+            raise OptionError(f"{what}: {count} numbers, but the update's layers are fed {layers}")
 
 
 def redaction(text: str) -> Redaction:
@@ -129,11 +156,11 @@ def run(
 def tell(result: AuditResult, page: Path, quiet: bool) -> None:
     """The verdict and where the report is."""
     console = output()
-    console.print(result.summary, style=COLOURS[result.verdict], markup=False)
-    if quiet:
-        return
+    console.print(safe(result.summary), style=COLOURS[result.verdict])
     if result.interrupted:
         console.print("interrupted: what had been certified by then was kept", style="yellow")
+    if quiet:
+        return
     print_layers(console, [each.layer for each in result.layers], result.layers)
     print_findings(console, result.findings)
     if result.replay is not None:
@@ -141,7 +168,7 @@ def tell(result: AuditResult, page: Path, quiet: bool) -> None:
             f"replay: computed again from what was recovered, the update differs by {result.replay.difference:.1e}"
         )
     for caveat in result.caveats:
-        console.print(f"- {caveat}", markup=False)
+        console.print(f"- {safe(caveat)}")
     console.print(f"report: {page}", markup=False)
 
 

@@ -12,8 +12,7 @@ from spearpp import ClientUpdate
 from spearpp import report as reports
 from spearpp.cli import options
 from spearpp.cli.audit import redaction, run, tell
-from spearpp.cli.console import output
-from spearpp.errors import DataError
+from spearpp.cli.console import make_folder, output, uninterrupted
 from spearpp.simulate import FedSGD, mlp, photographs
 
 WIDTH = 200
@@ -46,26 +45,19 @@ def demo(
         )
     received = ClientUpdate.load(sent)
     result = run(received, model, 60.0, seed, device, quiet)
-    page = reports.write(
-        out,
-        result,
-        truth=batch,
-        redact=hidden,
-        command=["spearpp", *sys.argv[1:]],
-        source=[str(sent)],
-        about={"received": repr(received), "threat_model": received.threat_model},
-    )
+    with uninterrupted():
+        page = reports.write(
+            out,
+            result,
+            truth=batch,
+            redact=hidden,
+            command=["spearpp", *sys.argv[1:]],
+            source=[str(sent)],
+            about={"received": repr(received), "threat_model": received.threat_model},
+        )
     tell(result, page, quiet)
     compared = reports.compare(result, batch)
     if compared is not None and not quiet:
         output().print(f"compared with the truth: {compared}", markup=False)
     if show:
         webbrowser.open(page.resolve().as_uri())
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder, or say why not."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"{folder} cannot be made: {error.strerror or error}") from error

@@ -25,7 +25,7 @@ Model = Annotated[
         help="none; mlp (Linear layers with ReLU between, read off the weights); pkg.mod:factory or file.py:factory."
     ),
 ]
-Seed = Annotated[int, typer.Option(help="One seed gives one result on one device.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="One seed gives one result on one device.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only the verdict.")]
 Picture = Annotated[

@@ -7,6 +7,7 @@ import typer
 
 from spearpp import AuditResult
 from spearpp import report as reports
+from spearpp.audit.folder import read_document
 from spearpp.cli import options
 from spearpp.cli.audit import redaction
 from spearpp.cli.console import output
@@ -37,7 +38,6 @@ def report(
     page = reports.again(folder, truth=batch, presentation=presentation, redact=redaction(redact))
     console = output()
     console.print(f"report: {page}", markup=False)
-    if redact != "none":
-        console.print(
-            f"{folder / reports.NUMBERS} still holds what was recovered: share the page alone", style="yellow"
-        )
+    if redact != "none" and read_document(folder).get("redacted") == "none":
+        held = " and ".join(name for name in (reports.NUMBERS, reports.TRUTH) if (folder / name).is_file())
+        console.print(f"{held} beside it still hold what was recovered: share the page alone", style="yellow")

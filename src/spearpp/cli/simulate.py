@@ -7,8 +7,8 @@ import torch
 import typer
 
 from spearpp.cli import options
-from spearpp.cli.console import output
-from spearpp.cli.demo import CLASSES, make_folder
+from spearpp.cli.console import make_folder, output
+from spearpp.cli.demo import CLASSES
 from spearpp.errors import OptionError
 from spearpp.simulate import (
     DPSGD,

@@ -8,7 +8,7 @@ import typer
 from spearpp.cli import options
 from spearpp.cli.audit import redaction
 from spearpp.cli.console import output
-from spearpp.cli.exits import LEAK
+from spearpp.cli.exits import BAD_INPUT, LEAK
 from spearpp.cli.models import model_of
 from spearpp.errors import OptionError
 from spearpp.update import KINDS
@@ -58,13 +58,15 @@ def watch(
         steps=steps,
         model_of=lambda update: model_of(model, update),
     )
-    console, leaked = output(), False
+    console, leaked, broken = output(), False, False
     for outcome in watched.run(interval, once=once):
-        leaked = leaked or outcome.leaks
+        leaked, broken = leaked or outcome.leaks, broken or outcome.verdict is None
         console.print(
             f"{outcome.name}: {outcome.summary}", style=STYLES.get(outcome.verdict or "", "red"), markup=False
         )
         if outcome.problem not in (None, outcome.summary):
             console.print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
     known = any(each.get("verdict") == "LEAKS" for each in watched.memory.values())
-    raise typer.Exit(LEAK if fail_on == "leak" and (leaked or known) else 0)
+    if fail_on == "leak" and (leaked or known):
+        raise typer.Exit(LEAK)
+    raise typer.Exit(BAD_INPUT if fail_on == "leak" and broken else 0)  # a gate that could not look does not open

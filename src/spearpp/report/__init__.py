@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spearpp.audit import AuditResult
-from spearpp.audit.folder import DOCUMENT, NUMBERS, Redaction, load, read_document, redacted
+from spearpp.audit.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
 from spearpp.errors import OptionError, ShapeError
 from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
@@ -138,7 +138,9 @@ def _originals(truth: Batch, presentation: Presentation, redact: Redaction) -> T
     if redact == "none":
         return truth.inputs
     shape = presentation.shape or guess_shape(truth.inputs.shape[1])
-    return blur(truth.inputs, shape) if redact == "blur" and shape is not None else None
+    if redact == "omit" or shape is None or shape[1] * shape[2] < SMALLEST:
+        return None
+    return blur(truth.inputs, shape)
 
 
 def _compared(compared: Score) -> dict[str, Any]:

@@ -48,6 +48,8 @@ def page(
     )
     environment.filters["number"] = number
     samples = _samples(result, content, presentation, originals, compared)
+    if redact == "omit":
+        samples = [{**each, "label": None} for each in samples]
     return environment.get_template("report.html").render(
         content={"received": None, "source": [], "threat_model": None, "command": None, "versions": {}, **content},
         verdict=result.verdict,

@@ -33,6 +33,8 @@ class Presentation:
         Raises:
             OptionError: if what is given does not fit so many columns.
         """
+        if not features:  # nothing came back: there is nothing to show
+            return cls()
         shape, columns = given.get("shape"), tuple(given.get("columns") or ())
         mean, std = tuple(given.get("mean") or ()), tuple(given.get("std") or ())
         if truth is not None:
