@@ -35,7 +35,7 @@ imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: $(READY) ## Let ruff format and fix what it can
 	$(BIN)/ruff check --fix .

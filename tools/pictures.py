@@ -60,8 +60,9 @@ def _settled(text: str) -> str:
     frames = re.split(r"(?:\r?\x1b\[2K|\x1b\[1A\x1b\[2K)+", text.replace("\r\n", "\n"))
     kept = [frame for frame in frames if frame.strip("\r\n\x1b[?25lh ")]
     live = [frame for frame in kept[:-1] if "found " in frame and "round " in frame]
+    shown = ["layer " + live[-1].rsplit("layer ", 1)[1]] if live else []
     rest = [frame for frame in kept if frame not in live]
-    text = re.sub(r"\x1b\[\?25[lh]", "", "".join(rest[:-1] + live[-1:] + ["\n"] + rest[-1:]))
+    text = re.sub(r"\x1b\[\?25[lh]", "", "".join(rest[:-1] + shown + ["\n"] + rest[-1:]))
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
 
 

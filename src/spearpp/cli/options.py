@@ -113,6 +113,8 @@ def _names(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     file = Path(text)
+    if "," not in text and file.suffix and not file.is_file():
+        raise DataError(f"--columns {text}: there is no such file")
     if "," not in text and file.is_file():
         try:
             with file.open(encoding="utf-8") as lines:

@@ -21,13 +21,21 @@ def headline(result: AuditResult) -> str:
             return "No training data was recovered from this update with the time it was given."
         return "This audit does not apply to this update."
     count, of = len(result.inputs), best.batch_size
-    kind = "inner features of training samples" if best.layer.sees == "features" else "training samples"
     how = "exactly" if best.recovered == count else "recognisably, up to noise"
-    return f"This update gives training data away: {count} of {of} {kind} were recovered {how}."
+    if best.layer.sees == "features":
+        return (
+            f"This update gives training data away: the inner features of {count} of {of} samples were recovered {how}."
+        )
+    return f"This update gives training data away: {count} of {of} training samples were recovered {how}."
 
 
 def meaning(result: AuditResult) -> str:
     """What that means, in a sentence or two."""
+    if result.best is not None and result.best.layer.sees == "features":
+        return (
+            "Whoever can see this update and the weights the client had been sent can compute what the model's inner "
+            "layer knew of each sample: not the data itself, but all that the layers behind it need to recognise it."
+        )
     if result.verdict is Verdict.LEAKS:
         return (
             "Whoever can see this update and the weights the client had been sent can compute the data it was trained "
