@@ -19,8 +19,9 @@ from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.simulate import Batch, LayerGradient
 
-# Small problems on shared cores: more threads only wait for each other.
+# Small problems on shared cores: more threads only wait for each other, in what tests start as well.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The machines are noisy: no test depends on how long an example takes.
 settings.register_profile("noisy", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("noisy")
