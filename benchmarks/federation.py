@@ -16,16 +16,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import nn
 
 from benchmarks import command
+from benchmarks.grid import InProcess
 from spearpp import simulate
 from spearpp.integrations.flower import AuditStrategy
 
@@ -84,18 +83,15 @@ def peak(process: int) -> float:
     return next((int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0.0)
 
 
-class Loop(Grid):
+class Loop(InProcess):
     """All clients one after another, in this process."""
 
     def __init__(self, clients: int) -> None:
-        self.clients = clients
+        super().__init__(clients)
         self.worker, self.ends, self.cpu = 0.0, [time.monotonic()], [time.process_time()]
         self.handed: float | None = None
         self.aggregating: list[float] = []
         self.strategy: Strategy | None = None
-
-    def get_node_ids(self) -> Iterable[int]:
-        return range(1, self.clients + 1)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         if self.handed is not None:
@@ -111,11 +107,6 @@ class Loop(Grid):
             self.cpu.append(time.process_time())
         self.handed = self.ends[-1] if replies else None
         return replies
-
-    def set_run(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError
-
-    run = create_message = push_messages = pull_messages = set_run  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

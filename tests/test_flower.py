@@ -18,10 +18,10 @@ from torch import nn
 
 pytest.importorskip("flwr.serverapp.strategy", reason="Flower is not installed: pip install 'spearpp[flower]'")
 
+from benchmarks.grid import InProcess
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
 
 import spearpp
@@ -79,30 +79,12 @@ else:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
 
-class Loop(Grid):
+class Loop(InProcess):
     """A grid within this process: every message goes to a real client app, one that raises sends an error."""
 
     def __init__(self, app: ClientApp, nodes: int = 3) -> None:
-        self.app, self.nodes, self.failures = app, list(range(1, nodes + 1)), 0
-
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return self.nodes
+        super().__init__(nodes)
+        self.app, self.failures = app, 0
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return (self.ask(each) for each in sorted(messages, key=lambda each: each.metadata.dst_node_id))

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -78,13 +79,13 @@ def draw(name: str, command: str, text: str) -> None:
     (IMAGES / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", drawn))
 
 
-def page(file: Path, name: str, width: int, height: int, scheme: str) -> None:
+def page(file: Path, name: str, width: int, height: int, scheme: Literal["light", "dark"]) -> None:
     """A picture of a report."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), chromium_sandbox=False)
-        context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+        context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         opened = context.new_page()
         opened.goto(file.resolve().as_uri())
         opened.screenshot(path=str(IMAGES / f"{name}.png"))

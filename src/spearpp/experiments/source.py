@@ -1,5 +1,6 @@
 """Where the samples of an experiment come from."""
 
+import os
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from spearpp.simulate import Batch, Dataset
 from spearpp.simulate.data import cifar10_set
 
 Kind = Literal["photographs", "digits", "breast_cancer", "cifar10", "folder", "table"]
+NAMED: tuple[Kind, ...] = ("photographs", "digits", "breast_cancer", "cifar10")
 OFFLINE = {"photographs": simulate.photographs, "digits": simulate.digits, "breast_cancer": simulate.breast_cancer}
 
 
@@ -75,8 +77,9 @@ class Source:
         >>> Source.parse("photographs")
         Source(kind='photographs', digest='', size=32, label=None, path=None)
         """
-        if text in OFFLINE or text == "cifar10":
-            return cls(text, size=size).checked()  # type: ignore[arg-type]
+        named: Kind | None = next((kind for kind in NAMED if kind == text), None)
+        if named is not None:
+            return cls(named, size=size).checked()
         path = Path(text).expanduser().resolve()
         if path.suffix.lower() in (".csv", ".parquet", ".pq"):
             return cls("table", label=label, path=str(path)).checked()
@@ -84,7 +87,7 @@ class Source:
             return cls("cifar10", path=str(path)).checked()
         if path.is_dir():
             return cls("folder", size=size, path=str(path)).checked()
-        names = ", ".join([*OFFLINE, "cifar10"])
+        names = ", ".join(NAMED)
         raise DataError(
             f"--data {text}: expected {names}, a CIFAR-10 npz, a folder of images, or a CSV or Parquet file"
         )
@@ -93,8 +96,6 @@ class Source:
 @cache
 def _cifar10(path: str | None) -> Dataset:
     """From the file, else from SPEARPP_DATA, else through torchvision."""
-    import os
-
     if path is None and not os.environ.get("SPEARPP_DATA"):
         return simulate.torchvision_cifar10()
     return cifar10_set(path)

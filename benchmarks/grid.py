@@ -1,0 +1,35 @@
+"""A Flower grid within one process, for measurements and tests: whoever extends it says what becomes of messages."""
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+REFUSED = "a round within one process sends and receives at once: nothing else is called"
+
+
+class InProcess(Grid):
+    """Nodes 1, 2, …; ``send_and_receive`` is left to the subclass."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = list(range(1, nodes + 1))
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.nodes
+
+    def set_run(self, run: Any) -> NoReturn:
+        raise AssertionError(REFUSED)
+
+    @property
+    def run(self) -> NoReturn:
+        raise AssertionError(REFUSED)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise AssertionError(REFUSED)
+
+    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
+        raise AssertionError(REFUSED)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
+        raise AssertionError(REFUSED)
