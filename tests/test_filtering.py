@@ -82,9 +82,11 @@ def test_every_swap_is_scored_as_if_done(client: Client, seed: int) -> None:
     problem = client.problem
     true = client.true_directions(problem)
     pool = pool_of(problem, torch.cat([true[:3], random_directions(2, 5, seed)]))
-    for candidate in (true[3], true[0], random_directions(1, 5, seed + 100)[0]):
-        pattern = pool_of(problem, candidate[None]).zeros[0]
-        scores = swap_scores(problem, Inverse.of(problem, pool.directions), pool.zeros, candidate, pattern)
+    candidates = pool_of(problem, torch.cat([true[[3, 0]], random_directions(1, 5, seed + 100)]))
+    found = swap_scores(
+        problem, Inverse.of(problem, pool.directions), pool.zeros, candidates.directions, candidates.zeros
+    )
+    for candidate, pattern, scores in zip(candidates.directions, candidates.zeros, found, strict=True):
         for place in range(5):
             swapped = pool.directions.clone()
             swapped[place] = candidate
@@ -95,6 +97,18 @@ def test_every_swap_is_scored_as_if_done(client: Client, seed: int) -> None:
             else:
                 agreeing = 90 * 5 * literal_score(problem, swapped, client)
                 assert int(scores[place]) == pytest.approx(agreeing + int(patterns.sum()))
+
+
+def test_how_many_swaps_are_scored_at_a_time_changes_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = client.problem
+    pool = pool_of(problem, torch.cat([random_directions(60, 5), client.true_directions(problem)[:4]]))
+    chosen = []
+    for size in (1, 2**30):
+        monkeypatch.setattr("spearpp.filtering._CACHE_BYTES", size)
+        chosen.append(select(problem, pool))
+    one_by_one, at_once = chosen
+    assert torch.equal(one_by_one.directions, at_once.directions)
+    assert one_by_one.score == at_once.score
 
 
 def test_greedy_swaps_never_lose_and_report_the_score_they_have(client: Client) -> None:

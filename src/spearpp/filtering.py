@@ -19,6 +19,8 @@ from spearpp.tolerance import INDEPENDENT
 
 AGAIN = 4
 """Candidates, over the batch size, that are tried more than once."""
+_CACHE_BYTES, _DEVICE_BYTES = 2**21, 2**28
+"""Working set of the swaps that are scored at a time, on a CPU and on a GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,20 +105,25 @@ def greedy_filt(
     best, score, before = merit(problem, chosen), chosen.score, -1
     inverse, taken = Inverse.of(problem, directions), held.tolist()
     tried = order.tolist()
+    most = max(1, (_CACHE_BYTES if directions.device.type == "cpu" else _DEVICE_BYTES) // (8 * b * b * m))
     while before < best and score < 1:
         before, tried = best, tried if before < 0 else tried[: AGAIN * b]
-        for index in (index for index in tried if index not in taken):
-            candidate, pattern = pool.directions[index], pool.zeros[index]
-            scores = swap_scores(problem, inverse, zeros, candidate, pattern)
-            place = int(scores.argmax())
-            if int(scores[place]) <= best:
+        at, ahead = 0, 1
+        while at < len(tried) and score < 1:
+            these = [index for index in tried[at : at + ahead] if index not in taken]
+            scores = swap_scores(problem, inverse, zeros, pool.directions[these], pool.zeros[these])
+            improving = (scores.amax(1) > best).nonzero()[:, 0]
+            if not len(improving):
+                # Most candidates improve nothing: the longer none did, the more are scored at a time.
+                at, ahead = at + ahead, min(2 * ahead, most)
                 continue
-            best, taken[place] = int(scores[place]), index
-            directions[place], zeros[place] = candidate, pattern
+            first = int(improving[0])
+            place, index = int(scores[first].argmax()), these[first]
+            best, taken[place] = int(scores[first, place]), index
+            directions[place], zeros[place] = pool.directions[index], pool.zeros[index]
             inverse = Inverse.of(problem, directions)
             score = int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / (m * b)
-            if score == 1:
-                break
+            at, ahead = tried.index(index, at) + 1, 1
     return Selection(directions, zeros, chosen.found, score)
 
 
@@ -231,30 +238,29 @@ def swap_scores(
     problem: Problem,
     inverse: Inverse,
     zeros: Bool[Tensor, "b m"],
-    candidate: Float[Tensor, "b"],
-    pattern: Bool[Tensor, "m"],
-) -> Int[Tensor, "b"]:
-    """``merit`` with the candidate in each of the b places; -1 where it would be in the span of the others.
+    candidates: Float[Tensor, "k b"],
+    patterns: Bool[Tensor, "k m"],
+) -> Int[Tensor, "k b"]:
+    """``merit`` with each candidate in each of the b places; -1 where it would be in the span of the others.
 
     With u = P̄ s, putting s in place j turns the inverse's rows into p_j / u_j and
     p_i - (u_i / u_j) p_j, so nothing is inverted again.
     """
     b, m = zeros.shape
-    u = inverse.rows @ candidate
-    scores = torch.full((b,), -1, dtype=torch.long, device=u.device)
+    u = candidates @ inverse.rows.T
+    scores = torch.full(u.shape, -1, dtype=torch.long, device=u.device)
     away = u.abs() / torch.linalg.vector_norm(inverse.rows, dim=1)
-    places = torch.nonzero(away > problem.tolerance.angle(candidate[None]))[:, 0]
-    for part in places.split(at_once(u.device, 8 * b * m)):
-        ratio = u / u[part, None]  # (places, b)
-        own = torch.zeros_like(ratio, dtype=torch.bool)
-        own[torch.arange(len(part), device=u.device), part] = True
+    swaps = torch.nonzero(away > problem.tolerance.angle(candidates)[:, None])
+    for which, place in (part.unbind(1) for part in swaps.split(at_once(u.device, 8 * b * m))):
+        ratio = u[which] / u[which, place, None]  # (swaps, b)
+        own = torch.nn.functional.one_hot(place, b).bool()
         keep = torch.where(own, 0.0, 1.0)
-        ratio = torch.where(own, -1 / u[part, None], ratio)
+        ratio = torch.where(own, -1 / u[which, place, None], ratio)
         # Row i becomes keep_i p_i - ratio_i p_j.
-        unscaled = keep[:, :, None] * inverse.unscaled - ratio[:, :, None] * inverse.unscaled[part, None, :]
-        scale = keep * inverse.scale - ratio * inverse.scale[part, None]
-        patterns = torch.where(own[:, :, None], pattern, zeros)
-        scores[part] = _agreement(problem, unscaled, scale, patterns).sum(1) + patterns.sum((1, 2))
+        unscaled = keep[:, :, None] * inverse.unscaled - ratio[:, :, None] * inverse.unscaled[place, None, :]
+        scale = keep * inverse.scale - ratio * inverse.scale[place, None]
+        swapped = torch.where(own[:, :, None], patterns[which, None, :], zeros)
+        scores[which, place] = _agreement(problem, unscaled, scale, swapped).sum(1) + swapped.sum((1, 2))
     return scores
 
 
