@@ -14,9 +14,11 @@ from spearpp.candidates import Pool
 from spearpp.certificate import Certificates
 from spearpp.errors import OptionError
 from spearpp.filtering import init_filt, steadiest_first
+from spearpp.nullspace import complement
+from spearpp.pairs import no_pairs
 from spearpp.problem import Problem
 from spearpp.search import Gated, RiemannianAdam
-from spearpp.search.gated.accept import acceptable, complement, new_directions
+from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates, gated_objective
 from spearpp.search.gated.refine import distinct, refine
@@ -170,7 +172,7 @@ class TestGraded:
 
     def rounds(self, problem: Problem) -> Rounds:
         pace = Pace(64, 64, (Effort(150, 12, 1e-5),), 0.1, torch.float32)
-        return Rounds(problem, pace, problem.factors.left.new_zeros(0, problem.batch_size))
+        return Rounds(problem, pace, problem.factors.left.new_zeros(0, problem.batch_size), no_pairs(problem))
 
     def test_an_even_spectrum_is_within_reach_at_once(self, problem: Problem) -> None:
         assert self.rounds(problem).reach == problem.batch_size

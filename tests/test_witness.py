@@ -19,6 +19,7 @@ from spearpp.certificate.witnessed import chance_of_another
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.nullspace import meet
 from spearpp.observation import observe
+from spearpp.pairs import no_pairs
 from spearpp.problem import Problem, pose
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import sent_back
@@ -444,7 +445,7 @@ class TestFewOutputs:
         second = truth.layers[1]
         outputs = consult(second.grad_weight, second.weight, problem.preactivations).outputs
         assert outputs is not None
-        rounds = BackwardRounds(problem, outputs, 64, torch.float32)
+        rounds = BackwardRounds(problem, outputs, 64, torch.float32, no_pairs(problem))
         new = rounds.run(128, torch.Generator().manual_seed(0)).directions
         inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
         q = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)

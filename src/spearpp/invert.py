@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from spearpp import sphere
 from spearpp.candidates import Pool, admit, empty_pool
 from spearpp.certificate import (
     Certificates,
@@ -19,6 +20,7 @@ from spearpp.clock import Clock
 from spearpp.errors import OptionError
 from spearpp.filtering import Selection, inputs_at, polish, recover, select, steadiest_first
 from spearpp.observation import observe
+from spearpp.pairs import Pairs
 from spearpp.problem import Problem, pose
 from spearpp.result import Inversion, Progress, Stats
 from spearpp.search import Gated, Search
@@ -140,6 +142,8 @@ class _Outcome:
     steps: int = 0
     sightings: Sightings | None = None
     """What two witnesses have seen; None if the search did not ask the second."""
+    pairs: Pairs | None = None
+    """What single rows gave away."""
     rounds: int = 0
     interrupted: bool = False
 
@@ -176,6 +180,8 @@ def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
         chosen = polish(problem, select(problem, outcome.pool, order=steadiest_first(problem, outcome.pool)))
         best = _most_certified(best, _together(problem, chosen))
         best = _most_certified(best, _strongest(problem, chosen))
+        if outcome.pairs is not None and not bool(best.certified.any()):
+            return _peeled(problem, outcome.pairs, chosen.score)
     if problem.witness is None or not outcome.sightings:
         return best
     seen = outcome.sightings
@@ -195,6 +201,17 @@ def _together(problem: Problem, chosen: Selection) -> _Recovered:
         return _certified_first(inputs, chosen.directions, certify(problem, chosen), chosen.score)
     none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return _Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
+
+
+def _peeled(problem: Problem, pairs: Pairs, score: float) -> _Recovered:
+    """The inputs that single rows gave away, where the others leave the batch open.
+
+    They are not certified: that a faint sample hides in such a row cannot be ruled out.
+    """
+    units = sphere.retract(pairs.directions)
+    zeros = problem.tolerance.zeros(units @ problem.factors.left.T, units)
+    none = torch.zeros(len(pairs), dtype=torch.bool, device=units.device)
+    return _Recovered(inputs_at(problem, pairs.points, zeros), none, units, None, score)
 
 
 def _strongest(problem: Problem, chosen: Selection) -> _Recovered | None:
@@ -244,12 +261,14 @@ def _search(
     pool, rank, starts, steps, rounds = empty_pool(problem), 0, 0, 0, 0
     selection: Selection | None = None
     sightings: Sightings | None = None
+    pairs: Pairs | None = None
     stopped = "the search ended"
     try:
         for proposed in clock.each("search", search.propose(problem, generator)):
             starts, steps, rounds = starts + proposed.starts, steps + proposed.steps, rounds + 1
             if proposed.sightings is not None:
                 sightings = proposed.sightings if sightings is None else sightings.join(proposed.sightings)
+            pairs = pairs if proposed.pairs is None else proposed.pairs
             with clock("pool"):
                 grown = admit(pool, problem, proposed.directions)
             grew, pool = len(grown) > len(pool), grown
@@ -262,7 +281,7 @@ def _search(
                 score = selection.score if selection else None
                 progress(Progress(b, max(rank, sighted), starts, search.starts, score, rounds))
             if sighted == b or (grew and selection is not None and _settled(problem, selection)):
-                return _Outcome(pool, selection, "the whole batch was found", starts, steps, sightings, rounds)
+                return _Outcome(pool, selection, "the whole batch was found", starts, steps, sightings, pairs, rounds)
     except KeyboardInterrupt:
         stopped = INTERRUPTED
         selection = None  # of an earlier pool, perhaps
@@ -270,7 +289,7 @@ def _search(
     stopped += f" with {rank} of {b} independent directions"
     stopped += f" and λ = {selection.score:.4f}" if selection is not None else ""
     stopped += f"; two witnesses saw {len(sightings)}" if sightings else ""
-    return _Outcome(pool, selection, stopped, starts, steps, sightings, rounds, interrupted)
+    return _Outcome(pool, selection, stopped, starts, steps, sightings, pairs, rounds, interrupted)
 
 
 def _nothing(problem: Problem, witness: str, clock: Clock) -> Inversion:

@@ -167,3 +167,13 @@ def independent(vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"], always
             kept.append(index)
             basis = torch.cat([basis, (rest / size.clamp_min(1e-300))[None]])
     return torch.tensor(kept, dtype=torch.long, device=vectors.device)
+
+
+def complement(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "b d"]:
+    """An orthonormal basis of what is orthogonal to every one of these vectors; they are independent.
+
+    >>> import torch
+    >>> complement(torch.tensor([[0.0, 0.0, 2.0]])).abs().round().tolist()
+    [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
+    """
+    return torch.linalg.qr(vectors.T, mode="complete")[0][:, len(vectors) :]

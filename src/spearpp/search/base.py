@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from spearpp.errors import OptionError
+from spearpp.pairs import Pairs
 from spearpp.problem import Problem
 from spearpp.shapes import Float, Tensor
 from spearpp.sightings import Sightings
@@ -23,6 +24,8 @@ class Proposals:
     """Gradient steps taken, summed over the starts."""
     sightings: Sightings | None = None
     """The same inputs with their points, where two witnesses gave them."""
+    pairs: Pairs | None = None
+    """The same inputs with their points, where single rows gave them."""
 
 
 @runtime_checkable

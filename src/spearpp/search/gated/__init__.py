@@ -2,9 +2,9 @@
 
 The paper looks for q alone and uses the weights to filter. But the weights say where the zeros of
 L q must be. Stages: ``descent`` of the ``objective`` from random starts, ``refine``, ``accept``,
-deflate (``accept.complement``), and again; the filtering by λ finishes. Where the next layer is a
-witness, its rounds come first (``reflect``, ``witnessed``), or those of its weights (``backward``); what
-they leave, the others look for.
+deflate, and again (``rounds``); the filtering by λ finishes. Where the next layer is a witness, its rounds
+come first (``reflect``, ``witnessed``); else inputs that lie open in single rows (``peel``), then what the next
+layer's weights say (``backward``). What they leave, the others look for.
 """
 
 import math
@@ -14,11 +14,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from spearpp import sphere
 from spearpp.errors import OptionError
+from spearpp.pairs import Pairs, no_pairs
 from spearpp.problem import Problem
 from spearpp.search.base import Proposals, check_options
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
+from spearpp.search.gated.peel import peel
 from spearpp.search.gated.rounds import Pace, Rounds
 from spearpp.search.gated.witnessed import WitnessedRounds
 
@@ -73,7 +76,11 @@ class Gated:
         """
         deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
         left, known = self.starts, problem.factors.left.new_zeros(0, problem.batch_size)
-        first = self._next_layer(problem)
+        peeled = no_pairs(problem) if problem.witness is not None else peel(problem, deadline)
+        if len(peeled):
+            known = sphere.retract(peeled.directions)
+            yield Proposals(known, starts=0, steps=0, pairs=peeled)
+        first = self._next_layer(problem, peeled)
         if first is not None:
             while left > 0 and not first.over and time.monotonic() < deadline:
                 proposed = first.run(min(left, first.size), generator)
@@ -82,10 +89,13 @@ class Gated:
             known = first.known
             if isinstance(first, WitnessedRounds) and len(known) and first.beyond_one_witness:
                 return
-            if not len(known):  # then its outputs are not what this layer feeds
+            if len(known) == len(peeled):  # then its outputs are not what this layer feeds
                 problem = replace(problem, outputs=None)
         rounds = Rounds(
-            problem, Pace(self.round_starts, self.chunk or MOST_STARTS, self.efforts, self.rate, self.dtype), known
+            problem,
+            Pace(self.round_starts, self.chunk or MOST_STARTS, self.efforts, self.rate, self.dtype),
+            known,
+            peeled,
         )
         while left > 0 and time.monotonic() < deadline:
             if rounds.complete or rounds.stuck:
@@ -98,10 +108,10 @@ class Gated:
             left -= size
             yield Proposals(new, starts=size, steps=steps)
 
-    def _next_layer(self, problem: Problem) -> WitnessedRounds | BackwardRounds | None:
+    def _next_layer(self, problem: Problem, peeled: Pairs) -> WitnessedRounds | BackwardRounds | None:
         """The rounds that the next layer allows, if it was given and says something."""
         if problem.witness is not None:
             return WitnessedRounds(problem, problem.witness, self.round_starts, self.dtype)
         if problem.outputs is not None:
-            return BackwardRounds(problem, problem.outputs, self.round_starts, self.dtype)
+            return BackwardRounds(problem, problem.outputs, self.round_starts, self.dtype, peeled)
         return None

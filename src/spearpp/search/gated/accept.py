@@ -57,11 +57,3 @@ def new_directions(
     known = torch.cat([found, ordered])
     least = torch.cat([torch.zeros_like(found[:, 0]), problem.tolerance.angle(ordered)])
     return known[independent(known, least, always=len(found))][len(found) :]
-
-
-def complement(found: Float[Tensor, "found b"]) -> Float[Tensor, "b d"]:
-    """N: an orthonormal basis of what is orthogonal to every q found, where every other p must lie.
-
-    Nothing is subtracted from the gradient, so no error builds up from round to round.
-    """
-    return torch.linalg.qr(found.T, mode="complete")[0][:, len(found) :]

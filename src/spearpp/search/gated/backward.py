@@ -11,6 +11,7 @@ import torch
 from spearpp import sphere
 from spearpp.candidates import refit
 from spearpp.nullspace import independent, meet
+from spearpp.pairs import Pairs
 from spearpp.problem import Problem
 from spearpp.search.base import Proposals
 from spearpp.search.gated.descent import repeat
@@ -33,12 +34,14 @@ LEAST = 0.02
 class BackwardRounds:
     """Columns found from the next layer's weights."""
 
-    def __init__(self, problem: Problem, outputs: FewOutputs, size: int, dtype: torch.dtype) -> None:
+    def __init__(self, problem: Problem, outputs: FewOutputs, size: int, dtype: torch.dtype, peeled: Pairs) -> None:
         self.problem, self.back, self.dtype = problem, outputs.span, dtype
         self.between = outputs.between()
         self.size = 2 * size
-        self.known = problem.factors.left.new_zeros(0, problem.batch_size)
-        self.over = False
+        self.known = sphere.retract(peeled.directions)
+        self.apart = peeled.apart
+        self.left = problem.factors.left @ self.apart
+        self.over = len(self.known) == problem.batch_size
 
     def run(self, size: int, generator: torch.Generator) -> Proposals:
         """One round: what it adds."""
@@ -49,7 +52,7 @@ class BackwardRounds:
 
     def _reflect(self, size: int, generator: torch.Generator) -> Bool[Tensor, "size m"]:
         """The masks that random starts arrive at."""
-        left, back = self.problem.factors.left.to(self.dtype), self.back.to(self.dtype)
+        left, back = self.left.to(self.dtype), self.back.to(self.dtype)
         e = sphere.uniform(size, back.shape[1], generator, dtype=self.dtype, device=back.device) @ back.T
         # From random starts only some of the columns are ever reached; most are near one output against another.
         pairs = torch.randperm(len(self.between), generator=generator, device=generator.device).to(back.device)
@@ -74,7 +77,7 @@ class BackwardRounds:
 
     def _accept(self, masks: Bool[Tensor, "k m"]) -> Float[Tensor, "new b"]:
         """Solve t for each mask, and keep the columns that fit, solved again for their zeros."""
-        left, live = self.problem.factors.left, self.problem.factors.live
+        left, live = self.left, self.problem.factors.live
         masks = masks & live
         q, share = left.new_zeros(0, left.shape[1]), left.new_zeros(0)
         for _ in range(POLISHES):
@@ -83,12 +86,12 @@ class BackwardRounds:
             q = (e * masks) @ left
             share = norms[:, 0] / torch.linalg.vector_norm(e * masks, dim=1).clamp_min(1e-300)
             masks = ((q @ left.T).abs() > 0.5 * e.abs()) & live
-        q = sphere.retract(q)
+        q = sphere.retract(q) @ self.apart.T
         noise = self.problem.tolerance.noise * self.problem.tolerance.amplification(q) * len(left) ** 0.5
         q = q[share <= (SIGMAS * noise).clamp_min(LEFT_OVER)]
         alike = (q @ q.T).abs() > 0.9999
         q = refit(self.problem, q[~alike.tril(-1).any(1)])
-        zeros = (self.problem.tolerance.zeros(q @ left.T, q) & live).sum(1)
+        zeros = (self.problem.tolerance.zeros(q @ self.problem.factors.left.T, q) & live).sum(1)
         q = q[zeros >= self.problem.tolerance.least_zeros]
         all_of_them = torch.cat([self.known, q])
         kept = independent(all_of_them, torch.full_like(all_of_them[:, 0], 1e-6), always=len(self.known))

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from spearpp import sphere
+from spearpp.nullspace import complement
+from spearpp.pairs import Pairs
 from spearpp.problem import Problem
-from spearpp.search.gated.accept import acceptable, complement, new_directions
+from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine
@@ -49,14 +51,14 @@ class Pace:
 class Rounds:
     """What has been found, and how hard to look next."""
 
-    def __init__(self, problem: Problem, pace: Pace, known: Float[Tensor, "known b"]) -> None:
+    def __init__(self, problem: Problem, pace: Pace, known: Float[Tensor, "known b"], peeled: Pairs) -> None:
         self.problem = problem
         self.pace = pace
         self.found = known
         self.effort, self.more, self.dry, self.dropped, self.wider = 0, 1, 0, 0, 0
         scale = problem.preactivations.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
         live = problem.factors.live
-        self.rows = problem.live_rows.to(pace.dtype)
+        self.rows, self.apart = problem.live_rows.to(pace.dtype), peeled.apart.to(pace.dtype)
         self.gates = problem.preactivations[live] / scale
 
     @property
@@ -66,12 +68,13 @@ class Rounds:
         return len(self.found) > 0 and self.dry >= (1 if last else DRY_ROUNDS)
 
     def drop(self) -> bool:
-        """Forget the least sparse quarter, then half, then all of what was found; the pool keeps it."""
+        """Forget the least sparse quarter, then half, then all of what was found, and the pairs; the pool keeps it."""
         if self.dropped == len(DROPPED):
             return False
         zeros = self.problem.tolerance.zeros(self.found @ self.problem.factors.left.T, self.found).sum(1)
         kept = int(len(self.found) * (1 - DROPPED[self.dropped]))
         self.found = self.found[zeros.argsort(descending=True, stable=True)[:kept]]
+        self.apart = torch.eye(self.problem.batch_size, dtype=self.rows.dtype, device=self.rows.device)
         self.more, self.dry, self.wider, self.dropped = 1, 0, 0, self.dropped + 1
         return True
 
@@ -109,9 +112,10 @@ class Rounds:
         else:
             dtype, effort = self.pace.dtype, self.pace.efforts[self.effort]
             starts = sphere.uniform(size, dimension, generator, dtype=dtype, device=basis.device)
-            confined = Gates(self._rows(reach), (self.gates @ basis).to(dtype), basis.to(dtype))
+            gates, apart = (self.gates @ basis).to(dtype), self.apart
+            confined = Gates(self._rows(reach) @ apart, gates, apart.T @ basis.to(dtype))
             ends, directions = descend(confined, starts, effort, self.pace.rate)
-            points, directions, steps = ends.double() @ basis.T, directions.double(), size * effort.steps
+            points, directions, steps = ends.double() @ basis.T, (directions @ apart.T).double(), size * effort.steps
             chosen = distinct(self.problem, points, directions)
         refined = refine(self.problem, points[chosen], directions[chosen])
         kept = refined[acceptable(self.problem, points[chosen], refined)]

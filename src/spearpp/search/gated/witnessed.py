@@ -5,10 +5,9 @@ from dataclasses import dataclass
 import torch
 
 from spearpp import sphere
-from spearpp.nullspace import independent, meet
+from spearpp.nullspace import complement, independent, meet
 from spearpp.problem import Problem
 from spearpp.search.base import Proposals
-from spearpp.search.gated.accept import complement
 from spearpp.search.gated.reflect import reflect
 from spearpp.shapes import Float, Tensor, pick
 from spearpp.sightings import SIGMAS, Sightings, confirm, forward_noise, no_sightings, outside, settle

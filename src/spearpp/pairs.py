@@ -1,0 +1,42 @@
+"""Inputs known together with their directions: they can be taken out of a problem on both sides."""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.nullspace import complement
+from spearpp.problem import Problem
+from spearpp.shapes import Float, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Inputs with their directions, biorthogonal: q_i·p_j is 1 for i = j and else 0."""
+
+    points: Float[Tensor, "k b"]
+    """p: x̂ = Rᵀp up to scale."""
+    directions: Float[Tensor, "k b"]
+    """q: d = L q up to scale."""
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def join(self, points: Float[Tensor, "new b"], directions: Float[Tensor, "new b"]) -> "Pairs":
+        """These and the new ones. What of a new input was hidden in the point of another is taken out of it."""
+        points, directions = torch.cat([self.points, points]), torch.cat([self.directions, directions])
+        return Pairs(torch.linalg.solve(points @ directions.T, points), directions)
+
+    @property
+    def apart(self) -> Float[Tensor, "b d"]:
+        """An orthonormal basis of what is orthogonal to every p here, where every other q must lie."""
+        return complement(self.points)
+
+    def rest(self, rows: Float[Tensor, "m b"]) -> Float[Tensor, "m b"]:
+        """L (I - Σ q pᵀ): rows without these inputs."""
+        return rows - (rows @ self.directions.T) @ self.points
+
+
+def no_pairs(problem: Problem) -> Pairs:
+    """Nothing known yet."""
+    none = problem.factors.left.new_zeros(0, problem.batch_size)
+    return Pairs(none, none)
