@@ -27,7 +27,7 @@ from spearpp.search.gated.witnessed import WitnessedRounds
 
 MOST_STARTS = 4096
 """Starts of a round at most."""
-EFFORTS = (Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
+EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,16 @@ import torch
 from spearpp import sphere
 from spearpp.candidates import refit
 from spearpp.chunks import at_once
+from spearpp.nullspace import least_two
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 
+ALIKE = 0.9
+"""Cosine from which two end points are taken for the same direction; what is lost by that a later round finds."""
+SPARE = 3.0
+"""Silent rows for each unknown from which the smallest of them determine a direction."""
+KEPT = (0.6, 0.8)
+"""Share of the silent rows that are solved for, at first and then."""
 _REWEIGHTINGS = 12
 _SHRINK = 0.4
 
@@ -21,7 +28,7 @@ def distinct(problem: Problem, points: Float[Tensor, "k b"], directions: Float[T
     """Which end points are worth refining: promising, and each direction once.
 
     Promising: half of the rows that p calls silent are under a tenth of the root mean square of L q
-    already. Directions within 0.045 of an earlier one (cosine 0.999) are left out.
+    already. Directions alike an earlier one are left out.
     """
     unit = sphere.retract(directions)
     small = (unit @ problem.factors.left.T).abs() <= 0.1 / problem.factors.left.shape[0] ** 0.5
@@ -29,23 +36,48 @@ def distinct(problem: Problem, points: Float[Tensor, "k b"], directions: Float[T
     share = (small & silent).sum(1) / silent.sum(1).clamp_min(1)
     order = share.argsort(descending=True, stable=True)
     order = order[share[order] >= 0.5]
-    alike = (unit[order] @ unit[order].T).abs() > 0.999
+    alike = (unit[order] @ unit[order].T).abs() > ALIKE
     return order[~alike.tril(-1).any(1)]
 
 
 def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
-    """min Σ |ℓ_k·q| over the rows that p calls silent, by iteratively reweighted least squares.
+    """The direction whose zeros are among the rows that p calls silent.
 
-    Weights are 1/max(|ℓ_k·q|, δ) with δ shrinking to the noise, so rows that p calls silent by
-    mistake lose their say. Then the direction is solved again for all its zeros (``refit``).
+    p is not exact, so some of these rows are not zero and must lose their say. Where there are many, the
+    smallest of them are solved for (``_concentrated``); where there are few, all are, by weights (``_reweighted``).
+    Then the direction is solved again for all its zeros (``refit``).
     """
     m, b = problem.factors.left.shape
     size = at_once(points.device, 8 * m * b)
-    parts = zip(points.split(size), directions.split(size), strict=True)
-    return refit(problem, torch.cat([_reweighted(problem, p, sphere.retract(q)) for p, q in parts]))
+    solved = sphere.retract(directions)
+    spare = silent_neurons(problem, points).sum(1) >= SPARE * b
+    for which, solve in ((spare, _concentrated), (~spare, _reweighted)):
+        for part in torch.nonzero(which)[:, 0].split(size):
+            solved[part] = solve(problem, points[part], solved[part])
+    return refit(problem, solved)
+
+
+def _concentrated(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
+    """min ‖ℓ_k·q‖ over the smallest rows among those that p calls silent; then over more of them.
+
+    The concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006).
+    """
+    left = problem.factors.left
+    silent = silent_neurons(problem, points)
+    for share in KEPT:
+        values = torch.where(silent, (directions @ left.T).abs(), torch.inf)
+        last = (share * silent.sum(1)).long()[:, None]
+        kept = values <= values.sort(1).values.gather(1, last)
+        directions = least_two(left.T @ (kept[:, :, None] * left))[:, :, 0]
+    return directions
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
+    """min Σ |ℓ_k·q| over the rows that p calls silent, by iteratively reweighted least squares.
+
+    Weights are 1/max(|ℓ_k·q|, δ) with δ shrinking to the noise, so rows that p calls silent by
+    mistake lose their say.
+    """
     left = problem.factors.left
     silent = silent_neurons(problem, points)
     values = (directions @ left.T).abs()
