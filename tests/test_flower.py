@@ -34,6 +34,7 @@ from spearpp.simulate import Batch
 
 ROOT = Path(__file__).parents[1]
 RATE = 0.1
+KNOWN = {"lr": RATE, "local-steps": 1}
 Train = Callable[[Message, int], dict[str, Any]]
 
 
@@ -99,12 +100,13 @@ class Loop(InProcess):
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
 
-def federation(strategy: Strategy, app: ClientApp, *, nodes: int = 3, rounds: int = 2, **config: Any) -> Result:
+def federation(
+    strategy: Strategy, app: ClientApp, *, nodes: int = 3, rounds: int = 2, config: dict[str, Any] = KNOWN
+) -> Result:
     data(1)  # the first import of the data sets draws random numbers of its own
     random.seed(7)
     initial = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
-    given = ConfigRecord({"lr": RATE, "local-steps": 1, **config})
-    return strategy.start(Loop(app, nodes), initial, num_rounds=rounds, train_config=given)
+    return strategy.start(Loop(app, nodes), initial, num_rounds=rounds, train_config=ConfigRecord(config))
 
 
 def weights(result: Result) -> dict[str, bytes]:
@@ -196,6 +198,38 @@ def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
         assert content["training"] == {"lr": RATE, "steps": 1, "momentum": None}
         assert content["replay"]["scale"] == pytest.approx(1.0, abs=1e-3)  # the rate is right
         assert content["round"] == int(report.parent.name[-1])
+
+
+def steps(message: Message, node: int) -> dict[str, Any]:
+    """Two steps with the whole batch, with momentum."""
+    model, batch = net(), data(node)
+    model.load_state_dict(arrays_of(message).to_torch_state_dict())
+    optimiser = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    for _ in range(2):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+        optimiser.step()
+    return {name: each.detach().numpy() for name, each in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("config", [{}, {"learning-rate": RATE, "local-epochs": 2, "momentum": 0.9}])
+def test_training_is_read_from_the_configuration_or_told_from_the_update(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    strategy = AuditStrategy(fedavg(), out=tmp_path, model=net())
+    federation(strategy, client(steps), rounds=1, config=config)
+    (report,) = folders(tmp_path)
+    content = read_document(report)
+    assert content["training"] == {
+        "lr": config.get("learning-rate"),
+        "steps": config.get("local-epochs"),
+        "momentum": config.get("momentum"),
+    }
+    told = content["estimated"]
+    assert told["steps"] == 2
+    assert (told["lr"], told["momentum"]) == pytest.approx((RATE, 0.9), abs=1e-3)
+    fits = [each for each in content["findings"] if " fits 2 steps with the whole batch at lr 0.1" in each["message"]]
+    assert [each["level"] for each in fits] == ["note"], "what was given is right"
 
 
 def test_every_and_sample_choose() -> None:
