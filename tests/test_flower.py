@@ -1,6 +1,7 @@
 """Audits inside a Flower federation: real strategies, clients and mods; one run in Flower's own simulation."""
 
 import os
+import pickle
 import random
 import resource
 import signal
@@ -22,7 +23,15 @@ from benchmarks.grid import InProcess
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedMedian,
+    Result,
+    Strategy,
+)
 
 import spearpp
 from spearpp import AuditResult, simulate
@@ -67,7 +76,8 @@ def client(train: Train = step, mods: list[Any] | None = None) -> ClientApp:
     def fit(message: Message, context: Context) -> Message:
         arrays = train(message, int(context.node_config["partition-id"]))
         record = ArrayRecord({name: Array(each) for name, each in arrays.items()})
-        return Message(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 6})}), reply_to=message)
+        metrics = MetricRecord({"num-examples": 6, "train_loss": 2.3})
+        return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
 
     return app
 
@@ -88,7 +98,7 @@ class Loop(InProcess):
         self.app, self.failures = app, 0
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return (self.ask(each) for each in sorted(messages, key=lambda each: each.metadata.dst_node_id))
+        return [self.ask(each) for each in sorted(messages, key=lambda each: each.metadata.dst_node_id)]
 
     def ask(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
@@ -165,19 +175,42 @@ def test_in_flowers_simulation_its_differential_privacy_stops_them(simulation: t
         assert len(AuditResult.load(report).inputs) == 0
 
 
-@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
-def test_the_model_is_the_same_to_the_last_bit(inner: type[FedAvg], tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "fraction_evaluate": 0.0,
-        "fraction_train": 0.5,
-        "min_train_nodes": 2,
-        "min_available_nodes": 2,
-    }
-    plain = federation(inner(**options), client(), nodes=4)
-    drawn = random.getstate()
-    audited = AuditStrategy(inner(**options), out=tmp_path)
-    assert weights(federation(audited, client(), nodes=4)) == weights(plain)
+HALF: dict[str, Any] = {
+    "fraction_evaluate": 0.0,
+    "fraction_train": 0.5,
+    "min_train_nodes": 4,
+    "min_available_nodes": 4,
+}
+
+
+def noise_state() -> bytes:
+    """Where NumPy's global random numbers are, from which Flower's server draws its noise."""
+    return pickle.dumps(numpy.random.get_state())  # noqa: NPY002
+
+
+def server_noise(**options: Any) -> Strategy:
+    return DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(**options), noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=4
+    )
+
+
+def server_adapts(**options: Any) -> Strategy:
+    return DifferentialPrivacyServerSideAdaptiveClipping(
+        FedAvg(**options), noise_multiplier=0.05, num_sampled_clients=4
+    )
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedAdam, FedMedian, server_noise, server_adapts])
+def test_the_model_is_the_same_to_the_last_bit(inner: Callable[..., Strategy], tmp_path: Path) -> None:
+    """Flower's own strategies: the mean, one with a state, a robust one, and DP around one."""
+    numpy.random.seed(7)  # noqa: NPY002
+    plain = federation(inner(**HALF), client(), nodes=5)
+    drawn, noise = random.getstate(), noise_state()
+    audited = AuditStrategy(inner(**HALF), out=tmp_path)
+    numpy.random.seed(7)  # noqa: NPY002
+    assert weights(federation(audited, client(), nodes=5)) == weights(plain)
     assert random.getstate() == drawn, "an audit drew from the platform's random numbers"
+    assert noise_state() == noise
     assert [each.verdict for each in audited.outcomes] == ["LEAKS", "LEAKS"]
     assert len(folders(tmp_path)) == 2
     for report in folders(tmp_path):
@@ -189,7 +222,7 @@ def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
     strategy = AuditStrategy(fedavg(), out=tmp_path, model=net(), redact="none", wait=True, salt="pepper")
     metrics = federation(strategy, client()).train_metrics_clientapp
     assert metrics[1]["leak_verdict"] == 1
-    assert (metrics[1]["recovered"], metrics[1]["batch_estimate"], metrics[2]["audits_done"]) == (6, 6, 2)
+    assert (metrics[1]["recovered"], metrics[1]["batch_estimate"], metrics[2]["audits_done"]) == (6, 6, 1)
     names = {AuditStrategy(fedavg(), salt="pepper")._names.of(node): node for node in (1, 2, 3)}
     for report in folders(tmp_path):
         truth, result = data(names[report.name]), AuditResult.load(report)
@@ -230,6 +263,19 @@ def test_training_is_read_from_the_configuration_or_told_from_the_update(
     assert (told["lr"], told["momentum"]) == pytest.approx((RATE, 0.9), abs=1e-3)
     fits = [each for each in content["findings"] if " fits 2 steps with the whole batch at lr 0.1" in each["message"]]
     assert [each["level"] for each in fits] == ["note"], "what was given is right"
+
+
+def test_what_start_returns_has_the_audits_of_each_round() -> None:
+    """Audits end after their round, those of the last one after all: their metrics are there all the same."""
+    strategy = AuditStrategy(fedavg(), sample=2, waiting=2, out=None)
+    metrics = federation(strategy, client(), rounds=4).train_metrics_clientapp
+    counted = [{name: each[f"audits_{name}"] for name in ("done", "failed", "dropped")} for each in metrics.values()]
+    own = [sum(each.name.startswith(f"round-000{number}") for each in strategy.outcomes) for number in metrics]
+    assert counted == [{"done": each, "failed": 0, "dropped": 2 - each} for each in own]
+    assert 0 < strategy.auditor.dropped == 8 - sum(own)
+    for done, each in zip(own, metrics.values(), strict=True):
+        assert each.get("recovered") == (6 if done else None)
+        assert each["train_loss"] == pytest.approx(2.3), "the strategy's own are as they were"
 
 
 def test_every_and_sample_choose() -> None:
@@ -370,6 +416,19 @@ def test_an_audit_that_kills_every_worker_is_given_up(monkeypatch: pytest.Monkey
     auditor.close()
 
 
+def test_a_worker_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("spearpp.integrations.common.worker.PATIENCE", 1.0)
+    auditor = Auditor(Settings(budget=0.3))
+    auditor.submit("a", lambda: job("a"))
+    until(lambda: auditor.worker is not None)
+    os.kill(auditor.worker or 0, signal.SIGSTOP)  # it will never answer
+    auditor.submit("b", lambda: job("b"))
+    assert [each.verdict for each in auditor.finish()] == ["LEAKS", "LEAKS"], "it was begun anew, and the next was done"
+    assert "gave no answer for 4 s: killed" in caplog.text
+    assert "worker died (signal 9" in caplog.text
+    auditor.close()
+
+
 def answer(app: ClientApp, **config: Any) -> Message:
     arrays = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
     settings = ConfigRecord({"lr": RATE, "local-steps": 1, "server-round": 1, **config})
@@ -431,6 +490,29 @@ def test_what_cannot_be_audited_is_not_sent_where_leaks_are_stopped() -> None:
     assert not answer(client(diverged, [audit_mod("warn")])).has_error()
     refused = answer(client(diverged, [audit_mod("block")]))
     assert "NaN or Inf" in str(refused.error.reason)
+
+
+def test_a_warning_about_what_cannot_be_read_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def odd(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        reply = call_next(message, context)
+        arrays_of(reply)["0.bias"] = Array(dtype="float32", shape=(60,), stype="of another library", data=b"?")
+        return reply
+
+    assert not answer(client(mods=[audit_mod("warn"), odd])).has_error()
+    assert "not audited: it cannot be read" in caplog.text
+    assert answer(client(mods=[audit_mod("block"), odd])).has_error()
+
+
+def test_arrays_beside_the_audited_ones_do_not_slip_through() -> None:
+    def more(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        reply = call_next(message, context)
+        reply.content["gradients"] = ArrayRecord({"0.weight": Array(numpy.ones((60, 64), dtype=numpy.float32))})
+        return reply
+
+    assert not answer(client(shifted, [audit_mod("block")])).has_error()
+    refused = answer(client(shifted, [audit_mod("block"), more]))
+    assert "several records of arrays (arrays, gradients)" in str(refused.error.reason)
+    assert not answer(client(shifted, [audit_mod("warn"), more])).has_error()
 
 
 def test_neither_platform_is_needed_or_loaded_without_asking() -> None:
