@@ -417,14 +417,16 @@ def test_an_audit_that_kills_every_worker_is_given_up(monkeypatch: pytest.Monkey
 
 
 def test_a_worker_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("spearpp.integrations.common.worker.PATIENCE", 1.0)
-    auditor = Auditor(Settings(budget=0.3))
-    auditor.submit("a", lambda: job("a"))
-    until(lambda: auditor.worker is not None)
-    os.kill(auditor.worker or 0, signal.SIGSTOP)  # it will never answer
+    auditor = Auditor(Settings(budget=None))
+    with monkeypatch.context() as impatient:
+        impatient.setattr("spearpp.integrations.common.worker.PATIENCE", 0.1)
+        auditor.submit("a", lambda: job("a"))
+        until(lambda: auditor.worker is not None)
+        os.kill(auditor.worker or 0, signal.SIGSTOP)  # it will never answer
+        time.sleep(0.5)  # by now the time for its answer runs; the next worker has all the time it needs
     auditor.submit("b", lambda: job("b"))
     assert [each.verdict for each in auditor.finish()] == ["LEAKS", "LEAKS"], "it was begun anew, and the next was done"
-    assert "gave no answer for 4 s: killed" in caplog.text
+    assert "gave no answer for 1.1 s: killed" in caplog.text
     assert "worker died (signal 9" in caplog.text
     auditor.close()
 
