@@ -37,7 +37,7 @@ import spearpp
 from spearpp import AuditResult, simulate
 from spearpp.audit.folder import read_document
 from spearpp.errors import OptionError
-from spearpp.integrations.common import Auditor, Job, Outcome, Settings
+from spearpp.integrations.common import Auditor, Choice, Job, Outcome, Settings
 from spearpp.integrations.flower import AuditStrategy, audit_mod
 from spearpp.simulate import Batch
 
@@ -286,6 +286,69 @@ def test_every_and_sample_choose() -> None:
         AuditStrategy(fedavg(), every=0)
 
 
+def test_the_choice_is_random_and_the_seeds() -> None:
+    chosen = {seed: [Choice(seed=seed).among(number, range(10)) for number in range(1, 30)] for seed in (0, 1)}
+    assert all(len(each) == 1 for each in chosen[0]), "one a round"
+    assert len({each[0] for each in chosen[0]}) > 5
+    assert chosen[0] != chosen[1]
+
+
+def test_deltas_are_audited_and_no_report_names_a_client(tmp_path: Path) -> None:
+    class Own(Strategy):
+        """A strategy from scratch: adds what its clients send to what it had sent them."""
+
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+        ) -> list[Message]:
+            self.arrays, content = arrays, RecordDict({"model": arrays, "settings": config})
+            return [Message(content, dst_node_id=each, message_type="train") for each in grid.get_node_ids()]
+
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, None]:
+            changes = [reply.content.array_records["change"] for reply in replies]
+            summed = {n: sum(each[n].numpy() for each in changes) + a.numpy() for n, a in self.arrays.items()}
+            return ArrayRecord({name: Array(each) for name, each in summed.items()}), None
+
+        def configure_evaluate(self, *args: Any) -> list[Message]:
+            return []
+
+        def aggregate_evaluate(self, *args: Any) -> None:
+            return None
+
+        def summary(self) -> None:
+            return None
+
+    app = ClientApp()
+
+    @app.train()
+    def fit(message: Message, context: Context) -> Message:
+        record = message.content.array_records["model"]
+        after = step(Message(RecordDict({"arrays": record}), reply_to=message), context.node_id % 1000)
+        change = {name: Array(after[name] - each.numpy()) for name, each in record.items()}
+        return Message(RecordDict({"change": ArrayRecord(change)}), reply_to=message)
+
+    grid = Loop(app)
+    grid.nodes = [918273645001, 918273645002]
+    strategy = AuditStrategy(Own(), sample=None, out=tmp_path, kind="deltas", redact="none", wait=True)
+    initial = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
+    metrics = strategy.start(grid, initial, num_rounds=1).train_metrics_clientapp
+    assert dict(metrics[1])["leak_verdict"] == 1, "a strategy without metrics has those of its audits"
+    assert [each.verdict for each in strategy.outcomes] == ["LEAKS", "LEAKS"]
+    for file in tmp_path.rglob("*"):
+        assert "918273645" not in file.name
+        assert file.is_dir() or b"918273645" not in file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sample": -1}, {"budget": 0}, {"redact": "some"}, {"waiting": 0}, {"kind": "sums"}], ids=str
+)
+def test_options_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        AuditStrategy(fedavg(), **wrong)
+    if not wrong.keys() & {"sample", "waiting"}:
+        with pytest.raises(OptionError, match=next(iter(wrong))):
+            audit_mod(**wrong)
+
+
 def test_everything_else_is_the_inner_strategys() -> None:
     class Own(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Result:
@@ -465,6 +528,18 @@ def test_a_client_that_blocks_sends_an_error_that_the_server_can_handle() -> Non
 def test_the_first_mod_sees_exactly_what_leaves() -> None:
     assert not answer(client(mods=[audit_mod("block"), private()])).has_error()
     assert answer(client(mods=[private(), audit_mod("block")])).has_error(), "inside, it sees what noise would hide"
+
+
+def test_gradients_and_deltas_are_seen_for_what_they_are() -> None:
+    def deltas(message: Message, node: int) -> dict[str, Any]:
+        sent = arrays_of(message)
+        return {name: each - sent[name].numpy() for name, each in step(message, node).items()}
+
+    def gradients(message: Message, node: int) -> dict[str, Any]:
+        return {name: each / -RATE for name, each in deltas(message, node).items()}
+
+    assert answer(client(deltas, [audit_mod("block", kind="deltas")])).has_error()
+    assert answer(client(gradients, [audit_mod("block", kind="gradients")])).has_error()
 
 
 def shifted(message: Message, _node: int) -> dict[str, Any]:

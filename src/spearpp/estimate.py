@@ -21,6 +21,8 @@ STEPS = 8
 """Steps up to which the training is played again."""
 SECONDS = 5.0
 """Time for it; what is not told by then is left open."""
+LARGEST = 5_000_000
+"""Numbers of an update up to which it is tried: the training is held in float64, several times over."""
 FITS = 1e-4
 """Difference up to which a training played again is the client's: recovered inputs are as exact as that."""
 ROUNDED = 0.3
@@ -100,13 +102,19 @@ def estimate(
     >>> print(estimate(model, update, batch.inputs, batch.labels))
     3 steps with the whole batch at lr 0.1 and momentum 0.9
     """
-    until = time.monotonic() + seconds
     training = _Training(model, update, inputs, labels)
-    first = _fitted(training, _Fit(1, training.first(), 0.0, 1.0))
+    first = training.first()
+    training.until = time.monotonic() + seconds
+    try:
+        return _told(training, first) or Estimate(first.lr, first.difference)
+    except TimeoutError:  # what is fitted halfway tells nothing
+        return Estimate(first.lr, first.difference)
+
+
+def _told(training: "_Training", first: "_Fit") -> Estimate | None:
+    """The one number of steps that fits, with its lr and momentum."""
     fits = [first]
     for steps in range(2, STEPS + 2):
-        if time.monotonic() > until:
-            break
         fits.append(_best_of(training, steps, first.lr))
         best, *others = sorted(fits, key=lambda each: each.difference)
         whole = best.difference <= max(FITS, training.rounding * best.steps**0.5)
@@ -114,13 +122,14 @@ def estimate(
             momentum = None if best.steps == 1 else best.momentum
             total = best.lr * _passes(best.steps, best.momentum)
             return Estimate(total, best.difference, best.lr, best.steps, momentum)
-    return Estimate(first.lr, first.difference)
+    return None
 
 
 class _Training:
     """The recovered batch in the hands of the client: what becomes of the weights, and what did."""
 
     def __init__(self, model: nn.Module, update: ClientUpdate, inputs: Tensor, labels: Tensor) -> None:
+        self.until = float("inf")
         self.model = as_sent(model, update).double()
         named = dict(self.model.named_parameters())
         self.sent = {name: each.detach() for name, each in named.items() if plain(name) in update.gradients}
@@ -133,15 +142,23 @@ class _Training:
         weights, size = (float(torch.linalg.vector_norm(each)) for each in (_flat(self.sent), self.seen))
         self.rounding = ROUNDED * torch.finfo(torch.float32).eps * weights / max(size, 1e-300)
 
-    def first(self) -> float:
-        """The rate at which one step fits best."""
+    def first(self) -> "_Fit":
+        """One step, at the rate at which it fits best."""
         made = self.change(1, 1.0, 0.0)
-        return float(made @ self.seen / (made @ made).clamp_min(1e-300))
+        rate = float(made @ self.seen / (made @ made).clamp_min(1e-300))
+        size = torch.linalg.vector_norm(self.seen).clamp_min(1e-300)
+        return _Fit(1, rate, 0.0, float(torch.linalg.vector_norm(self.seen - rate * made) / size))
 
     def change(self, steps: int, lr: float, momentum: float) -> Float[Tensor, "p"]:
-        """The weights before minus those after."""
+        """The weights before minus those after.
+
+        Raises:
+            TimeoutError: when the time is spent.
+        """
         now, velocity = self.sent, {name: torch.zeros_like(each) for name, each in self.sent.items()}
         for _ in range(steps):
+            if time.monotonic() > self.until:
+                raise TimeoutError
             moving = {name: each.detach().requires_grad_(True) for name, each in now.items()}
             loss = nn.functional.cross_entropy(functional_call(self.model, moving, (self.inputs,)), self.labels)
             gradients = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
@@ -166,11 +183,14 @@ def _fitted(training: _Training, start: _Fit) -> _Fit:
 
     lr, momentum, best = start.lr, start.momentum, left(start.lr, start.momentum)
     for _ in range(ROUNDS):
-        slopes = [(best - left(lr * (1 + NUDGE), momentum)) / NUDGE]  # for a change of log lr
-        if start.steps > 1:
-            slopes.append((best - left(lr, momentum + NUDGE)) / NUDGE)
-        wanted = torch.linalg.lstsq(torch.stack(slopes, dim=1).cpu(), best.cpu()[:, None]).solution[:, 0].tolist()
-        trial = lr * min(2.0, max(0.5, 1 + wanted[0])), min(MOST, max(0.0, momentum + sum(wanted[1:])))
+        faster, heavier = best - left(lr * (1 + NUDGE), momentum), best - left(lr, momentum + NUDGE)
+        across = float(faster @ heavier)
+        normal = torch.tensor(
+            [[float(faster @ faster), across], [across, float(heavier @ heavier)]], dtype=torch.float64
+        )
+        towards = torch.tensor([float(faster @ best), float(heavier @ best)], dtype=torch.float64)
+        more, heavy = (NUDGE * torch.linalg.lstsq(normal, towards[:, None]).solution[:, 0]).tolist()
+        trial = lr * min(2.0, max(0.5, 1 + more)), min(MOST, max(0.0, momentum + heavy))
         found = left(*trial)
         if not float(torch.linalg.vector_norm(found)) < 0.999 * float(torch.linalg.vector_norm(best)):
             break

@@ -12,7 +12,7 @@ from spearpp.audit.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.audit.wording import caveats, summary
 from spearpp.consistency import Finding, inspect
 from spearpp.errors import OptionError, SpearError
-from spearpp.estimate import SECONDS, Estimate, estimate
+from spearpp.estimate import LARGEST, SECONDS, Estimate, estimate
 from spearpp.invert import invert
 from spearpp.layers import Layer, find_layers
 from spearpp.replay import Replay, labels_of, replay
@@ -203,6 +203,8 @@ def _estimated(
 ) -> Estimate | None:
     """How the client trained, where a replay says that these are its samples and it sent no gradient."""
     if again is None or not again.proves or again.scale <= 0 or update.kind == "gradients" or update.clients > 1:
+        return None
+    if sum(each.numel() for each in update.gradients.values()) > LARGEST:
         return None
     for inputs, labels in _whole_batches(audits):
         if model is not None:

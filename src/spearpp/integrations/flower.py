@@ -261,6 +261,8 @@ def audit_mod(
         redact: "omit", "blur" or "none" of what was recovered, in reports.
         seed: of the audits.
     """
+    if kind not in KINDS:
+        raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
     gate = Gate(policy, Settings(model, budget, out, redact, seed, {"platform": "Flower"}), has_noise=noise is not None)
     choice = Choice(None, every)
 
