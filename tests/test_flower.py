@@ -1,6 +1,7 @@
 """Audits inside a Flower federation: real strategies, clients and mods; one run in Flower's own simulation."""
 
 import os
+import pickle
 import random
 import resource
 import signal
@@ -22,18 +23,27 @@ from benchmarks.grid import InProcess
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp.strategy import FedAdam, FedAvg, Result, Strategy
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdam,
+    FedAvg,
+    FedMedian,
+    Result,
+    Strategy,
+)
 
 import spearpp
 from spearpp import AuditResult, simulate
 from spearpp.audit.folder import read_document
 from spearpp.errors import OptionError
-from spearpp.integrations.common import Auditor, Job, Outcome, Settings
+from spearpp.integrations.common import Auditor, Choice, Job, Outcome, Settings
 from spearpp.integrations.flower import AuditStrategy, audit_mod
 from spearpp.simulate import Batch
 
 ROOT = Path(__file__).parents[1]
 RATE = 0.1
+KNOWN = {"lr": RATE, "local-steps": 1}
 Train = Callable[[Message, int], dict[str, Any]]
 
 
@@ -66,7 +76,8 @@ def client(train: Train = step, mods: list[Any] | None = None) -> ClientApp:
     def fit(message: Message, context: Context) -> Message:
         arrays = train(message, int(context.node_config["partition-id"]))
         record = ArrayRecord({name: Array(each) for name, each in arrays.items()})
-        return Message(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 6})}), reply_to=message)
+        metrics = MetricRecord({"num-examples": 6, "train_loss": 2.3})
+        return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
 
     return app
 
@@ -87,7 +98,7 @@ class Loop(InProcess):
         self.app, self.failures = app, 0
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        return (self.ask(each) for each in sorted(messages, key=lambda each: each.metadata.dst_node_id))
+        return [self.ask(each) for each in sorted(messages, key=lambda each: each.metadata.dst_node_id)]
 
     def ask(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
@@ -99,12 +110,13 @@ class Loop(InProcess):
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
 
-def federation(strategy: Strategy, app: ClientApp, *, nodes: int = 3, rounds: int = 2, **config: Any) -> Result:
+def federation(
+    strategy: Strategy, app: ClientApp, *, nodes: int = 3, rounds: int = 2, config: dict[str, Any] = KNOWN
+) -> Result:
     data(1)  # the first import of the data sets draws random numbers of its own
     random.seed(7)
     initial = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
-    given = ConfigRecord({"lr": RATE, "local-steps": 1, **config})
-    return strategy.start(Loop(app, nodes), initial, num_rounds=rounds, train_config=given)
+    return strategy.start(Loop(app, nodes), initial, num_rounds=rounds, train_config=ConfigRecord(config))
 
 
 def weights(result: Result) -> dict[str, bytes]:
@@ -163,19 +175,42 @@ def test_in_flowers_simulation_its_differential_privacy_stops_them(simulation: t
         assert len(AuditResult.load(report).inputs) == 0
 
 
-@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
-def test_the_model_is_the_same_to_the_last_bit(inner: type[FedAvg], tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "fraction_evaluate": 0.0,
-        "fraction_train": 0.5,
-        "min_train_nodes": 2,
-        "min_available_nodes": 2,
-    }
-    plain = federation(inner(**options), client(), nodes=4)
-    drawn = random.getstate()
-    audited = AuditStrategy(inner(**options), out=tmp_path)
-    assert weights(federation(audited, client(), nodes=4)) == weights(plain)
+HALF: dict[str, Any] = {
+    "fraction_evaluate": 0.0,
+    "fraction_train": 0.5,
+    "min_train_nodes": 4,
+    "min_available_nodes": 4,
+}
+
+
+def noise_state() -> bytes:
+    """Where NumPy's global random numbers are, from which Flower's server draws its noise."""
+    return pickle.dumps(numpy.random.get_state())  # noqa: NPY002
+
+
+def server_noise(**options: Any) -> Strategy:
+    return DifferentialPrivacyServerSideFixedClipping(
+        FedAvg(**options), noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=4
+    )
+
+
+def server_adapts(**options: Any) -> Strategy:
+    return DifferentialPrivacyServerSideAdaptiveClipping(
+        FedAvg(**options), noise_multiplier=0.05, num_sampled_clients=4
+    )
+
+
+@pytest.mark.parametrize("inner", [FedAvg, FedAdam, FedMedian, server_noise, server_adapts])
+def test_the_model_is_the_same_to_the_last_bit(inner: Callable[..., Strategy], tmp_path: Path) -> None:
+    """Flower's own strategies: the mean, one with a state, a robust one, and DP around one."""
+    numpy.random.seed(7)  # noqa: NPY002
+    plain = federation(inner(**HALF), client(), nodes=5)
+    drawn, noise = random.getstate(), noise_state()
+    audited = AuditStrategy(inner(**HALF), out=tmp_path)
+    numpy.random.seed(7)  # noqa: NPY002
+    assert weights(federation(audited, client(), nodes=5)) == weights(plain)
     assert random.getstate() == drawn, "an audit drew from the platform's random numbers"
+    assert noise_state() == noise
     assert [each.verdict for each in audited.outcomes] == ["LEAKS", "LEAKS"]
     assert len(folders(tmp_path)) == 2
     for report in folders(tmp_path):
@@ -187,7 +222,7 @@ def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
     strategy = AuditStrategy(fedavg(), out=tmp_path, model=net(), redact="none", wait=True, salt="pepper")
     metrics = federation(strategy, client()).train_metrics_clientapp
     assert metrics[1]["leak_verdict"] == 1
-    assert (metrics[1]["recovered"], metrics[1]["batch_estimate"], metrics[2]["audits_done"]) == (6, 6, 2)
+    assert (metrics[1]["recovered"], metrics[1]["batch_estimate"], metrics[2]["audits_done"]) == (6, 6, 1)
     names = {AuditStrategy(fedavg(), salt="pepper")._names.of(node): node for node in (1, 2, 3)}
     for report in folders(tmp_path):
         truth, result = data(names[report.name]), AuditResult.load(report)
@@ -198,12 +233,120 @@ def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
         assert content["round"] == int(report.parent.name[-1])
 
 
+def steps(message: Message, node: int) -> dict[str, Any]:
+    """Two steps with the whole batch, with momentum."""
+    model, batch = net(), data(node)
+    model.load_state_dict(arrays_of(message).to_torch_state_dict())
+    optimiser = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
+    for _ in range(2):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+        optimiser.step()
+    return {name: each.detach().numpy() for name, each in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("config", [{}, {"learning-rate": RATE, "local-epochs": 2, "momentum": 0.9}])
+def test_training_is_read_from_the_configuration_or_told_from_the_update(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    strategy = AuditStrategy(fedavg(), out=tmp_path, model=net())
+    federation(strategy, client(steps), rounds=1, config=config)
+    (report,) = folders(tmp_path)
+    content = read_document(report)
+    assert content["training"] == {
+        "lr": config.get("learning-rate"),
+        "steps": config.get("local-epochs"),
+        "momentum": config.get("momentum"),
+    }
+    told = content["estimated"]
+    assert told["steps"] == 2
+    assert (told["lr"], told["momentum"]) == pytest.approx((RATE, 0.9), abs=1e-3)
+    fits = [each for each in content["findings"] if " fits 2 steps with the whole batch at lr 0.1" in each["message"]]
+    assert [each["level"] for each in fits] == ["note"], "what was given is right"
+
+
+def test_what_start_returns_has_the_audits_of_each_round() -> None:
+    """Audits end after their round, those of the last one after all: their metrics are there all the same."""
+    strategy = AuditStrategy(fedavg(), sample=2, waiting=2, out=None)
+    metrics = federation(strategy, client(), rounds=4).train_metrics_clientapp
+    counted = [{name: each[f"audits_{name}"] for name in ("done", "failed", "dropped")} for each in metrics.values()]
+    own = [sum(each.name.startswith(f"round-000{number}") for each in strategy.outcomes) for number in metrics]
+    assert counted == [{"done": each, "failed": 0, "dropped": 2 - each} for each in own]
+    assert 0 < strategy.auditor.dropped == 8 - sum(own)
+    for done, each in zip(own, metrics.values(), strict=True):
+        assert each.get("recovered") == (6 if done else None)
+        assert each["train_loss"] == pytest.approx(2.3), "the strategy's own are as they were"
+
+
 def test_every_and_sample_choose() -> None:
     some = AuditStrategy(fedavg(), every=2, sample=2, out=None)
     federation(some, client(), rounds=4)
     assert [each.name[:10] for each in some.outcomes] == ["round-0002"] * 2 + ["round-0004"] * 2
     with pytest.raises(OptionError, match="every=0"):
         AuditStrategy(fedavg(), every=0)
+
+
+def test_the_choice_is_random_and_the_seeds() -> None:
+    chosen = {seed: [Choice(seed=seed).among(number, range(10)) for number in range(1, 30)] for seed in (0, 1)}
+    assert all(len(each) == 1 for each in chosen[0]), "one a round"
+    assert len({each[0] for each in chosen[0]}) > 5
+    assert chosen[0] != chosen[1]
+
+
+def test_deltas_are_audited_and_no_report_names_a_client(tmp_path: Path) -> None:
+    class Own(Strategy):
+        """A strategy from scratch: adds what its clients send to what it had sent them."""
+
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+        ) -> list[Message]:
+            self.arrays, content = arrays, RecordDict({"model": arrays, "settings": config})
+            return [Message(content, dst_node_id=each, message_type="train") for each in grid.get_node_ids()]
+
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, None]:
+            changes = [reply.content.array_records["change"] for reply in replies]
+            summed = {n: sum(each[n].numpy() for each in changes) + a.numpy() for n, a in self.arrays.items()}
+            return ArrayRecord({name: Array(each) for name, each in summed.items()}), None
+
+        def configure_evaluate(self, *args: Any) -> list[Message]:
+            return []
+
+        def aggregate_evaluate(self, *args: Any) -> None:
+            return None
+
+        def summary(self) -> None:
+            return None
+
+    app = ClientApp()
+
+    @app.train()
+    def fit(message: Message, context: Context) -> Message:
+        record = message.content.array_records["model"]
+        after = step(Message(RecordDict({"arrays": record}), reply_to=message), context.node_id % 1000)
+        change = {name: Array(after[name] - each.numpy()) for name, each in record.items()}
+        return Message(RecordDict({"change": ArrayRecord(change)}), reply_to=message)
+
+    grid = Loop(app)
+    grid.nodes = [918273645001, 918273645002]
+    strategy = AuditStrategy(Own(), sample=None, out=tmp_path, kind="deltas", redact="none", wait=True)
+    initial = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
+    metrics = strategy.start(grid, initial, num_rounds=1).train_metrics_clientapp
+    assert dict(metrics[1])["leak_verdict"] == 1, "a strategy without metrics has those of its audits"
+    assert [each.verdict for each in strategy.outcomes] == ["LEAKS", "LEAKS"]
+    for file in tmp_path.rglob("*"):
+        assert "918273645" not in file.name
+        assert file.is_dir() or b"918273645" not in file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sample": -1}, {"budget": 0}, {"redact": "some"}, {"waiting": 0}, {"kind": "sums"}], ids=str
+)
+def test_options_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        AuditStrategy(fedavg(), **wrong)
+    if not wrong.keys() & {"sample", "waiting"}:
+        with pytest.raises(OptionError, match=next(iter(wrong))):
+            audit_mod(**wrong)
 
 
 def test_everything_else_is_the_inner_strategys() -> None:
@@ -336,6 +479,21 @@ def test_an_audit_that_kills_every_worker_is_given_up(monkeypatch: pytest.Monkey
     auditor.close()
 
 
+def test_a_worker_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    auditor = Auditor(Settings(budget=None))
+    with monkeypatch.context() as impatient:
+        impatient.setattr("spearpp.integrations.common.worker.PATIENCE", 0.1)
+        auditor.submit("a", lambda: job("a"))
+        until(lambda: auditor.worker is not None)
+        os.kill(auditor.worker or 0, signal.SIGSTOP)  # it will never answer
+        time.sleep(0.5)  # by now the time for its answer runs; the next worker has all the time it needs
+    auditor.submit("b", lambda: job("b"))
+    assert [each.verdict for each in auditor.finish()] == ["LEAKS", "LEAKS"], "it was begun anew, and the next was done"
+    assert "gave no answer for 1.1 s: killed" in caplog.text
+    assert "worker died (signal 9" in caplog.text
+    auditor.close()
+
+
 def answer(app: ClientApp, **config: Any) -> Message:
     arrays = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
     settings = ConfigRecord({"lr": RATE, "local-steps": 1, "server-round": 1, **config})
@@ -372,6 +530,18 @@ def test_the_first_mod_sees_exactly_what_leaves() -> None:
     assert answer(client(mods=[private(), audit_mod("block")])).has_error(), "inside, it sees what noise would hide"
 
 
+def test_gradients_and_deltas_are_seen_for_what_they_are() -> None:
+    def deltas(message: Message, node: int) -> dict[str, Any]:
+        sent = arrays_of(message)
+        return {name: each - sent[name].numpy() for name, each in step(message, node).items()}
+
+    def gradients(message: Message, node: int) -> dict[str, Any]:
+        return {name: each / -RATE for name, each in deltas(message, node).items()}
+
+    assert answer(client(deltas, [audit_mod("block", kind="deltas")])).has_error()
+    assert answer(client(gradients, [audit_mod("block", kind="gradients")])).has_error()
+
+
 def shifted(message: Message, _node: int) -> dict[str, Any]:
     """An update that holds no gradient."""
     return {name: each.numpy() + 1 for name, each in arrays_of(message).items()}
@@ -397,6 +567,29 @@ def test_what_cannot_be_audited_is_not_sent_where_leaks_are_stopped() -> None:
     assert not answer(client(diverged, [audit_mod("warn")])).has_error()
     refused = answer(client(diverged, [audit_mod("block")]))
     assert "NaN or Inf" in str(refused.error.reason)
+
+
+def test_a_warning_about_what_cannot_be_read_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def odd(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        reply = call_next(message, context)
+        arrays_of(reply)["0.bias"] = Array(dtype="float32", shape=(60,), stype="of another library", data=b"?")
+        return reply
+
+    assert not answer(client(mods=[audit_mod("warn"), odd])).has_error()
+    assert "not audited: it cannot be read" in caplog.text
+    assert answer(client(mods=[audit_mod("block"), odd])).has_error()
+
+
+def test_arrays_beside_the_audited_ones_do_not_slip_through() -> None:
+    def more(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+        reply = call_next(message, context)
+        reply.content["gradients"] = ArrayRecord({"0.weight": Array(numpy.ones((60, 64), dtype=numpy.float32))})
+        return reply
+
+    assert not answer(client(shifted, [audit_mod("block")])).has_error()
+    refused = answer(client(shifted, [audit_mod("block"), more]))
+    assert "several records of arrays (arrays, gradients)" in str(refused.error.reason)
+    assert not answer(client(shifted, [audit_mod("warn"), more])).has_error()
 
 
 def test_neither_platform_is_needed_or_loaded_without_asking() -> None:

@@ -35,8 +35,17 @@ RATE = 0.1
 BATCH = simulate.digits(6, generator=torch.Generator().manual_seed(1))
 
 
-def net() -> nn.Sequential:
-    return simulate.mlp(64, [60, 60], 10, generator=torch.Generator().manual_seed(5))
+def net(seed: int = 5) -> nn.Sequential:
+    return simulate.mlp(64, [60, 60], 10, generator=torch.Generator().manual_seed(seed))
+
+
+def trained(weights: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights after one step with the whole batch."""
+    model = net()
+    model.load_state_dict(weights)
+    nn.functional.cross_entropy(model(BATCH.inputs), BATCH.labels).backward()
+    torch.optim.SGD(model.parameters(), lr=RATE).step()
+    return dict(model.state_dict())
 
 
 class Site:
@@ -57,6 +66,12 @@ class Site:
         chains = {"train" + FilterKey.DELIMITER + self.ways[which]: self.chains[which]}
         return apply_filters(name, shareable, context, chains, "train", self.ways[which])
 
+    def talking_to(self, client: str) -> FLContext:
+        """A context of a server's, as it is when a client asks for a task or sends its result."""
+        context = self.contexts.new_context()
+        context.set_peer_context(FLContextManager(identity_name=client, job_id="job").new_context())
+        return context
+
     def round(self, kind: str, *, tensors: bool = False, number: int = 0) -> DXO:
         """What is left of a result after the filters of this side."""
         task = DXO(DataKind.WEIGHTS, _plain(net().state_dict(), tensors), {"lr": RATE, "local_steps": 1})
@@ -66,10 +81,7 @@ class Site:
         self._apply(0, shareable, context)
         if self.side == "server":
             context = self.contexts.new_context()  # a server meets the result in another context
-        model = net()
-        nn.functional.cross_entropy(model(BATCH.inputs), BATCH.labels).backward()
-        torch.optim.SGD(model.parameters(), lr=RATE).step()
-        sent = model.state_dict()
+        sent = trained(net().state_dict())
         if kind == DataKind.WEIGHT_DIFF:
             sent = {name: each - net().state_dict()[name] for name, each in sent.items()}
         result = DXO(kind, _plain(sent, tensors)).to_shareable()
@@ -136,6 +148,28 @@ def test_without_the_weights_sent_a_block_stays_closed() -> None:
         alone.process(result, context)
     metrics = DXO(DataKind.METRICS, {"loss": 1.0}).to_shareable()
     assert alone.process(metrics, context) is metrics, "metrics are none of its business"
+
+
+def test_a_server_keeps_the_weights_of_each_client(tmp_path: Path) -> None:
+    """Two clients at work on different weights: each is audited against its own."""
+    site = Site(AuditFilter(out=tmp_path, model=net(), salt="s"), side="server")
+    sent = {name: net(seed).state_dict() for seed, name in enumerate(("site-1", "site-2"))}
+    for name, weights in sent.items():
+        site._apply(0, DXO(DataKind.WEIGHTS, _plain(weights, False)).to_shareable(), site.talking_to(name))
+    for name, weights in sent.items():
+        result = DXO(DataKind.WEIGHTS, _plain(trained(weights), False)).to_shareable()
+        result.set_peer_props({ReservedKey.IDENTITY_NAME: name})
+        site._apply(1, result, site.talking_to(name))
+        content = read_document(tmp_path / "round-unknown" / Pseudonyms("s").of(name))
+        assert content["verdict"] == "LEAKS"
+        assert content["estimated"]["lr"] == pytest.approx(RATE, rel=1e-3)
+
+
+def test_a_task_of_something_else_goes_out_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(side="server")
+    task = DXO(DataKind.WEIGHTS, {"layers": {"nested": "words"}}).to_shareable()
+    assert from_shareable(site._apply(0, task, site.contexts.new_context())).data == {"layers": {"nested": "words"}}
+    assert "the weights sent cannot be remembered" in caplog.text
 
 
 def test_a_server_need_not_wait(tmp_path: Path) -> None:

@@ -1,6 +1,11 @@
 """Files of updates as they appear: each audited once, whatever becomes of files, runs and disks."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,7 @@ from spearpp.audit.folder import DOCUMENT
 from spearpp.cli import main
 from spearpp.errors import DataError
 from spearpp.integrations.common import Settings
+from spearpp.integrations.common.job import SCRATCH
 from spearpp.integrations.watch import MEMORY, TRIES, Watch
 
 
@@ -83,6 +89,35 @@ def test_a_restart_goes_on_and_copies_are_known(places: tuple[Path, Path]) -> No
     (places[1] / MEMORY).write_text("{")
     with pytest.raises(DataError, match="remove it to audit everything again"):
         watching(places)
+
+
+def test_a_watch_killed_over_a_report_leaves_none_half_written(places: tuple[Path, Path]) -> None:
+    for seed in range(8):
+        update(seed).save(places[0] / f"{seed}.safetensors")
+    command = [sys.executable, "-m", "spearpp", "watch", str(places[0]), "--out", str(places[1]), "--interval", "0.01"]
+    watch = subprocess.Popen(  # noqa: S603
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stdout=subprocess.DEVNULL
+    )
+    limit = time.monotonic() + 60
+    while not list(places[1].glob(f"{SCRATCH}*")) and time.monotonic() < limit:
+        time.sleep(0.001)
+        if list(places[1].glob(f"{SCRATCH}*")):
+            watch.send_signal(signal.SIGSTOP)
+            time.sleep(0.05)
+            if not list(places[1].glob(f"{SCRATCH}*")):  # it was whole a moment before: wait for the next
+                watch.send_signal(signal.SIGCONT)
+    watch.kill()
+    watch.wait()
+    assert list(places[1].glob(f"{SCRATCH}*")), "killed while it wrote"
+    before = reports(places[1])
+    for name in before:
+        if not name.startswith(SCRATCH):
+            AuditResult.load(places[1] / name)
+    again = ["watch", str(places[0]), "--out", str(places[1]), "--interval", "0.01", "--once"]
+    assert main(again) == 0
+    assert len(reports(places[1])) == 8
+    assert not list(places[1].glob(f"{SCRATCH}*"))
+    assert [len(AuditResult.load(places[1] / name).inputs) for name in reports(places[1])] == [4] * 8
 
 
 def test_reports_inside_the_folder_are_not_taken_for_updates(tmp_path: Path) -> None:

@@ -137,12 +137,16 @@ def _scale(update: ClientUpdate) -> Iterable[Finding]:
     if last.ndim != 1 or len(last) < 2 or update.clients > 1:
         return
     largest, total = float(last.abs().max()), float(last.double().sum().abs())
-    if largest > 1.001 and total <= 1e-3 * float(last.double().abs().sum()):
-        what = (
-            "lr or steps is too small" if update.lr is not None or update.kind != "gradients" else "the loss is a sum"
-        )
+    if total > 1e-3 * float(last.double().abs().sum()):
+        return
+    if update.lr is None and update.kind != "gradients":
+        least = largest * (update.steps or 1)
+        why = f"lr is not known: lr · steps is {least:.2g} at least, for a classifier's last bias gradient is within ±1"
+        yield Finding("note", name, f"{why}. Inversion does not need the scale")
+    elif largest > 1.001:
+        what = "the loss is a sum" if update.kind == "gradients" else "lr or steps is too small"
         why = f"a classifier's last bias gradient is within ±1, here it reaches {largest:.3g}"
-        yield Finding("note", name, f"{why}: {what}, or not known. Inversion does not need the scale")
+        yield Finding("note", name, f"{why}: {what}. Inversion does not need the scale")
 
 
 def _rank(layer: Layer, update: ClientUpdate, seen: Spectrum, decay: float) -> Iterable[Finding]:

@@ -63,7 +63,7 @@ def labels_of(
     Raises:
         OptionError: if the model does not take the inputs, or is no classifier.
     """
-    weights, device = _as_sent(model, update), update.gradients[layer.weight].device
+    weights, device = as_sent(model, update), update.gradients[layer.weight].device
     module = weights.get_submodule(_module_name(weights, layer))
     inputs = result.inputs.to(device)
     caught: list[Tensor] = []
@@ -74,7 +74,7 @@ def labels_of(
 
     handle = module.register_forward_hook(catch)
     try:
-        outputs = _forward(weights, inputs)
+        outputs = forward(weights, inputs)
     finally:
         handle.remove()
     if len(caught) != 1 or caught[0].shape != (len(inputs), layer.neurons):
@@ -116,10 +116,10 @@ def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"],
     Raises:
         OptionError: if the model does not take the inputs.
     """
-    weights = _as_sent(model, update)
+    weights = as_sent(model, update)
     device = next(iter(update.gradients.values())).device
     named = {plain(name): each for name, each in weights.named_parameters() if plain(name) in update.gradients}
-    outputs = _forward(weights, inputs.to(device))
+    outputs = forward(weights, inputs.to(device))
     losses = nn.functional.cross_entropy(outputs, labels.to(device), reduction="none")
     plainly = _compare(update, named, losses.mean())
     if plainly.difference <= UNEQUAL:
@@ -165,7 +165,7 @@ def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor)
     )
 
 
-def _as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:
+def as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:
     """A copy of the model with the weights that the client had."""
     try:
         weights = copy.deepcopy(model).eval()
@@ -185,7 +185,12 @@ def _module_name(model: nn.Module, layer: Layer) -> str:
     return next(name for name, _ in model.named_modules() if plain(f"{name}." if name else "").rstrip(".") == wanted)
 
 
-def _forward(model: nn.Module, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k classes"]:
+def forward(model: nn.Module, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k classes"]:
+    """The outputs of a classifier.
+
+    Raises:
+        OptionError: if the model does not take the inputs, or is no classifier.
+    """
     try:
         outputs = model(inputs.to(next(model.parameters()).dtype))
     except Exception as error:  # forward is the user's code

@@ -16,7 +16,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the federation as its configuration says."""
     config = context.run_config
     torch.manual_seed(0)
-    strategy = strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
+    strategy = strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
     if config["audit"]:
         strategy = AuditStrategy(strategy, out=str(config["out"]), model=Net(), redact=str(config["redact"]))
     result = strategy.start(

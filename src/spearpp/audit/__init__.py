@@ -1,7 +1,7 @@
 """From a client's update to a verdict: which layers can be inverted, what they give away, and proof of it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -10,13 +10,15 @@ from torch import nn
 
 from spearpp.audit.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.audit.wording import caveats, summary
-from spearpp.consistency import inspect
+from spearpp.consistency import Finding, inspect
 from spearpp.errors import OptionError, SpearError
+from spearpp.estimate import LARGEST, SECONDS, Estimate, estimate
 from spearpp.invert import invert
 from spearpp.layers import Layer, find_layers
 from spearpp.replay import Replay, labels_of, replay
 from spearpp.result import Progress
 from spearpp.search import Gated, Search
+from spearpp.shapes import Tensor
 from spearpp.update import ClientUpdate
 
 __all__ = ["AuditResult", "LayerAudit", "Verdict", "audit"]
@@ -103,10 +105,12 @@ def audit(
                 interrupted = True
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
     audits = [done.get(layer.name) or LayerAudit(layer, False, why[layer.name]) for layer in layers]
-    again = None
+    again, trained = None, None
     try:
         audits = [_with_labels(each, update, model) for each in audits]
         again = _replayed(audits, update, model)
+        left = SECONDS if budget is None else min(SECONDS, max(LEAST_SECONDS, budget - (time.monotonic() - began)))
+        trained = _estimated(audits, update, model, again, left)
     except KeyboardInterrupt:  # the inputs are there; labels and the replay are not
         interrupted = True
     verdict = _verdict(audits, again)
@@ -114,10 +118,11 @@ def audit(
         verdict=verdict,
         summary=summary(verdict, audits, time.monotonic() - began, again),
         layers=audits,
-        findings=findings,
-        caveats=caveats(verdict, audits, update, model, batch_size, decay, again, interrupted),
+        findings=[*findings, *_training(trained, update)],
+        caveats=caveats(verdict, audits, update, model, batch_size, decay, again, trained, interrupted),
         interrupted=interrupted,
         replay=again,
+        estimated=trained,
         seconds=time.monotonic() - began,
         budget=budget,
     )
@@ -186,13 +191,46 @@ def _with_labels(audited: LayerAudit, update: ClientUpdate, model: nn.Module | N
 
 
 def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> Replay | None:
+    for inputs, labels in _whole_batches(audits):
+        if model is not None:
+            with suppress(SpearError):
+                return replay(model, update, inputs, labels)
+    return None
+
+
+def _estimated(
+    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, again: Replay | None, seconds: float
+) -> Estimate | None:
+    """How the client trained, where a replay says that these are its samples and it sent no gradient."""
+    if again is None or not again.proves or again.scale <= 0 or update.kind == "gradients" or update.clients > 1:
+        return None
+    if sum(each.numel() for each in update.gradients.values()) > LARGEST:
+        return None
+    for inputs, labels in _whole_batches(audits):
+        if model is not None:
+            with suppress(SpearError):
+                return estimate(model, update, inputs, labels, seconds=seconds)
+    return None
+
+
+def _whole_batches(audits: list[LayerAudit]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and labels of layers whose samples are all there."""
     for each in audits:
-        if model is None or each.inversion is None or each.labels is None:
+        if each.inversion is None or each.labels is None:
             continue
         if len(each.inversion.inputs) == each.inversion.batch_size and bool((each.labels >= 0).all()):
-            with suppress(SpearError):
-                return replay(model, update, each.inversion.inputs, each.labels)
-    return None
+            yield each.inversion.inputs, each.labels
+
+
+def _training(trained: Estimate | None, update: ClientUpdate) -> Iterator[Finding]:
+    """What the update says of how the client trained, against what was said of it."""
+    if trained is None:
+        return
+    if trained.differs_from(update):
+        given = f"lr={update.lr:.3g}" + ("" if update.steps is None else f", steps={update.steps}")
+        yield Finding("warning", "update", f"{given} was given, but the update fits {trained}")
+    elif trained.lr is not None or update.lr is None:
+        yield Finding("note", "update", f"the update fits {trained}")
 
 
 def _verdict(audits: list[LayerAudit], again: Replay | None) -> Verdict:

@@ -36,6 +36,7 @@ def document(result: AuditResult) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in result.findings],
         "caveats": list(result.caveats),
         "replay": None if result.replay is None else {**asdict(result.replay), "proves": result.replay.proves},
+        "estimated": None if result.estimated is None else asdict(result.estimated),
         "layers": [_layer(each) for each in result.layers],
     }
     return {name: plain(value) for name, value in content.items()}

@@ -18,6 +18,7 @@ from spearpp.audit.result import AuditResult, LayerAudit, Verdict
 from spearpp.certificate import Certificates, WitnessCertificates
 from spearpp.consistency import Finding
 from spearpp.errors import DataError, OptionError
+from spearpp.estimate import Estimate
 from spearpp.layers import Layer
 from spearpp.pictures import Shape, blur, guess_shape
 from spearpp.replay import Replay
@@ -113,6 +114,7 @@ def load(folder: FileName) -> AuditResult:
             seconds=float(content["seconds"]),
             budget=None if content["budget"] is None else float(content["budget"]),
             interrupted=bool(content["interrupted"]),
+            estimated=_estimate(content.get("estimated")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{Path(folder) / DOCUMENT} is no report of this version: {error!r}") from error
@@ -206,6 +208,12 @@ def _replay(content: Mapping[str, Any] | None) -> Replay | None:
     if content is None:
         return None
     return Replay(**{field.name: content[field.name] for field in fields(Replay)})
+
+
+def _estimate(content: Mapping[str, Any] | None) -> Estimate | None:
+    if content is None:
+        return None
+    return Estimate(**{field.name: content[field.name] for field in fields(Estimate)})
 
 
 def _finite(value: float | None) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spearpp.consistency import Finding
+from spearpp.estimate import Estimate
 from spearpp.layers import Layer
 from spearpp.pictures import Shape, gallery
 from spearpp.replay import Replay
@@ -102,6 +103,8 @@ class AuditResult:
     """Seconds that were allowed; None for no bound but the search's own."""
     interrupted: bool = False
     """Whether Ctrl-C ended it early; what had been found by then is in it."""
+    estimated: Estimate | None = None
+    """How the client trained, told from its update; None for gradients, and where the batch did not come back whole."""
 
     @property
     def best(self) -> LayerAudit | None:

@@ -3,6 +3,7 @@
 from torch import nn
 
 from spearpp.audit.result import LayerAudit, Verdict, best_of
+from spearpp.estimate import Estimate
 from spearpp.replay import Replay
 from spearpp.update import ClientUpdate
 
@@ -39,6 +40,7 @@ def caveats(
     batch_size: int | None,
     decay: float,
     again: Replay | None,
+    trained: Estimate | None,
     interrupted: bool,
 ) -> list[str]:
     """What a reader of the verdict has to know besides."""
@@ -81,7 +83,7 @@ def caveats(
         said.append("No replay: inputs are missing, labels could not be told, or the model does not take the inputs.")
     if again is not None and again.scale < 0:
         said.append("The update goes uphill, away from what training does: are the weights before and after swapped?")
-    if again is not None and again.difference > 1e-2:
+    if again is not None and again.difference > 1e-2 and (trained is None or trained.steps is None):
         said.append(
             f"A replay with one step differs by {again.difference:.1%}: several local steps, another loss, noise, or "
             "layers that behave differently in training."

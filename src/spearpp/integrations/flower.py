@@ -6,8 +6,9 @@ client: app = ClientApp(mods=[audit_mod("block"), ...])
 The mod that comes first in Flower's list is the outermost: only there does it see exactly what leaves.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -27,6 +28,7 @@ from spearpp.integrations.common import (
     Settings,
     Training,
     round_name,
+    round_number,
     tensors_of,
 )
 from spearpp.update import KINDS, Kind
@@ -47,6 +49,7 @@ Next = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Next], Message]
 VERDICTS = {"NOT_APPLICABLE": -1, "NOT_FOUND": 0, "LEAKS": 1}
 """Verdicts as metrics, which hold numbers alone."""
+METRICS = ("leak_verdict", "recovered", "batch_estimate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +66,9 @@ class AuditStrategy(Strategy):
 
     Every call reaches the inner strategy as it was made, and what it returns comes back: the model is trained as it
     would be without. Only the round's metrics gain ``leak_verdict`` (1 leaks, 0 not found, -1 not applicable),
-    ``recovered`` and ``batch_estimate`` of the worst audit so far, and how many audits were done, failed or were
-    dropped. All other attributes are the inner strategy's, to read and to write.
+    ``recovered`` and ``batch_estimate`` of the worst audit, and how many audits were done, failed or were dropped: of
+    all audits so far while rounds go on, of the round's own with ``wait`` and in what ``start`` returns. All other
+    attributes are the inner strategy's, to read and to write.
 
     >>> from flwr.serverapp.strategy import FedAvg
     >>> strategy = AuditStrategy(FedAvg(min_train_nodes=3), every=5)
@@ -72,7 +76,9 @@ class AuditStrategy(Strategy):
     3
     """
 
-    _own = frozenset({"inner", "auditor", "choice", "kind", "wait", "_names", "_sent", "_configure", "_aggregate"})
+    _own = frozenset(
+        {"inner", "auditor", "choice", "kind", "wait", "_names", "_sent", "_dropped", "_configure", "_aggregate"}
+    )
 
     def __init__(
         self,
@@ -116,6 +122,8 @@ class AuditStrategy(Strategy):
         self.kind, self.wait = kind, wait
         self._names = Pseudonyms() if salt is None else Pseudonyms(salt)
         self._sent: dict[int, _Sent] = {}
+        self._dropped: Counter[int] = Counter()
+        """Audits that were dropped, by round."""
         self._configure, self._aggregate = inner.configure_train, inner.aggregate_train
 
     def __getattr__(self, name: str) -> Any:
@@ -130,17 +138,30 @@ class AuditStrategy(Strategy):
             setattr(self.inner, name, value)
 
     def start(self, *args: Any, **kwargs: Any) -> "Result":
-        """The inner strategy's own ``start``, whoever wrote it; then wait for the audits that are under way."""
+        """The inner strategy's own ``start``, whoever wrote it; then wait for the audits that are under way.
+
+        The result's metrics are then complete: those of a round tell of its own audits.
+        """
+        before = len(self.auditor.outcomes)
+        self._dropped = Counter()
         hooks = {"configure_train": self.configure_train, "aggregate_train": self.aggregate_train}
         kept = {name: vars(self.inner)[name] for name in hooks if name in vars(self.inner)}
         vars(self.inner).update(hooks)  # before the class's own methods
         try:
-            return self.inner.start(*args, **kwargs)
+            result = self.inner.start(*args, **kwargs)
         finally:
             for name in hooks:
                 del vars(self.inner)[name]
             vars(self.inner).update(kept)
             self.close()
+        own: dict[int, list[Outcome]] = {number: [] for number in self._dropped}
+        for outcome in self.auditor.outcomes[before:]:
+            own.setdefault(round_number(outcome.name), []).append(outcome)
+        for number, outcomes in own.items():
+            metrics = _with_audits(result.train_metrics_clientapp.get(number), outcomes, self._dropped[number])
+            if metrics is not None:
+                result.train_metrics_clientapp[number] = metrics
+        return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: "Grid"
@@ -160,15 +181,16 @@ class AuditStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """What the inner strategy makes of all replies; chosen ones are audited meanwhile."""
-        replies = list(replies)
+        replies, before = list(replies), len(self.auditor.outcomes)
         sound = [each for each in replies if not each.has_error() and each.metadata.src_node_id in self._sent]
         for index in self.choice.among(server_round, sound):
             self._submit(server_round, sound[index])
         self._sent = {}
         arrays, metrics = self._aggregate(server_round, replies)
-        if self.wait:
-            self.auditor.finish()
-        return arrays, self._with_audits(metrics)
+        if not self.wait:
+            return arrays, _with_audits(metrics, self.auditor.outcomes, self.auditor.dropped)
+        own = [each for each in self.auditor.finish()[before:] if round_number(each.name) == server_round]
+        return arrays, _with_audits(metrics, own, self._dropped[server_round])
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: "Grid"
@@ -209,23 +231,8 @@ class AuditStrategy(Strategy):
         # Taken now: a strategy may replace what a reply holds.
         records = {key: dict(record) for key, record in reply.content.array_records.items()}
         kind, training = self.kind, sent.training
-        self.auditor.submit(name, lambda: _job(name, sent, records, kind, training, number))
-
-    def _with_audits(self, metrics: MetricRecord | None) -> MetricRecord | None:
-        done, dropped = self.auditor.outcomes, self.auditor.dropped
-        if not done and not dropped:
-            return metrics
-        metrics = MetricRecord() if metrics is None else metrics
-        audited = [each for each in done if each.verdict is not None]
-        if audited:
-            worst = max(audited, key=lambda each: (VERDICTS[str(each.verdict)], each.recovered))
-            metrics["leak_verdict"] = VERDICTS[str(worst.verdict)]
-            metrics["recovered"] = worst.recovered
-            metrics["batch_estimate"] = worst.batch_estimate
-        metrics["audits_done"] = len(audited)
-        metrics["audits_failed"] = len(done) - len(audited)
-        metrics["audits_dropped"] = dropped
-        return metrics
+        if not self.auditor.submit(name, lambda: _job(name, sent, records, kind, training, number)):
+            self._dropped[number] += 1
 
 
 def audit_mod(
@@ -254,6 +261,8 @@ def audit_mod(
         redact: "omit", "blur" or "none" of what was recovered, in reports.
         seed: of the audits.
     """
+    if kind not in KINDS:
+        raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
     gate = Gate(policy, Settings(model, budget, out, redact, seed, {"platform": "Flower"}), has_noise=noise is not None)
     choice = Choice(None, every)
 
@@ -264,7 +273,8 @@ def audit_mod(
         record = _first(message.content.array_records)
         sent = None if record is None else (record[0], dict(record[1]))
         configs: list[Mapping[str, Any]] = [*message.content.config_records.values(), context.run_config]
-        number = next((int(each["server-round"]) for each in configs if "server-round" in each), None)
+        rounds = (each.get("server-round") for each in configs)
+        number = next((each for each in rounds if isinstance(each, int)), None)
         reply = call_next(message, context)
         if reply.has_error() or (number is not None and not choice.due(number)):
             return reply
@@ -275,6 +285,9 @@ def audit_mod(
                 raise DataError(f"the noise mod gave an error: {what.error.reason}")
             if sent is None:
                 raise DataError("the server sent no arrays: there are no weights to audit against")
+            if policy != "warn" and len(what.content.array_records) > 1:
+                names = ", ".join(what.content.array_records)
+                raise DataError(f"the reply holds several records of arrays ({names}), of which one would be audited")
             training = Training.of(*configs)
             return _job(name, _Sent(*sent, training), what.content.array_records, kind, training, number)
 
@@ -289,6 +302,25 @@ def audit_mod(
         return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=why), reply_to=message)
 
     return mod
+
+
+def _with_audits(metrics: MetricRecord | None, done: Sequence[Outcome], dropped: int) -> MetricRecord | None:
+    """A round's metrics, with the worst of these audits and how many there were."""
+    if not done and not dropped:
+        return metrics
+    metrics = MetricRecord() if metrics is None else metrics
+    for name in METRICS:
+        metrics.pop(name, None)  # of audits so far
+    audited = [each for each in done if each.verdict is not None]
+    if audited:
+        worst = max(audited, key=lambda each: (VERDICTS[str(each.verdict)], each.recovered))
+        metrics["leak_verdict"] = VERDICTS[str(worst.verdict)]
+        metrics["recovered"] = worst.recovered
+        metrics["batch_estimate"] = worst.batch_estimate
+    metrics["audits_done"] = len(audited)
+    metrics["audits_failed"] = len(done) - len(audited)
+    metrics["audits_dropped"] = dropped
+    return metrics
 
 
 def _first(records: Mapping[str, ArrayRecord]) -> tuple[str, ArrayRecord] | None:
@@ -312,5 +344,7 @@ def _job(
         raise DataError("the reply holds no arrays")
     arrays = records.get(sent.key) or next(iter(records.values()))
     before, after = (tensors_of({n: each.numpy() for n, each in part.items()}) for part in (sent.arrays, arrays))
-    about = {"round": number, "training": {"lr": training.lr, "steps": training.steps, "momentum": training.momentum}}
+    about: dict[str, Any] = {"round": number, "training": asdict(training)}
+    if len(records) > 1:
+        about["not_audited"] = [name for name in records if records[name] is not arrays]
     return Job(name, before, after, kind, training, about)

@@ -7,15 +7,17 @@ client: recipe.add_client_input_filter(AuditFilter("block"), tasks=["train"])
 server: the same with add_server_output_filter and add_server_input_filter
 """
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
+import torch
 from torch import nn
 
 from spearpp.audit.folder import Redaction
-from spearpp.errors import DataError, MissingExtraError, OptionError
+from spearpp.errors import DataError, MissingExtraError, OptionError, SpearError
 from spearpp.integrations.common import (
     Auditor,
     Choice,
@@ -44,6 +46,7 @@ except ImportError as missing:
     raise MissingExtraError("nvflare", "nvflare") from missing
 
 __all__ = ["AuditFilter"]
+LOGGER = logging.getLogger("spearpp.integrations")
 SENT = "spearpp.sent"
 """The property of a context under which the weights that went out are kept."""
 
@@ -124,16 +127,15 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
         """
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             if dxo.data_kind == DataKind.WEIGHTS:
-                # Sticky: a server meets the result in another context than the one it sent the task in.
-                kept = _Sent(tensors_of(dxo.data), dict(dxo.meta or {}), _round(dxo, shareable, fl_ctx))
-                fl_ctx.set_prop(SENT, kept, private=True, sticky=True)
+                _keep(dxo, shareable, fl_ctx)
             return None
-        sent: _Sent | None = fl_ctx.get_prop(SENT)
+        client = _client(shareable, fl_ctx)
+        sent: _Sent | None = fl_ctx.get_prop(f"{SENT}.{client}") or fl_ctx.get_prop(SENT)
         number = _round(dxo, shareable, fl_ctx)
         number = sent.number if number is None and sent is not None else number
         if number is not None and not self._choice.due(number):
             return None
-        name = f"{round_name(number)}/{self._names.of(_client(shareable, fl_ctx))}"
+        name = f"{round_name(number)}/{self._names.of(client)}"
 
         def job(what: DXO) -> Job:
             return _job(name, sent, what, number)
@@ -155,11 +157,37 @@ class AuditFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
         return noised
 
 
+def _keep(dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
+    """Remember the weights that go out: of each client where that is known, one copy for all that get the same.
+
+    What cannot be remembered holds no task up: its results are then not audited, or do not pass.
+    """
+    try:
+        weights: Mapping[str, Tensor] = tensors_of(dxo.data)
+    except SpearError as error:
+        LOGGER.warning("the weights sent cannot be remembered: %s", error)
+        return
+    last: _Sent | None = fl_ctx.get_prop(SENT)
+    if last is not None and _same(last.weights, weights):
+        weights = last.weights
+    kept = _Sent(weights, dict(dxo.meta or {}), _round(dxo, shareable, fl_ctx))
+    peer = fl_ctx.get_peer_context()
+    # Sticky: a server meets the result in another context than the one it sent the task in.
+    for name in (SENT, *([] if peer is None else [f"{SENT}.{peer.get_identity_name()}"])):
+        fl_ctx.set_prop(name, kept, private=True, sticky=True)
+
+
+def _same(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    if some.keys() != others.keys():
+        return False
+    return all(each.dtype == others[name].dtype and torch.equal(each, others[name]) for name, each in some.items())
+
+
 def _job(name: str, sent: _Sent | None, dxo: DXO, number: int | None) -> Job:
     if sent is None:
         raise DataError("the weights sent were not seen: add the filter to the tasks of this side too")
     training = Training.of(sent.meta, dxo.meta or {})
-    about = {"round": number, "training": {"lr": training.lr, "steps": training.steps, "momentum": training.momentum}}
+    about = {"round": number, "training": asdict(training)}
     kind: Kind = "deltas" if dxo.data_kind == DataKind.WEIGHT_DIFF else "weights"
     return Job(name, sent.weights, tensors_of(dxo.data), kind, training, about)
 

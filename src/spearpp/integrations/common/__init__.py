@@ -2,7 +2,7 @@
 
 from spearpp.integrations.common.choice import Choice
 from spearpp.integrations.common.job import Job, Outcome, Settings, perform, tensors_of
-from spearpp.integrations.common.naming import Pseudonyms, round_name
+from spearpp.integrations.common.naming import Pseudonyms, round_name, round_number
 from spearpp.integrations.common.policy import POLICIES, Gate, Policy
 from spearpp.integrations.common.training import Training
 from spearpp.integrations.common.worker import Auditor
@@ -20,5 +20,6 @@ __all__ = [
     "Training",
     "perform",
     "round_name",
+    "round_number",
     "tensors_of",
 ]

@@ -30,3 +30,13 @@ def round_name(number: int | None) -> str:
     ('round-0007', 'round-unknown')
     """
     return "round-unknown" if number is None else f"round-{number:04d}"
+
+
+def round_number(name: str) -> int:
+    """The round of an audit's name, 0 for one that is not known.
+
+    >>> round_number("round-0007/client-1f9c"), round_number("round-unknown/own")
+    (7, 0)
+    """
+    number = name.split("/")[0].removeprefix("round-")
+    return int(number) if number.isdecimal() else 0

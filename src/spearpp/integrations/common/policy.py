@@ -52,6 +52,8 @@ class Gate:
             outcome = perform(job(payload), self.settings)
         except SpearError as error:
             outcome = Outcome.failed(name, f"not audited: {error}")
+        except Exception as error:  # what a platform holds may break anything; the policy says what becomes of it
+            outcome = Outcome.failed(name, f"not audited: it cannot be read: {type(error).__name__}: {error}")
         tell(outcome)
         return outcome
 

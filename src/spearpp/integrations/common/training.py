@@ -14,8 +14,7 @@ MOMENTUM = ("momentum", "clientmomentum", "sgdmomentum")
 class Training:
     """Rate, passes over the data and momentum; None for what is not known.
 
-    What is not known needs no guess: an inversion does not need the scale, and the consistency check of an audit says
-    what the update itself shows.
+    An inversion does not need them. What the update itself tells of them is in the audit's ``estimated``.
 
     >>> Training.of({"learning-rate": 0.1, "local_epochs": 3})
     Training(lr=0.1, steps=3, momentum=None)
@@ -35,7 +34,7 @@ class Training:
         lr, steps, momentum = (_number(named, names) for names in (RATE, STEPS, MOMENTUM))
         return cls(
             lr if lr is not None and 0 < lr < float("inf") else None,
-            int(steps) if steps is not None and steps >= 1 and steps == int(steps) else None,
+            int(steps) if steps is not None and 1 <= steps < float("inf") and steps == int(steps) else None,
             momentum if momentum is not None and 0 <= momentum < 1 else None,
         )
 

@@ -144,7 +144,13 @@ class Auditor:
         process = self._running()
         assert process.stdin is not None  # noqa: S101
         assert process.stdout is not None  # noqa: S101
-        limit = threading.Timer(PATIENCE + 10 * (self.settings.budget or PATIENCE), process.kill)
+        patience = PATIENCE + 10 * (self.settings.budget or PATIENCE)
+
+        def give_up() -> None:
+            LOGGER.warning("the audit worker gave no answer for %.3g s: killed", patience)
+            process.kill()
+
+        limit = threading.Timer(patience, give_up)
         limit.daemon = True
         limit.start()
         try:
