@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from conftest import MakeClient
 from spearpp.errors import RankError
-from spearpp.lowrank import decompose, leading, numerical_rank
+from spearpp.lowrank import by_gram, by_sketch, decompose, numerical_rank
 from spearpp.observation import Observation, observe
 
 
@@ -109,7 +109,7 @@ def test_copied_columns_are_not_taken_for_rank() -> None:
 def test_a_sketch_of_a_large_gradient_gives_what_the_whole_decomposition_gives(b: int, dtype: torch.dtype) -> None:
     gradient = planted(600, 700, b, seed=b).to(dtype).double()
     epsilon = torch.finfo(dtype).eps
-    sketched, whole = leading(gradient, epsilon), torch.linalg.svd(gradient, full_matrices=False)
+    sketched, whole = by_sketch(gradient, epsilon), torch.linalg.svd(gradient, full_matrices=False)
     assert sketched is not None
     assert numerical_rank(sketched[1], (600, 700), epsilon) == b
     torch.testing.assert_close(sketched[1][:b], whole[1][:b], rtol=1e-9, atol=0)
@@ -122,7 +122,34 @@ def test_a_sketch_does_not_decide_where_more_than_rounding_is_left() -> None:
     """Weak samples beyond the sketch, noise, and a full rank all need the whole spectrum."""
     epsilon = torch.finfo(torch.float32).eps
     strong, weak = planted(400, 500, 20, seed=0), 1e-3 * planted(400, 500, 180, seed=1)
-    assert leading(strong + weak, epsilon) is None
-    assert leading(planted(400, 500, 20, seed=0, noise=1e-4), epsilon) is None
-    assert leading(planted(400, 500, 400, seed=0), epsilon) is None
+    assert by_sketch(strong + weak, epsilon) is None
+    assert by_sketch(planted(400, 500, 20, seed=0, noise=1e-4), epsilon) is None
+    assert by_sketch(planted(400, 500, 400, seed=0), epsilon) is None
     assert decompose(seen((strong + weak).float())).batch_size == 200
+
+
+@pytest.mark.parametrize("shape", [(60, 700), (700, 60), (600, 700)])
+@pytest.mark.parametrize("noise", [0.0, 1e-4])
+def test_a_gram_matrix_gives_the_subspace_to_the_error_it_promises(shape: tuple[int, int], noise: float) -> None:
+    gradient = planted(*shape, 12, seed=0, noise=noise).float().double()
+    epsilon = torch.finfo(torch.float32).eps
+    fast, whole = by_gram(gradient, epsilon), torch.linalg.svd(gradient, full_matrices=False)
+    assert fast is not None
+    u, s, vt = fast
+    steepness = float(whole[1][0] / whole[1][11]) ** 2
+    outside = u[:, :12] - whole[0][:, :12] @ (whole[0][:, :12].T @ u[:, :12])
+    assert float(torch.linalg.matrix_norm(outside, 2)) <= 1000 * torch.finfo(torch.float64).eps * steepness
+    torch.testing.assert_close(s[:12], whole[1][:12], rtol=1e-12, atol=0)
+    torch.testing.assert_close(u[:, :12].T @ u[:, :12], torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-13)
+    torch.testing.assert_close(s[:12, None] * vt[:12], u[:, :12].T @ gradient, rtol=0, atol=1e-10)
+    assert float(torch.linalg.vector_norm(s[12:]) / torch.linalg.vector_norm(whole[1][12:])) == pytest.approx(
+        1, rel=1e-6
+    )
+
+
+def test_a_gram_matrix_does_not_decide_where_squaring_would_cost_digits() -> None:
+    epsilon = torch.finfo(torch.float32).eps
+    steep = planted(60, 700, 12, seed=0) + 1e-6 * planted(60, 700, 8, seed=1)
+    assert by_gram(steep, epsilon, 20) is None
+    assert by_gram(planted(60, 700, 12, seed=0), torch.finfo(torch.float64).eps) is None
+    assert by_gram(torch.zeros(60, 700, dtype=torch.float64), epsilon) is None

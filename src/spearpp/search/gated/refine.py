@@ -15,6 +15,8 @@ SPARE = 3.0
 """Silent rows for each unknown from which the smallest of them determine a direction."""
 KEPT = (0.6, 0.8)
 """Share of the silent rows that are solved for, at first and then."""
+APART = 0.1
+"""Least second singular value of the rows solved for; below, they leave more than one direction open."""
 _REWEIGHTINGS = 12
 _SHRINK = 0.4
 
@@ -50,26 +52,32 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     m, b = problem.factors.left.shape
     size = at_once(points.device, 8 * m * b)
     solved = sphere.retract(directions)
-    spare = silent_neurons(problem, points).sum(1) >= SPARE * b
-    for which, solve in ((spare, _concentrated), (~spare, _reweighted)):
-        for part in torch.nonzero(which)[:, 0].split(size):
-            solved[part] = solve(problem, points[part], solved[part])
+    unsure = silent_neurons(problem, points).sum(1) < SPARE * b
+    for part in torch.nonzero(~unsure)[:, 0].split(size):
+        solved[part], unsure[part] = _concentrated(problem, points[part], solved[part])
+    solved = torch.where(unsure[:, None], sphere.retract(directions), solved)
+    for part in torch.nonzero(unsure)[:, 0].split(size):
+        solved[part] = _reweighted(problem, points[part], solved[part])
     return refit(problem, solved)
 
 
-def _concentrated(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
+def _concentrated(problem: Problem, points: Tensor, directions: Tensor) -> tuple[Tensor, Bool[Tensor, "k"]]:
     """min ‖ℓ_k·q‖ over the smallest rows among those that p calls silent; then over more of them.
 
-    The concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006).
+    The concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006). Samples that are alike
+    share most of their zeros, which do not tell them apart: which directions are unsure for that is returned too.
     """
     left = problem.factors.left
     silent = silent_neurons(problem, points)
+    second = left.new_zeros(len(points))
     for share in KEPT:
         values = torch.where(silent, (directions @ left.T).abs(), torch.inf)
         last = (share * silent.sum(1)).long()[:, None]
-        kept = values <= values.sort(1).values.gather(1, last)
-        directions = least_two(left.T @ (kept[:, :, None] * left))[:, :, 0]
-    return directions
+        kept = (values <= values.sort(1).values.gather(1, last)).to(left)
+        least = least_two(left.T @ (kept[:, :, None] * left))
+        directions = least[:, :, 0]
+        second = torch.linalg.vector_norm(kept * (least[:, :, 1] @ left.T), dim=1)
+    return directions, second < APART
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ class Rounds:
         self.found = self.found[zeros.argsort(descending=True, stable=True)[:kept]]
         self.apart = torch.eye(self.problem.batch_size, dtype=self.rows.dtype, device=self.rows.device)
         self.more, self.dry, self.wider, self.dropped = 1, 0, 0, self.dropped + 1
+        self.effort = min(self.effort + 1, len(self.pace.efforts) - 1)  # what was hasty may have been wrong
         return True
 
     @property
