@@ -20,7 +20,7 @@ from spearpp.problem import Problem
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, descend
-from spearpp.search.gated.objective import Gates, gated_objective
+from spearpp.search.gated.objective import Gates, Objective
 from spearpp.search.gated.refine import distinct, refine
 from spearpp.search.gated.rounds import Pace, Rounds, leads
 from spearpp.simulate import Batch
@@ -73,10 +73,12 @@ def test_value_and_gradient_are_those_of_the_formula(problem: Problem) -> None:
     expected = dense_value(gates, points, 1e-3)
     (gradient,) = torch.autograd.grad(expected.log().sum(), points)
     with torch.no_grad():
-        value, q, ours, _ = gated_objective(gates, points, points @ basis.T, epsilon=1e-3, iterations=60)
-    torch.testing.assert_close(value[:, 0], expected.detach(), rtol=1e-6, atol=0)
-    torch.testing.assert_close(sphere.tangent(points, ours), sphere.tangent(points, gradient), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close((q * (points @ basis.T)).sum(1), torch.ones(20, dtype=torch.float64))
+        ours = Objective(gates, points.detach(), epsilon=1e-3, iterations=60)
+        ours.evaluate()
+    found = sphere.tangent(points, ours.gradient)
+    torch.testing.assert_close(ours.value[:, 0], expected.detach(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found, sphere.tangent(points, gradient), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close((ours.direction * (points @ basis.T)).sum(1), torch.ones(20, dtype=torch.float64))
 
 
 def test_the_objective_is_least_at_the_inputs(client: Client, problem: Problem) -> None:
@@ -86,8 +88,9 @@ def test_the_objective_is_least_at_the_inputs(client: Client, problem: Problem) 
     gates = gates_of(problem)
     at_inputs, elsewhere = (dense_value(gates, p, 1e-9) for p in (points, random))
     assert float(at_inputs.max()) < 1e-6 < 1e-3 < float(elsewhere.min())
-    _, found, _, _ = gated_objective(gates, points, points, epsilon=1e-9, iterations=200)
-    overlap = (sphere.retract(found) * q).sum(1).abs()
+    objective = Objective(gates, points, epsilon=1e-9, iterations=200)
+    objective.evaluate()
+    overlap = (sphere.retract(objective.direction) * q).sum(1).abs()
     torch.testing.assert_close(overlap, torch.ones(8, dtype=torch.float64), atol=1e-6, rtol=0)
 
 

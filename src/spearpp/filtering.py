@@ -138,6 +138,19 @@ def steadiest_first(problem: Problem, pool: Pool) -> Int[Tensor, "candidates"]:
     return problem.tolerance.amplification(pool.directions).argsort(stable=True)
 
 
+def initial(
+    problem: Problem, pool: Pool, order: Int[Tensor, "candidates"] | None = None
+) -> tuple[Selection, Int[Tensor, "b"]]:
+    """The choice of initFilt, completed to a basis if it is short, and the place in the pool of each, -1 for none."""
+    first = init_filt(pool, order)
+    directions = complete_basis(pool.directions[first])
+    short = len(directions) - len(first)
+    zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(short, pool.zeros.shape[1])])
+    zeros[len(first) :, ~problem.factors.live] = True
+    chosen = Selection(directions, zeros, len(first), compute_score(problem, directions, zeros))
+    return chosen, torch.cat([first, first.new_full((short,), -1)])
+
+
 def select(
     problem: Problem,
     pool: Pool,
@@ -155,17 +168,11 @@ def select(
         order: which candidates come first; None is the sparsest.
     """
     order = pool.sparsest_first() if order is None else order
-    first = init_filt(pool, order)
-    directions = complete_basis(pool.directions[first])
-    short = len(directions) - len(first)
-    zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(short, pool.zeros.shape[1])])
-    zeros[len(first) :, ~problem.factors.live] = True
-    start = Selection(directions, zeros, len(first), compute_score(problem, directions, zeros))
-    fresh = greedy_filt(problem, start, pool, torch.cat([first, first.new_full((short,), -1)]), order)
+    start, held = initial(problem, pool, order)
+    fresh = greedy_filt(problem, start, pool, held, order)
     if before is None or fresh.score == 1.0:
         return fresh
-    none = first.new_full((len(directions),), -1)
-    again = greedy_filt(problem, before, pool, none, order[: AGAIN * len(directions)])
+    again = greedy_filt(problem, before, pool, torch.full_like(held, -1), order[: AGAIN * len(held)])
     return again if merit(problem, again) > merit(problem, fresh) else fresh
 
 
@@ -186,11 +193,12 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
         inverse = torch.linalg.inv(chosen.directions.T)
         signed = inverse * fix_scale(problem, inverse, chosen.zeros).sign()[:, None]
         confirmed = (chosen.zeros & (signed @ problem.preactivations.T <= 0))[:, live]
-        if torch.equal(confirmed, chosen.zeros[:, live]):
+        usable = (confirmed != chosen.zeros[:, live]).any(1) & (confirmed.sum(1) >= problem.batch_size)
+        if not bool(usable.any()):
             return chosen
-        solved = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in confirmed.split(size)])
-        usable = (confirmed.sum(1) >= problem.batch_size)[:, None]
-        directions = torch.where(usable, solved, chosen.directions)
+        directions = chosen.directions.clone()
+        parts = confirmed[usable].split(size)
+        directions[usable] = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in parts])
         if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
             return chosen
         zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)

@@ -18,7 +18,7 @@ from spearpp.certificate import (
 )
 from spearpp.clock import Clock
 from spearpp.errors import OptionError
-from spearpp.filtering import Selection, inputs_at, polish, recover, select, steadiest_first
+from spearpp.filtering import Selection, initial, inputs_at, polish, recover, select, steadiest_first
 from spearpp.observation import observe
 from spearpp.pairs import Pairs
 from spearpp.problem import Problem, pose
@@ -146,6 +146,8 @@ class _Outcome:
     """What single rows gave away."""
     rounds: int = 0
     interrupted: bool = False
+    certificates: Certificates | None = None
+    """Of the choice, where it settles the search."""
 
 
 def _heard(sightings: Sightings | None) -> str:
@@ -171,7 +173,7 @@ class _Recovered:
 def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
     """Inputs from all directions together if these hold; else the strongest ones, or those that two witnesses saw."""
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
-    best = _together(problem, chosen)
+    best = _together(problem, chosen, outcome.certificates)
     whole = best.certificates is not None and bool(best.certificates.consistent.all())
     if whole and (bool(best.certified.all()) or not outcome.sightings):
         return best
@@ -194,11 +196,12 @@ def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
     return _certified_first(inputs_of(problem, settled.points), seen.directions, testimony, score)
 
 
-def _together(problem: Problem, chosen: Selection) -> _Recovered:
+def _together(problem: Problem, chosen: Selection, certificates: Certificates | None = None) -> _Recovered:
     """The inputs that all directions give together; without a certificate if some were not found."""
     inputs = recover(problem, chosen)
     if chosen.full:
-        return _certified_first(inputs, chosen.directions, certify(problem, chosen), chosen.score)
+        certificates = certificates or certify(problem, chosen)
+        return _certified_first(inputs, chosen.directions, certificates, chosen.score)
     none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return _Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
 
@@ -260,6 +263,7 @@ def _search(
     b = problem.batch_size
     pool, rank, starts, steps, rounds = empty_pool(problem), 0, 0, 0, 0
     selection: Selection | None = None
+    certificates: Certificates | None = None
     sightings: Sightings | None = None
     pairs: Pairs | None = None
     stopped = "the search ended"
@@ -275,13 +279,16 @@ def _search(
             if grew:
                 with clock("filter"):
                     rank = rank if rank == b else pool.rank
-                    selection = polish(problem, select(problem, pool, selection)) if rank == b else None
+                    selection, certificates = _choose(problem, pool, selection) if rank == b else (None, None)
             sighted = 0 if sightings is None else len(sightings)
             if progress is not None:
                 score = selection.score if selection else None
                 progress(Progress(b, max(rank, sighted), starts, search.starts, score, rounds))
-            if sighted == b or (grew and selection is not None and _settled(problem, selection)):
-                return _Outcome(pool, selection, "the whole batch was found", starts, steps, sightings, pairs, rounds)
+            if sighted == b or (grew and selection is not None and certificates is not None):
+                whole = "the whole batch was found"
+                return _Outcome(
+                    pool, selection, whole, starts, steps, sightings, pairs, rounds, certificates=certificates
+                )
     except KeyboardInterrupt:
         stopped = INTERRUPTED
         selection = None  # of an earlier pool, perhaps
@@ -309,11 +316,25 @@ def _nothing(problem: Problem, witness: str, clock: Clock) -> Inversion:
     )
 
 
-def _settled(problem: Problem, selection: Selection) -> bool:
-    """Whether more searching could not improve the choice: λ = 1, or every input certified."""
-    if not selection.full:
-        return False
-    return selection.score == 1.0 or bool(certify(problem, selection).consistent.all())
+def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Certificates | None]:
+    """The best b candidates, and their certificates if more searching could not improve the choice.
+
+    The sparsest are mostly right: where they hold, nothing is swapped.
+    """
+    first = polish(problem, initial(problem, pool)[0])
+    settled = _settling(problem, first)
+    if settled is not None:
+        return first, settled
+    chosen = polish(problem, select(problem, pool, before))
+    return chosen, _settling(problem, chosen)
+
+
+def _settling(problem: Problem, chosen: Selection) -> Certificates | None:
+    """The certificates of a choice with λ = 1 or every input consistent; None for any other."""
+    if not chosen.full:
+        return None
+    certificates = certify(problem, chosen)
+    return certificates if chosen.score == 1.0 or bool(certificates.consistent.all()) else None
 
 
 def _check_arguments(search: Search, generator: torch.Generator | None) -> None:

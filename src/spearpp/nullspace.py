@@ -155,15 +155,17 @@ def independent(vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"], always
         away = torch.linalg.qr(rows.T)[1].diagonal().abs()
         if bool((away[always:] > bounds[always:]).all()):
             return torch.arange(k, device=vectors.device)
-    basis = rows.new_zeros(0, b)
-    kept: list[int] = []
-    for index in range(k):
-        if len(basis) == b:
+    basis = torch.linalg.qr(rows[:always].T)[0].T[:always] if always else rows.new_zeros(0, b)
+    for _ in range(2):  # twice is enough (Kahan)
+        rows = rows - (rows @ basis.T) @ basis
+    basis, kept = basis[:0], list(range(always))
+    for index in range(always, k):
+        if len(kept) == b:
             break
         rest = rows[index] - (rows[index] @ basis.T) @ basis
-        rest = rest - (rest @ basis.T) @ basis  # twice is enough (Kahan)
+        rest = rest - (rest @ basis.T) @ basis
         size = torch.linalg.vector_norm(rest)
-        if index < always or float(size) > float(bounds[index]):
+        if float(size) > float(bounds[index]):
             kept.append(index)
             basis = torch.cat([basis, (rest / size.clamp_min(1e-300))[None]])
     return torch.tensor(kept, dtype=torch.long, device=vectors.device)

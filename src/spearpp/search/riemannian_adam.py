@@ -49,11 +49,7 @@ class AdamStep:
         """Move the points in place. The gradient is used up."""
         first, second = self.betas
         self.taken += 1
-        self.move(points, gradient, rate / (1 - first**self.taken), 1 / (1 - second**self.taken))
-
-    def move(self, points: Tensor, gradient: Tensor, rate: float | Tensor, correction: float | Tensor) -> None:
-        """The same with the rate over 1-β₁ᵗ and with 1/(1-β₂ᵗ), which may be tensors on the device."""
-        first, second = self.betas
+        rate, correction = rate / (1 - first**self.taken), 1 / (1 - second**self.taken)
         _to_tangent(points, gradient)
         self.momentum.lerp_(gradient, 1 - first)
         norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)

@@ -12,6 +12,8 @@ AGREEMENT = 0.65
 """Least share of the neurons p calls silent that must be zero in L q. A mixture of two inputs has half."""
 FOREIGN = 0.1
 """Share of a column that the next layer need not explain: noise and local steps; of a mixture it is most."""
+SAME = 1 - 1e-12
+"""Cosine from which two exact directions are one: many end points are refined to the same."""
 EXCESS = 0.3
 """How far the zeros must rise from the b-1 that any vertex has to all the silent neurons."""
 
@@ -54,6 +56,7 @@ def new_directions(
     """
     zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions).sum(1)
     ordered = directions[zeros.argsort(descending=True, stable=True)]
+    ordered = ordered[~((ordered @ ordered.T).abs() > SAME).tril(-1).any(1)]
     known = torch.cat([found, ordered])
     least = torch.cat([torch.zeros_like(found[:, 0]), problem.tolerance.angle(ordered)])
     return known[independent(known, least, always=len(found))][len(found) :]

@@ -1,15 +1,19 @@
 """Descent of the gated objective on the sphere of p, all starts at once."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from spearpp.search.gated.objective import Gates, gated_objective
-from spearpp.search.riemannian_adam import AdamStep
+from spearpp.search.gated.objective import Gates, Objective
 from spearpp.shapes import Float, Tensor
+
+BETAS = 0.9, 0.999
+EPSILON = 1e-12
+ROUGH = 1e-4
+"""ε of the objective from which the rounding of tensor cores does not matter."""
 
 
 @dataclass(frozen=True)
@@ -26,26 +30,37 @@ class Effort:
 def descend(
     gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float
 ) -> tuple[Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
-    """Riemannian Adam with a cosine schedule; returns the end points c and their directions q."""
-    objective = partial(gated_objective, gates, epsilon=effort.epsilon, iterations=effort.iterations)
-    solution = points @ gates.basis.T
-    for _ in range(2):  # a good first solution; later steps start from the last one
-        *_, solution = objective(points, solution)
-    adam = AdamStep(points, (0.9, 0.999), 1e-12)
+    """Riemannian Adam with a cosine schedule; returns the end points c, moved in place, and their directions q."""
     done = torch.arange(effort.steps, dtype=points.dtype, device=points.device)
-    rates = rate * 0.5 * (1 + torch.cos(math.pi * done / effort.steps)) / (1 - adam.betas[0] ** (done + 1))
-    corrections = 1 / (1 - adam.betas[1] ** (done + 1))
+    rates = rate * 0.5 * (1 + torch.cos(math.pi * done / effort.steps)) / (1 - BETAS[0] ** (done + 1))
+    schedule = torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1))], dim=1)
     counter = torch.zeros(1, dtype=torch.long, device=points.device)
+    momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
+    with tensor_cores(points.is_cuda and effort.epsilon >= ROUGH):
+        objective = Objective(gates, points, epsilon=effort.epsilon, iterations=effort.iterations)
+        for _ in range(2):  # a good first solution; later steps start from the last one
+            objective.evaluate()
 
-    def step() -> None:
-        _, _, gradient, solved = objective(points, solution)
-        solution.copy_(solved)
-        adam.move(points, gradient, rates[counter], corrections[counter])
-        counter.add_(1)
+        def step() -> None:
+            objective.evaluate()
+            parts = objective.through_gates, objective.through_basis, objective.value
+            objective.kernels.move(points, *parts, momentum, second, schedule, counter, BETAS, EPSILON)
+            counter.add_(1)
 
-    repeat(step, effort.steps, points.device)
-    _, direction, _, _ = objective(points, solution)
-    return points, direction
+        repeat(step, effort.steps, points.device)
+        objective.evaluate()
+    return points, objective.direction
+
+
+@contextmanager
+def tensor_cores(allowed: bool) -> Iterator[None]:
+    """Let float32 products round their factors to ten bits (TF32) meanwhile."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before or allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def repeat(step: Callable[[], None], times: int, device: torch.device) -> None:

@@ -14,9 +14,10 @@ f is near zero at every true p_i. With W = Σ_k relu(-a_k·p)², its gradient ne
 
 from dataclasses import dataclass
 
-from spearpp.shapes import Float, Tensor
+import torch
 
-_TINY = 1e-30
+from spearpp.kernels import for_rows
+from spearpp.shapes import Float, Tensor
 
 
 @dataclass(frozen=True)
@@ -28,55 +29,56 @@ class Gates:
     gates: Float[Tensor, "m d"]
     """Nᵀa_k, scaled so that the a_k have mean square 1."""
     basis: Float[Tensor, "b d"]
-    """N, with orthonormal columns: the complement of the directions found."""
+    """N: the complement of the directions found, in the coordinates of the rows."""
 
 
-def gated_objective(
-    gates: Gates,
-    points: Float[Tensor, "starts d"],
-    solution: Float[Tensor, "starts b"],
-    *,
-    epsilon: float,
-    iterations: int,
-) -> tuple[Float[Tensor, "starts 1"], Float[Tensor, "starts b"], Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
-    """Value, direction q, gradient of log f with respect to c, and M⁻¹p to start from next time.
+class Objective:
+    """f, q and the parts of ∇ log f at all points, in tensors that stay where they are.
 
     M is never formed: M u = p is solved by conjugate gradients from the last solution, two thin
     matrix products an iteration for all starts together.
     """
-    m = gates.rows.shape[0]
-    p = points @ gates.basis.T
-    silence = (points @ gates.gates.T).neg_().clamp_min_(0)
-    squares = silence.square()
-    total = squares.sum(1, keepdim=True).clamp_min(_TINY)
-    weight = squares * (m / total)
-    solution = _conjugate_gradients(gates.rows, weight, epsilon, p, solution, iterations)
-    value = (p * solution).sum(1, keepdim=True).clamp_min(_TINY).reciprocal()
-    direction = value * solution
-    image = (direction @ gates.rows.T).square_()
-    mean = (weight * image).sum(1, keepdim=True) / m
-    pull = silence * (image - mean) * (-2 * m / total)
-    gradient = (pull @ gates.gates) / value - 2 * (direction @ gates.basis)
-    return value, direction, gradient, solution
 
+    def __init__(self, gates: Gates, points: Float[Tensor, "starts d"], *, epsilon: float, iterations: int) -> None:
+        (m, b), (starts, d) = gates.rows.shape, points.shape
+        self.gates, self.points, self.epsilon, self.iterations = gates, points, epsilon, iterations
+        self.kernels = for_rows(points, max(m, b, d))
+        self.solution = points @ gates.basis.T
+        """u = M⁻¹ p; the next evaluation starts from it."""
+        self.direction = torch.empty_like(self.solution)
+        """q."""
+        self.value = points.new_empty(starts, 1)
+        """f."""
+        self.through_gates, self.through_basis = torch.empty_like(points), torch.empty_like(points)
+        """∇ log f is the first over f, less twice the second."""
+        self._p, self._residual, self._search, self._applied = (torch.empty_like(self.solution) for _ in range(4))
+        self._silence, self._weight, self._image = (points.new_empty(starts, m) for _ in range(3))
+        self._total, self._size = torch.empty_like(self.value), torch.empty_like(self.value)
 
-def _conjugate_gradients(
-    rows: Tensor, weight: Tensor, epsilon: float, right: Tensor, start: Tensor, iterations: int
-) -> Tensor:
-    """Solve (Σ weight_k ℓ_k ℓ_kᵀ + ε I) u = right for each start, from ``start``."""
+    @property
+    def gradient(self) -> Float[Tensor, "starts d"]:
+        """∇ log f with respect to c, as of the last evaluation."""
+        return self.through_gates / self.value - 2 * self.through_basis
 
-    def apply(vectors: Tensor) -> Tensor:
-        return (weight * (vectors @ rows.T)) @ rows + epsilon * vectors
+    def evaluate(self) -> None:
+        """At the points as they are now."""
+        gates, kernels = self.gates, self.kernels
+        torch.mm(self.points, gates.basis.T, out=self._p)
+        torch.mm(self.points, gates.gates.T, out=self._silence)
+        kernels.gate(self._silence, self._weight, self._total)
+        self._apply(self.solution)
+        kernels.begin(self._p, self._applied, self._residual, self._search, self._size)
+        for _ in range(self.iterations):
+            self._apply(self._search)
+            kernels.advance(self._search, self._applied, self.solution, self._residual, self._size)
+        kernels.direct(self._p, self.solution, self.value, self.direction)
+        torch.mm(self.direction, gates.rows.T, out=self._image)
+        kernels.pull(self._silence, self._weight, self._total, self._image)
+        torch.mm(self._image, gates.gates, out=self.through_gates)
+        torch.mm(self.direction, gates.basis, out=self.through_basis)
 
-    residual = right - apply(start)
-    search = residual
-    size = residual.square().sum(1, keepdim=True)
-    for _ in range(iterations):
-        applied = apply(search)
-        step = size / (search * applied).sum(1, keepdim=True).clamp_min(_TINY)
-        start = start + step * search
-        residual = residual - step * applied
-        shrunk = residual.square().sum(1, keepdim=True)
-        search = residual + (shrunk / size.clamp_min(_TINY)) * search
-        size = shrunk
-    return start
+    def _apply(self, vectors: Float[Tensor, "starts b"]) -> None:
+        """M v for each start, in ``_applied``."""
+        torch.mm(vectors, self.gates.rows.T, out=self._image)
+        self._image.mul_(self._weight)
+        torch.addmm(vectors, self._image, self.gates.rows, beta=self.epsilon, out=self._applied)

@@ -46,7 +46,10 @@ def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
     """
     pairs = no_pairs(problem)
     while problem.seen.has_bias and len(pairs) < problem.batch_size and time.monotonic() < deadline:
-        points, directions = _singles(problem, _candidates(problem, pairs))
+        candidates = _candidates(problem, pairs)
+        if not len(candidates):
+            break
+        points, directions = _singles(problem, candidates)
         units = sphere.retract(torch.cat([pairs.directions, directions]))
         kept = independent(units, problem.tolerance.angle(units), always=len(pairs))[len(pairs) :] - len(pairs)
         if not len(kept):

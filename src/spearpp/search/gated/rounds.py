@@ -24,8 +24,8 @@ from spearpp.shapes import Bool, Float, Tensor
 
 DRY_ROUNDS = 4
 """Rounds at the highest effort without a find before something found is doubted."""
-DROPPED = (0.25, 0.5, 1.0)
-"""Which share of what was found is looked for again, at the first, second and third doubt."""
+DROPPED = (0.25, 0.5, 1.0, 1.0)
+"""Which share of what was found is looked for again at each doubt, with more care every time."""
 GRADED = 1e-4
 """Least over largest singular value below which a spectrum is graded: alike inputs alone have 4e-3."""
 GRADES = (1e-2, 1e-3, 0.0)
@@ -68,7 +68,7 @@ class Rounds:
         return len(self.found) > 0 and self.dry >= (1 if last else DRY_ROUNDS)
 
     def drop(self) -> bool:
-        """Forget the least sparse quarter, then half, then all of what was found, and the pairs; the pool keeps it."""
+        """Forget the least sparse quarter, then half, then all of what was found, and all pairs; the pool keeps it."""
         if self.dropped == len(DROPPED):
             return False
         zeros = self.problem.tolerance.zeros(self.found @ self.problem.factors.left.T, self.found).sum(1)

@@ -1,0 +1,32 @@
+"""Row-wise steps of the gated descent: one pass over memory each on a GPU with Triton, else plain PyTorch.
+
+Between two matrix products a step does a dozen small things to every row. ``reference`` says what they are, in
+PyTorch; ``fused`` does each in one Triton kernel with the same signature. Tests hold the two against each other.
+"""
+
+import importlib.util
+from functools import cache
+from types import ModuleType
+
+import torch
+
+from spearpp.kernels import reference
+from spearpp.shapes import Tensor
+
+WIDEST = 16_384
+"""Entries of a row up to which one block of threads holds it."""
+
+
+def for_rows(example: Tensor, widest: int) -> ModuleType:
+    """The kernels for rows of up to so many entries on the device of the example."""
+    return _fused() or reference if example.is_cuda and widest <= WIDEST else reference
+
+
+@cache
+def _fused() -> ModuleType | None:
+    """The Triton kernels, where Triton is installed and the GPU can run them."""
+    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability()[0] < 8:
+        return None
+    from spearpp.kernels import fused
+
+    return fused
