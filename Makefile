@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format docs pictures bench-paper bench-gated bench-frontier bench-certificates bench-audit bench-federation clean
+.PHONY: help venv demo test lint types imports unit format docs pictures bench bench-paper bench-gated bench-frontier bench-certificates bench-audit bench-federation clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ docs: $(READY) ## Build the documentation into site/ (no network needed)
 
 pictures: $(READY) ## Draw the documentation's terminals and reports again (needs chromium)
 	$(BIN)/python tools/pictures.py
+
+bench: $(READY) ## The gated search against its yardsticks; more work than the baseline fails (SPEARPP_DATA as below)
+	$(BIN)/python -m benchmarks.speed $(ARGS)
 
 bench-paper: $(READY) ## The paper's search beside geoopt's: steps a second (SPEARPP_DATA names the CIFAR-10 npz)
 	$(BIN)/python -m benchmarks.paper $(ARGS)

@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,3 +38,21 @@ def run(rows: "Iterable[DataclassInstance]", out: Path | None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    """How long something takes, of the host and of what it leaves running on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def peak(device: torch.device) -> float:
+    """GFLOP/s of a large square float32 matrix product."""
+    size = 8192 if device.type == "cuda" else 1024
+    a = torch.randn(size, size, device=device)
+    return 2 * size**3 / min(seconds(lambda: a @ a, device) for _ in range(5)) / 1e9

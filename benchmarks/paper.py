@@ -1,4 +1,4 @@
-"""How fast the paper's search steps: our Riemannian Adam and geoopt's take turns on the same starts in one run.
+"""How fast the paper's search steps: our Riemannian Adam, geoopt's and plain PyTorch take turns on the same starts.
 
     make bench-paper
 
@@ -7,8 +7,7 @@ Their ratio is what counts, seconds depend on the machine. How much the paper's 
 """
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,7 @@ from spearpp.search.base import chunk_sizes
 
 @dataclass(frozen=True)
 class Speed:
-    """One row: start-steps a second, ours and geoopt's."""
+    """One row: start-steps a second, ours, geoopt's and those of plain PyTorch."""
 
     device: str
     b: int
@@ -32,7 +31,9 @@ class Speed:
     starts: int
     ours: float
     geoopt: float
+    plain: float
     ratio: float
+    """Ours over geoopt's."""
     ours_gflops: float
     peak_gflops: float
     """A large square float32 matrix product on the same device."""
@@ -40,20 +41,21 @@ class Speed:
 
 def main() -> int:
     options = command.parser(__doc__).parse_args()
-    return command.run(_speeds(options.data, options.device), options.out)
+    return command.run(speeds(options.data, options.device), options.out)
 
 
-def _speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
+def speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
+    """All rows, printed as they come."""
     print(f"\nRiemannian Adam with L1 on {device}, float32, 50 steps, best of 5 turns each")
-    print("   b     m  starts  start-steps/s: ours       geoopt  ratio  GFLOP/s: ours  a matrix product")
-    peak = _peak(device)
+    print("   b     m  starts  start-steps/s: ours       geoopt        plain  ratio  GFLOP/s: ours  a matrix product")
+    peak = command.peak(device)
     sizes = [(20, 200, 8192), (65, 1000, 4096)]
     if device.type == "cuda":
         sizes = [(20, 200, 65_536), (20, 200, 1_000_000), (65, 1000, 65_536), (150, 4000, 32_768)]
     for b, m, starts in sizes:
         _, (seen, *_) = attack(Setting("speed", b, m, RiemannianAdam()), data).prepare(FIRST_SEED, device)
         problem = pose(observe(*seen))
-        ours, theirs = _compare(problem, starts, steps=50)
+        ours, theirs, plain = _compare(problem, starts, steps=50)
         row = Speed(
             device=str(device),
             b=b,
@@ -61,20 +63,21 @@ def _speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
             starts=starts,
             ours=ours,
             geoopt=theirs,
+            plain=plain,
             ratio=ours / theirs,
             ours_gflops=ours * 4 * m * b / 1e9,
             peak_gflops=peak,
         )
         print(
-            f"{b:>4}{m:>6}{starts:>8}  {ours:>19,.0f}{theirs:>13,.0f}  {row.ratio:>5.2f}"
+            f"{b:>4}{m:>6}{starts:>8}  {ours:>19,.0f}{theirs:>13,.0f}{plain:>13,.0f}  {row.ratio:>5.2f}"
             f"  {row.ours_gflops:>13,.0f}  {peak:>16,.0f}",
             flush=True,
         )
         yield row
 
 
-def _compare(problem: Problem, starts: int, steps: int) -> tuple[float, float]:
-    """Start-steps a second of both, taking turns on the same starts."""
+def _compare(problem: Problem, starts: int, steps: int) -> list[float]:
+    """Start-steps a second of ours, geoopt's and plain PyTorch, taking turns on the same starts."""
     import geoopt
 
     rows = problem.live_rows.float()
@@ -95,27 +98,20 @@ def _compare(problem: Problem, starts: int, steps: int) -> tuple[float, float]:
             (moved @ rows.T).abs().sum().backward()
             optimiser.step()
 
-    times: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(5):
-        times["ours"].append(_seconds(ours, rows.device))
-        times["theirs"].append(_seconds(theirs, rows.device))
-    return starts * steps / min(times["ours"]), starts * steps / min(times["theirs"])
+    def plain() -> None:
+        """As one would write it first: autograd, torch's Adam, and back to the sphere after every step."""
+        moved = points.clone().requires_grad_()
+        optimiser = torch.optim.Adam([moved], lr=search.rates[0][1])
+        for _ in range(steps):
+            optimiser.zero_grad()
+            (moved @ rows.T).abs().sum().backward()
+            optimiser.step()
+            with torch.no_grad():
+                moved.div_(torch.linalg.vector_norm(moved, dim=1, keepdim=True))
 
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
-def _peak(device: torch.device) -> float:
-    size = 8192 if device.type == "cuda" else 1024
-    a = torch.randn(size, size, device=device)
-    return 2 * size**3 / min(_seconds(lambda: a @ a, device) for _ in range(5)) / 1e9
+    contestants = (ours, theirs, plain)
+    turns = [[command.seconds(one, rows.device) for one in contestants] for _ in range(5)]
+    return [starts * steps / min(times) for times in zip(*turns, strict=True)]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from spearpp.kernels.reference import TINY as _TINY
 from spearpp.shapes import Tensor
 
 TINY = tl.constexpr(_TINY)
+_rowwise = triton.jit(do_not_specialize=["columns"])  # rounds shrink the rows: one compilation is for all of a size
 
 
 def _run(kernel: Any, columns: int, rows: int, *arguments: Any) -> None:
@@ -16,7 +17,7 @@ def _run(kernel: Any, columns: int, rows: int, *arguments: Any) -> None:
     kernel[(rows,)](*arguments, columns, BLOCK=block, num_warps=min(16, max(1, block // 256)))
 
 
-@triton.jit
+@_rowwise
 def _gate(silence, weight, total, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -33,7 +34,7 @@ def gate(silence: Tensor, weight: Tensor, total: Tensor) -> None:
     _run(_gate, silence.shape[1], silence.shape[0], silence, weight, total)
 
 
-@triton.jit
+@_rowwise
 def _begin(right, applied, residual, search, size, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -48,7 +49,7 @@ def begin(right: Tensor, applied: Tensor, residual: Tensor, search: Tensor, size
     _run(_begin, right.shape[1], right.shape[0], right, applied, residual, search, size)
 
 
-@triton.jit
+@_rowwise
 def _advance(search, applied, solution, residual, size, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -69,7 +70,7 @@ def advance(search: Tensor, applied: Tensor, solution: Tensor, residual: Tensor,
     _run(_advance, search.shape[1], search.shape[0], search, applied, solution, residual, size)
 
 
-@triton.jit
+@_rowwise
 def _direct(points, solution, value, direction, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -84,7 +85,7 @@ def direct(points: Tensor, solution: Tensor, value: Tensor, direction: Tensor) -
     _run(_direct, points.shape[1], points.shape[0], points, solution, value, direction)
 
 
-@triton.jit
+@_rowwise
 def _pull(silence, weight, total, image, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -100,7 +101,7 @@ def pull(silence: Tensor, weight: Tensor, total: Tensor, image: Tensor) -> None:
     _run(_pull, image.shape[1], image.shape[0], silence, weight, total, image)
 
 
-@triton.jit
+@_rowwise
 def _move(
     points, through_gates, through_basis, value, momentum, second, schedule, counter, first_beta: tl.constexpr,
     second_beta: tl.constexpr, epsilon: tl.constexpr, columns, BLOCK: tl.constexpr,

@@ -1,0 +1,174 @@
+"""The gated search against its yardsticks, in one run; more work than the committed baseline fails.
+
+    make bench
+    make bench ARGS="--update"      # make what is measured now the baseline
+    make bench ARGS="--large"       # m = 4000 too, for a GPU
+
+Work is counted in start-steps and in operations of matrix products, which are the same on every run of a device.
+Seconds are compared with one float64 singular value decomposition of the same gradient, taken in turn; a ratio
+that grew only warns. The paper's search, geoopt's and plain PyTorch follow (``benchmarks.paper``).
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import spearpp
+from benchmarks import command, paper
+from benchmarks.recovery import FIRST_SEED, Setting, attack
+from spearpp.observation import observe
+from spearpp.search import Gated
+
+BASELINE = Path(__file__).with_name("baseline.json")
+WORSE = 1.2
+SIZES = ((20, 200, 8), (30, 200, 8), (50, 200, 4), (100, 1000, 3))
+LARGE = ((210, 4000, 4), (600, 4000, 1))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One batch size: medians over some batches."""
+
+    device: str
+    b: int
+    m: int
+    batches: int
+    whole: int
+    """Batches that came back exactly, every input certified."""
+    start_steps: float
+    operations: float
+    """Of matrix products, two for each multiplication."""
+    seconds: float
+    svds: float
+    """Seconds over those of one float64 singular value decomposition of the same gradient."""
+    products: float
+    """Seconds over those that a large matrix product takes for as many operations."""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Seconds of each."""
+
+    @property
+    def name(self) -> str:
+        """The row in the baseline."""
+        return f"{self.device} b={self.b} m={self.m}"
+
+
+def main() -> int:
+    options = command.parser(__doc__)
+    options.add_argument("--large", action="store_true", help="m = 4000 too")
+    options.add_argument("--update", action="store_true", help="write the baseline anew")
+    chosen = options.parse_args()
+    rows: list[Row] = []
+
+    def gated() -> Iterator[Row | paper.Speed]:
+        for row in _rows(chosen.data, chosen.device, (*SIZES, *LARGE) if chosen.large else SIZES):
+            rows.append(row)
+            yield row
+        yield from paper.speeds(chosen.data, chosen.device)
+
+    status = command.run(gated(), chosen.out)
+    baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
+    if chosen.update:
+        kept = ("start_steps", "operations", "svds")
+        baseline |= {row.name: {key: asdict(row)[key] for key in kept} for row in rows}
+        BASELINE.write_text(json.dumps(baseline, indent=1, sort_keys=True) + "\n")
+        return status
+    worse, slower = compare(rows, baseline)
+    for line in slower:
+        print(f"warning: {line}", file=sys.stderr)
+    for line in worse:
+        print(f"error: {line}", file=sys.stderr)
+    return status or int(bool(worse))
+
+
+def compare(rows: list[Row], baseline: dict[str, dict[str, float]]) -> tuple[list[str], list[str]]:
+    """What takes a fifth more work than the baseline, or lost a batch; and what only takes more time."""
+    worse = [f"{row.name}: {row.whole} of {row.batches} batches whole" for row in rows if row.whole < row.batches]
+    slower = []
+    for row in rows:
+        before = baseline.get(row.name)
+        if before is None:
+            slower.append(f"{row.name} has no baseline")
+            continue
+        for key, into in (("start_steps", worse), ("operations", worse), ("svds", slower)):
+            now = asdict(row)[key]
+            if now > WORSE * before[key]:
+                into.append(f"{row.name}: {key} {now:,.4g} where the baseline has {before[key]:,.4g}")
+    return worse, slower
+
+
+def _rows(data: str | None, device: torch.device, sizes: tuple[tuple[int, int, int], ...]) -> Iterator[Row]:
+    print(f"Gated search on {device}, medians; decomposition included")
+    print("   b     m   whole  start-steps  operations   seconds  SVDs  products  stages")
+    peak = command.peak(device)
+    for b, m, batches in sizes:
+        row = _measured(b, m, batches, data, device, peak)
+        stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in row.stages.items())
+        print(
+            f"{b:>4}{m:>6}{row.whole:>5}/{batches}{row.start_steps:>13,.0f}{row.operations:>12.2e}{row.seconds:>10.3f}"
+            f"{row.svds:>6.2f}{row.products:>10.1f}  {stages}",
+            flush=True,
+        )
+        yield row
+
+
+def _measured(b: int, m: int, batches: int, data: str | None, device: torch.device, peak: float) -> Row:
+    once = [_once(seed, b, m, data, device) for seed in range(FIRST_SEED, FIRST_SEED + batches)]
+
+    def median(of: Callable[[_Batch], float]) -> float:
+        return statistics.median(of(batch) for batch in once)
+
+    operations, seconds = median(lambda batch: batch.operations), median(lambda batch: batch.seconds)
+    return Row(
+        device=device.type,
+        b=b,
+        m=m,
+        batches=batches,
+        whole=sum(batch.whole for batch in once),
+        start_steps=median(lambda batch: batch.result.stats.steps),
+        operations=operations,
+        seconds=seconds,
+        svds=median(lambda batch: batch.seconds / batch.svd),
+        products=seconds * peak * 1e9 / operations,
+        stages={
+            stage: statistics.median(batch.result.stats.seconds[stage] for batch in once)
+            for stage in once[0].result.stats.seconds
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Batch:
+    result: spearpp.Inversion
+    whole: bool
+    operations: float
+    seconds: float
+    svd: float
+
+
+def _once(seed: int, b: int, m: int, data: str | None, device: torch.device) -> _Batch:
+    """Counted once, then timed, beside a decomposition of the same gradient."""
+    batch, (seen, *_) = attack(Setting("speed", b, m, Gated()), data).prepare(seed, device)
+    results: list[spearpp.Inversion] = []
+
+    def invert() -> None:
+        results.append(spearpp.invert(*seen, generator=torch.Generator().manual_seed(seed)))
+
+    with FlopCounterMode(display=False) as counter:
+        invert()
+    gradient = observe(*seen).gradient
+    svd = command.seconds(lambda: torch.linalg.svd(gradient, full_matrices=False), device)
+    seconds = command.seconds(invert, device)
+    result = results[-1]
+    score = spearpp.score(result.inputs, batch.inputs.to(device), normalisation=batch.normalisation)
+    whole = score.exact and bool(result.certified.all())
+    return _Batch(result, whole, counter.get_total_flops(), seconds, svd)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
