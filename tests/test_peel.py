@@ -8,8 +8,9 @@ import torch
 import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate, sphere
+from spearpp.observation import observe
 from spearpp.pairs import Pairs, no_pairs
-from spearpp.problem import Problem
+from spearpp.problem import Problem, pose
 from spearpp.search import Gated
 from spearpp.search.gated.peel import peel
 
@@ -111,3 +112,17 @@ def test_what_rows_gave_away_is_returned_where_the_rest_is_not_found() -> None:
     assert not bool(result.certified.any())
     distance = torch.cdist(result.inputs.double(), client.batch.inputs.double()).amin(1)
     assert float(distance.max()) < 1e-4
+
+
+def test_a_faint_sample_in_anothers_row_does_not_hide_its_own_direction() -> None:
+    """Of class weights from 1e-3 to 1 some rows hold a strong sample and a faint one, and pass for the strong one's."""
+    for seed in (0, 1):
+        generator = torch.Generator().manual_seed(seed)
+        batch = simulate.random_batch(12, features=60, generator=generator)
+        model = simulate.mlp(60, [150, 100], 10, generator=generator)
+        weights = torch.logspace(-3, 0, 10)
+        loss = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, weight=weights)
+        weight, bias = list(model.parameters())[:2]
+        seen = (*torch.autograd.grad(loss, [weight, bias]), weight.detach(), bias.detach())
+        assert len(peel(pose(observe(*seen), sparsity=0.1))) >= 1
+        assert bool(spearpp.invert(*seen, search=Gated(starts=2048)).certified.all())

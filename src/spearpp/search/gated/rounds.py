@@ -74,7 +74,7 @@ class Rounds:
         zeros = self.problem.tolerance.zeros(self.found @ self.problem.factors.left.T, self.found).sum(1)
         kept = int(len(self.found) * (1 - DROPPED[self.dropped]))
         self.found = self.found[zeros.argsort(descending=True, stable=True)[:kept]]
-        self.apart = torch.eye(self.problem.batch_size, dtype=self.rows.dtype, device=self.rows.device)
+        self._anywhere()
         self.more, self.dry, self.wider, self.dropped = 1, 0, 0, self.dropped + 1
         self.effort = min(self.effort + 1, len(self.pace.efforts) - 1)  # what was hasty may have been wrong
         return True
@@ -130,6 +130,10 @@ class Rounds:
         known = self.found[leads(self.found, reach), :reach]
         return torch.nn.functional.pad(complement(known), (0, 0, 0, self.problem.batch_size - reach))
 
+    def _anywhere(self) -> None:
+        """Look for q in all directions: a faint sample in the point of another keeps its own q from being orthogonal."""
+        self.apart = torch.eye(self.problem.batch_size, dtype=self.rows.dtype, device=self.rows.device)
+
     def _rows(self, reach: int) -> Float[Tensor, "live b"]:
         """ℓ_k within reach."""
         return torch.where(torch.arange(self.rows.shape[1], device=self.rows.device) < reach, self.rows, 0.0)
@@ -146,7 +150,9 @@ class Rounds:
         self.dry = self.dry + 1 if new == 0 and self.effort + 1 == len(self.pace.efforts) else 0
         if self.problem.batch_size - len(self.found) == 1 and new == 0:
             self.dry = 1
-        self.wider = self.wider if new else min(self.wider + 1, len(GRADES) - 1)
+        if not new:
+            self.wider = min(self.wider + 1, len(GRADES) - 1)
+            self._anywhere()
         if new >= 0.1 * min(dimension, size):
             self.more = 1
         elif self.effort + 1 < len(self.pace.efforts):
