@@ -10,14 +10,15 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spearpp.cli.running import Session
 from spearpp.experiments import Attack, Cell, Failed, Local, Ray, Source, Store, cells_of, run
-from spearpp.experiments.engines import Done
+from spearpp.experiments.engines import Done, Outcome
 from spearpp.search import Gated
 
 SETTING = Attack(b=4, m=60, data=Source("digits"))
@@ -194,6 +195,43 @@ class TestLocal:
         with pytest.raises(KeyboardInterrupt):
             list(outcomes)
         assert [pid for pid in children(os.getpid()) if "spawn_main" in command(pid)] == []
+
+
+class Terminated:
+    """An engine that gets SIGTERM at a moment that Python's locks do not bear, and once more while it ends."""
+
+    ended = False
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        del cells
+        event = threading.Event()
+        condition: Any = event._cond  # type: ignore[attr-defined]
+        release = condition._release_save
+
+        def released() -> None:
+            release()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        condition._release_save = released
+        event.wait(60)
+        yield from ()
+
+    def close(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.ended = True
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    session = Session(tmp_path / "cells.sqlite", True, "local", None, 1, "cpu", 0.0)
+    session.engine = engine = Terminated()
+    with pytest.raises(KeyboardInterrupt), session:
+        session.measure(cells_of(SETTING, 3))
+    assert "interrupted: 3 cells are left; the same command goes on from here" in capsys.readouterr().err
+    assert engine.ended
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """A Ray cluster: Ray schedules CPUs and GPUs, and runs a cell again when its worker or node dies."""
 
+import signal
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,11 +96,15 @@ def _outcome(ray: Any, cell: Cell, reference: Any) -> Outcome:
 
 
 def _connect(ray: Any, address: str | None) -> None:
+    terminated = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
     except Exception as error:  # Ray raises what its parts raise
         where = "on this machine" if address is None else f"at {address}"
         raise OptionError(f"no Ray {where}: {worded(error)}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminated)  # Ray takes it for itself
 
 
 def _ray() -> Any:
