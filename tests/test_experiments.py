@@ -289,6 +289,9 @@ class TestCommands:
             (["reproduce", "table1", "--device", "cuda:77"], "CUDA devices here"),
             (["frontier", "--axis", "colour"], "expected one of batch, width, noise"),
             (["frontier", "--axis", "bits=a"], "numbers with commas"),
+            (["frontier", "--axis", "steps=1.5"], "positive whole numbers"),
+            (["frontier", "--axis", "noise=0"], "noise=0: positive numbers"),
+            (["frontier", "--axis", "keep=2"], "keep=2: not negative, and within (0, 1]"),
             (["frontier", "--axis", "noise", "--axis", "bits"], "the second has values"),
             (["frontier", "--axis", "noise", "--steps", "3"], "go with steps=1"),
         ],
@@ -413,6 +416,15 @@ class TestDefences:
         assert "| σ |" in frontier_report.markdown([found])
         assert frontier_report.as_json([found])["devices"] == ["cpu: x"]
         assert "on cpu: x." in frontier_report.markdown([found])
+
+    def test_a_dial_that_falls_does_not_stop_anything_down_to_its_end(self, tmp_path: Path) -> None:
+        def leak(cells: Iterable[Cell]) -> None:
+            for cell in cells:
+                store.put(cell, {"b": 8, "recovered": 8, "exact": True, "mean_psnr": 60.0}, {})
+
+        with Store(tmp_path / "a.sqlite") as store:
+            found = bisect(AXES["keep"], Defence(batch=8, width=100), Plan(seeds=2, trainings=0), store, leak)
+        assert "recovery to 25 dB does not stop down to share kept = 0.001: 100% of 2 batches" in sentence(found)
 
     def test_noise_costs_accuracy(self) -> None:
         free, noisy = (

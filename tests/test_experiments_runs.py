@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from spearpp.cli.running import Session
+from spearpp.errors import OptionError
 from spearpp.experiments import Attack, Cell, Failed, Local, Ray, Source, Store, cells_of, run
 from spearpp.experiments.engines import Done, Outcome
 from spearpp.search import Gated
@@ -271,6 +272,12 @@ def test_ray_gives_what_local_gives_though_a_node_dies(
         wait_until(lambda: ray.cluster_resources()["CPU"] == 1)
         assert sorted(done) == [cell.seed for cell in cells]
         assert held(store, cells) == undisturbed
+
+
+def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'spearpp[ray]'")
+    with Store(tmp_path / "cells.sqlite") as store, pytest.raises(OptionError, match=r"no Ray at 127\.0\.0\.1:1"):
+        run(cells_of(SETTING, 1), store, Ray("127.0.0.1:1"))
 
 
 def wait_until(reached: Any, seconds: float = 60.0) -> None:

@@ -241,7 +241,7 @@ def _dial(text: str) -> tuple[Axis, list[float] | None]:
     except ValueError as error:
         raise OptionError(f"--axis {text}: values are numbers with commas between, as in bits=4,8") from error
     if not all(0 < value < float("inf") for value in values) or (AXES[name].whole and any(v % 1 for v in values)):
-        raise OptionError(f"--axis {text}: positive numbers, whole ones for {name}")
+        raise OptionError(f"--axis {text}: positive{' whole' if AXES[name].whole else ''} numbers")
     return AXES[name], values
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from spearpp.errors import OptionError
 from spearpp.experiments.cell import Cell, Setting, cells_of
-from spearpp.experiments.defence import AXES, CLIP, Axis, Defence
+from spearpp.experiments.defence import AXES, CLIP, RATE, Axis, Defence
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.source import Source
 from spearpp.experiments.store import Store, Stored
@@ -152,11 +152,13 @@ def sentence(found: Line) -> str:
     fixed = [f"b={shown.batch}" if axis.name != "batch" else "", f"m={shown.width}" if axis.name != "width" else ""]
     fixed += [f"{each.symbol}={each.of(shown):g}" for each in _turned(shown) if each.name != axis.name]
     fixed += [f"C={CLIP:g}"] if shown.noise and shown.clip is None else []
+    fixed += [f"learning rate={RATE:g}"] if axis.name == "steps" and shown.rate is None else []
     where = "at " + ", ".join(each for each in fixed if each)
     if found.stop is None:
         last = found.points[-1]
         return (
-            f"{where} {what} does not stop up to {axis.symbol} = {axis.of(last.defence):g}: "
+            f"{where} {what} does not stop {'up' if axis.rising else 'down'} to {axis.symbol} = "
+            f"{axis.of(last.defence):g}: "
             f"{last.any.value:.0%} of {last.seeds} batches still give an input away"
         )
     stop = found.stop
