@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,19 @@ def test_two_processes_on_one_store_do_no_harm(
     with Store(path) as store:
         assert len(store) == 6
         assert held(store, cells_of(SLOWER, 6)) == undisturbed
+
+
+def test_a_new_store_may_be_opened_by_several_at_the_same_moment(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def open_all(_: int) -> int:
+        for index in range(40):
+            together.wait(60)
+            Store(tmp_path / f"{index}.sqlite").close()
+        return 40
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(open_all, range(4))) == [40] * 4
 
 
 def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
