@@ -39,6 +39,7 @@ from spearpp.experiments.codec import canonical, decode, encode
 from spearpp.experiments.defence import AXES, Defence
 from spearpp.experiments.frontier import Plan, bisect, sentence
 from spearpp.experiments.intervals import mean, wilson
+from spearpp.experiments.plot import Axis, Point, Series, draw
 from spearpp.losses import LogCosh
 from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianAdam
 from spearpp.simulate import DPSGD, FedAvg, FedSGD, Quantise, Several, TopK, Wire
@@ -288,6 +289,9 @@ class TestCommands:
             (["reproduce", "table1", "--device", "cuda:77"], "CUDA devices here"),
             (["frontier", "--axis", "colour"], "expected one of batch, width, noise"),
             (["frontier", "--axis", "bits=a"], "numbers with commas"),
+            (["frontier", "--axis", "steps=1.5"], "positive whole numbers"),
+            (["frontier", "--axis", "noise=0"], "noise=0: positive numbers"),
+            (["frontier", "--axis", "keep=2"], "keep=2: not negative, and within (0, 1]"),
             (["frontier", "--axis", "noise", "--axis", "bits"], "the second has values"),
             (["frontier", "--axis", "noise", "--steps", "3"], "go with steps=1"),
         ],
@@ -315,6 +319,16 @@ class TestCommands:
             drawn = (tmp_path / "out" / name).read_text()
             assert drawn.startswith("<svg")
             assert drawn.count("<circle") >= 2
+
+
+def test_a_plot_keeps_its_legend_and_its_intervals_clear_of_each_other() -> None:
+    marks = tuple(Point(x, 1.0, 0.7, 1.0) for x in (1.0, 10.0))
+    drawn = draw("t", Axis("x"), Axis("share", least=0, most=1), [Series("one", marks), Series("two", marks)])
+    names = [float(y) for y in re.findall(r'y="([\d.]+)" fill="#[^"]*">(?:one|two)<', drawn)]
+    lowest = float(re.findall(r"M76 ([\d.]+)H", drawn)[0])  # where the share is 0
+    assert lowest < min(names) < max(names) < float(re.findall(r'viewBox="0 0 720 (\d+)"', drawn)[0])
+    bars = re.findall(r'<path d="M([\d.]+) [\d.]+V[\d.]+" stroke="#(?!e6e6e6)', drawn)
+    assert len(bars) == len(set(bars)) == 4
 
 
 def test_reports_say_what_was_measured_in_every_form(tmp_path: Path) -> None:
@@ -347,6 +361,7 @@ def test_reports_say_what_was_measured_in_every_form(tmp_path: Path) -> None:
     plain = reproduce.as_json(found)["rows"][0]
     assert plain["accuracy"]["low"] == pytest.approx(low)
     assert plain["paper"] == {"psnr": 31.9, "accuracy": 75}
+    assert plain["each_batch"]["mean_psnr"] == [30.0, 31.0, 32.0]
     json.dumps(plain, allow_nan=False)
 
 
@@ -376,6 +391,7 @@ class TestDefences:
     def test_a_search_finds_the_place_that_was_planted(self, tmp_path: Path) -> None:
         """Results are put into the store by a rule that is known, so the place is."""
         measured: list[int] = []
+        device = {"device": "cpu: x"}
 
         def rule(cells: object) -> None:
             assert isinstance(cells, list)
@@ -383,7 +399,7 @@ class TestDefences:
                 assert isinstance(cell.setting, Attack)
                 client = cell.setting.client
                 leaks = not isinstance(client, DPSGD) or client.noise < 3e-4
-                store.put(cell, {"b": 8, "recovered": 8 * leaks, "exact": leaks, "mean_psnr": 60.0 * leaks}, {})
+                store.put(cell, {"b": 8, "recovered": 8 * leaks, "exact": leaks, "mean_psnr": 60.0 * leaks}, device)
                 measured.append(cell.seed)
 
         plan = Plan(seeds=5, trainings=0)
@@ -394,8 +410,21 @@ class TestDefences:
         assert len(measured) < 5 * 20
         noises = [point.defence.noise for point in found.points]
         assert noises == sorted(noises)
-        assert re.match(r"at b=8, m=100 recovery to 25 dB stops at σ ≥ 0\.0003\d* \(0 of 5 batches", sentence(found))
+        assert re.match(
+            r"at b=8, m=100, C=2 recovery to 25 dB stops at σ ≥ 0\.0003\d* \(0 of 5 batches", sentence(found)
+        )
         assert "| σ |" in frontier_report.markdown([found])
+        assert frontier_report.as_json([found])["devices"] == ["cpu: x"]
+        assert "on cpu: x." in frontier_report.markdown([found])
+
+    def test_a_dial_that_falls_does_not_stop_anything_down_to_its_end(self, tmp_path: Path) -> None:
+        def leak(cells: Iterable[Cell]) -> None:
+            for cell in cells:
+                store.put(cell, {"b": 8, "recovered": 8, "exact": True, "mean_psnr": 60.0}, {})
+
+        with Store(tmp_path / "a.sqlite") as store:
+            found = bisect(AXES["keep"], Defence(batch=8, width=100), Plan(seeds=2, trainings=0), store, leak)
+        assert "recovery to 25 dB does not stop down to share kept = 0.001: 100% of 2 batches" in sentence(found)
 
     def test_noise_costs_accuracy(self) -> None:
         free, noisy = (

@@ -10,14 +10,17 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spearpp.cli.running import Session
+from spearpp.errors import OptionError
 from spearpp.experiments import Attack, Cell, Failed, Local, Ray, Source, Store, cells_of, run
-from spearpp.experiments.engines import Done
+from spearpp.experiments.engines import Done, Outcome
 from spearpp.search import Gated
 
 SETTING = Attack(b=4, m=60, data=Source("digits"))
@@ -116,6 +119,19 @@ def test_two_processes_on_one_store_do_no_harm(
         assert held(store, cells_of(SLOWER, 6)) == undisturbed
 
 
+def test_a_new_store_may_be_opened_by_several_at_the_same_moment(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def open_all(_: int) -> int:
+        for index in range(40):
+            together.wait(60)
+            Store(tmp_path / f"{index}.sqlite").close()
+        return 40
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(open_all, range(4))) == [40] * 4
+
+
 def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
     path, cells = tmp_path / "cells.sqlite", cells_of(SETTING, 2)
     with Store(path) as store:
@@ -196,6 +212,43 @@ class TestLocal:
         assert [pid for pid in children(os.getpid()) if "spawn_main" in command(pid)] == []
 
 
+class Terminated:
+    """An engine that gets SIGTERM at a moment that Python's locks do not bear, and once more while it ends."""
+
+    ended = False
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        del cells
+        event = threading.Event()
+        condition: Any = event._cond  # type: ignore[attr-defined]
+        release = condition._release_save
+
+        def released() -> None:
+            release()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        condition._release_save = released
+        event.wait(60)
+        yield from ()
+
+    def close(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        self.ended = True
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    session = Session(tmp_path / "cells.sqlite", True, "local", None, 1, "cpu", 0.0)
+    session.engine = engine = Terminated()
+    with pytest.raises(KeyboardInterrupt), session:
+        session.measure(cells_of(SETTING, 3))
+    assert "interrupted: 3 cells are left; the same command goes on from here" in capsys.readouterr().err
+    assert engine.ended
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
 @pytest.fixture
 def two_nodes() -> Iterator[Any]:
     """A head and another node, each with one CPU, as processes of this machine."""
@@ -233,6 +286,12 @@ def test_ray_gives_what_local_gives_though_a_node_dies(
         wait_until(lambda: ray.cluster_resources()["CPU"] == 1)
         assert sorted(done) == [cell.seed for cell in cells]
         assert held(store, cells) == undisturbed
+
+
+def test_a_cluster_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'spearpp[ray]'")
+    with Store(tmp_path / "cells.sqlite") as store, pytest.raises(OptionError, match=r"no Ray at 127\.0\.0\.1:1"):
+        run(cells_of(SETTING, 1), store, Ray("127.0.0.1:1"))
 
 
 def wait_until(reached: Any, seconds: float = 60.0) -> None:

@@ -203,7 +203,7 @@ def frontier_command(
                 else:
                     found.append(sweep(first, values, each, plan, session.store, session.measure))
                 columns = (*frontier_report.COLUMNS[:2], first.symbol, *frontier_report.COLUMNS[3:])
-                session.screen.table(sentence(found[-1]).split(" (")[0], columns, frontier_report.lines(found[-1]))
+                session.screen.table(frontier_report.headline(found[-1]), columns, frontier_report.lines(found[-1]))
             for line in found:
                 session.screen.say(sentence(line) + ".")
             _write(_frontier_files(found, others[0][0].name if others else None), out, session.screen)
@@ -241,7 +241,7 @@ def _dial(text: str) -> tuple[Axis, list[float] | None]:
     except ValueError as error:
         raise OptionError(f"--axis {text}: values are numbers with commas between, as in bits=4,8") from error
     if not all(0 < value < float("inf") for value in values) or (AXES[name].whole and any(v % 1 for v in values)):
-        raise OptionError(f"--axis {text}: positive numbers, whole ones for {name}")
+        raise OptionError(f"--axis {text}: positive{' whole' if AXES[name].whole else ''} numbers")
     return AXES[name], values
 
 

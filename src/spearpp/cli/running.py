@@ -5,8 +5,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 
 import typer
 from rich.console import Console
@@ -76,13 +77,19 @@ class Session:
         self.engine: Engine = Ray(address, gpus=gpus) if engine == "ray" else Local.here(device, workers)
         self.store = Store(store)
         self._failed: list[Failed] = []
+        self._open = ExitStack()
+        self._interruption = Interruption()
 
     def __enter__(self) -> "Session":
+        self._interruption = self._open.enter_context(interruptible())
+        self._open.callback(self.store.close)
+        self._open.callback(self.engine.close)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.engine.close()
-        self.store.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.__exit__(kind, error, trace)
 
     def measure(self, cells: Sequence[Cell], what: str = "cells") -> None:
         """Measure what the store lacks, showing how far it is and how long it will take."""
@@ -118,12 +125,12 @@ class Session:
                     )
 
             try:
-                with _interruptible():
-                    failed = run(cells, self.store, self.engine, show)
-            except KeyboardInterrupt:
-                bar.stop()
-                missing = len(self.store.missing(cells))
-                self.screen.warn(f"interrupted: {missing} cells are left; the same command goes on from here")
+                failed = run(cells, self.store, self.engine, show)
+            except BaseException:
+                if self._interruption.came:
+                    bar.stop()
+                    missing = len(self.store.missing(cells))
+                    self.screen.warn(f"interrupted: {missing} cells are left; the same command goes on from here")
                 raise
         for each in failed[:SHOWN_FAILURES]:
             self.screen.warn(f"failed: {each.cell.identity[:120]}, seed {each.cell.seed}: {each.why}")
@@ -137,17 +144,38 @@ class Session:
             raise typer.Exit(1)
 
 
+class Interruption:
+    """Whether someone asked for the end."""
+
+    came = False
+
+    def __call__(self, *_: object) -> None:
+        """As a signal's handler. The first alone counts: ``timeout`` sends two, and one would disturb the other."""
+        if not self.came:
+            self.came = True
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM, as schedulers send it, ends a run as Ctrl-C does."""
+def interruptible() -> Iterator[Interruption]:
+    """SIGTERM, as schedulers send it, ends a run as Ctrl-C does.
+
+    It may come between any two steps, also in Python's own locks, which then raise a RuntimeError in its place.
+    """
+    interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interruption
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.default_int_handler(signal.SIGINT, None))
+    before = {each: signal.signal(each, interruption) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield interruption
+    except Exception:
+        if interruption.came:
+            raise KeyboardInterrupt from None
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from spearpp.simulate import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Quantis
 FULL_BITS = 32
 CLIP = 2.0
 """C where there is noise and none was given, as in the paper."""
+RATE = 1e-2
+"""Of local steps where none was given, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,10 @@ class Defence:
     """Samples of a local step; ``steps`` are then epochs."""
 
     def __post_init__(self) -> None:
-        whole = (self.batch, self.width, self.steps, self.clients, self.bits)
-        if min(whole) < 1 or not (0 <= self.noise < math.inf) or not 0 < self.keep <= 1:
-            raise OptionError(f"{self}: whole numbers of at least 1, noise not negative, keep within (0, 1]")
+        if min(self.batch, self.width, self.steps, self.clients, self.mini_batch or 1) < 1:
+            raise OptionError("batch, width, steps, clients and mini-batch: at least 1 each")
+        if not 0 <= self.noise < math.inf or not 0 < self.keep <= 1:
+            raise OptionError(f"noise={self.noise:g}, keep={self.keep:g}: not negative, and within (0, 1]")
         if self.local and (self.noise or self.clip):
             raise OptionError("noise and clipping act on the gradients of one step: they go with steps=1 and no rate")
         if self.bits != FULL_BITS and not 2 <= self.bits <= 16:
@@ -65,7 +68,7 @@ class Defence:
         """A client that trains so; several of them where their updates are summed."""
         one: Client = FedSGD()
         if self.local:
-            one = FedAvg(self.steps, self.mini_batch or self.batch, self.rate or 1e-2)
+            one = FedAvg(self.steps, self.mini_batch or self.batch, self.rate or RATE)
         elif self.noise or self.clip:
             one = DPSGD(self.clip or CLIP, self.noise)
         return Several(one, self.clients) if self.clients > 1 else one

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from spearpp.errors import OptionError
 from spearpp.experiments.cell import Cell, Setting, cells_of
-from spearpp.experiments.defence import AXES, Axis, Defence
+from spearpp.experiments.defence import AXES, CLIP, RATE, Axis, Defence
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.source import Source
-from spearpp.experiments.store import Store
+from spearpp.experiments.store import Store, Stored
 from spearpp.search import Gated, Search
 
 FIRST = 5
@@ -64,6 +64,8 @@ class Point:
     """Of the training run; None where it was not asked for."""
     epsilon: float | None
     """Of the training run; None without noise."""
+    commits: frozenset[str]
+    devices: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -149,11 +151,14 @@ def sentence(found: Line) -> str:
     shown = first.defence
     fixed = [f"b={shown.batch}" if axis.name != "batch" else "", f"m={shown.width}" if axis.name != "width" else ""]
     fixed += [f"{each.symbol}={each.of(shown):g}" for each in _turned(shown) if each.name != axis.name]
+    fixed += [f"C={CLIP:g}"] if shown.noise and shown.clip is None else []
+    fixed += [f"learning rate={RATE:g}"] if axis.name == "steps" and shown.rate is None else []
     where = "at " + ", ".join(each for each in fixed if each)
     if found.stop is None:
         last = found.points[-1]
         return (
-            f"{where} {what} does not stop up to {axis.symbol} = {axis.of(last.defence):g}: "
+            f"{where} {what} does not stop {'up' if axis.rising else 'down'} to {axis.symbol} = "
+            f"{axis.of(last.defence):g}: "
             f"{last.any.value:.0%} of {last.seeds} batches still give an input away"
         )
     stop = found.stop
@@ -165,7 +170,8 @@ def sentence(found: Line) -> str:
     if stop.accuracy is not None and found.undefended is not None and found.undefended.accuracy is not None:
         free = found.undefended.accuracy.value
         cost = 100 * (free - stop.accuracy.value)
-        text += f", costing {cost:.1f} points of accuracy ({free:.0%} to {stop.accuracy.value:.0%})"
+        costing = f"costing {cost:.1f} points of accuracy" if cost > 0 else "costing no accuracy"
+        text += f", {costing} ({free:.0%} to {stop.accuracy.value:.0%})"
     elif stop.accuracy is not None:
         text += f"; accuracy there {stop.accuracy.value:.0%}"
     return text
@@ -193,15 +199,14 @@ def _cells(setting: Setting, count: int) -> list[Cell]:
     return cells_of(setting, count) if count else []
 
 
-def _held(store: Store, setting: Setting, count: int) -> list[dict[str, object]]:
-    return [stored.result for cell in _cells(setting, count) if (stored := store.get(cell)) is not None]
+def _held(store: Store, setting: Setting, count: int) -> list[Stored]:
+    return [stored for cell in _cells(setting, count) if (stored := store.get(cell)) is not None]
 
 
-def _point(
-    defence: Defence, threshold: float, attacks: list[dict[str, object]], runs: list[dict[str, object]], plan: Plan
-) -> Point:
-    if not attacks:
+def _point(defence: Defence, threshold: float, batches: list[Stored], trained: list[Stored], plan: Plan) -> Point:
+    if not batches:
         raise OptionError(f"no batch of {defence} could be measured: the errors above say why")
+    attacks, runs = [each.result for each in batches], [each.result for each in trained]
     total = sum(int(str(each["b"])) for each in attacks)
     over = [int(str(each["recovered"])) for each in attacks]
     return Point(
@@ -212,6 +217,8 @@ def _point(
         inputs=sum(over) / total,
         psnr=math.fsum(float(str(each["mean_psnr"])) for each in attacks) / len(attacks),
         seeds=len(attacks),
-        accuracy=mean([float(str(each["accuracy"])) for each in runs]) if runs else None,
+        accuracy=mean([float(str(each["accuracy"])) for each in runs]).within(0, 1) if runs else None,
         epsilon=defence.epsilon(rounds=plan.rounds, train=plan.train),
+        commits=frozenset(each.commit for each in batches + trained),
+        devices=frozenset(each.versions.get("device", "") for each in batches + trained) - {""},
     )

@@ -11,7 +11,7 @@ from spearpp.experiments.intervals import Interval
 from spearpp.experiments.plot import Axis, Series, draw
 from spearpp.experiments.plot import Point as Mark
 from spearpp.experiments.rendering import document, share
-from spearpp.experiments.version import code_version, commit
+from spearpp.experiments.version import code_version
 
 COLUMNS = (
     *("b", "m", "dial", "an input comes back (95 %)", "all inputs (95 %)", "of all inputs"),
@@ -24,6 +24,11 @@ def lines(found: Line) -> list[tuple[str, ...]]:
     return [_line(found, point) for point in found.points]
 
 
+def headline(found: Line) -> str:
+    """The sentence without what it rests on."""
+    return sentence(found).split(" (")[0].split(":")[0]
+
+
 def plot(found: Line) -> str:
     """Share of batches that give an input away and accuracy along the dial, as SVG."""
     axis = found.axis
@@ -33,9 +38,7 @@ def plot(found: Line) -> str:
     ]
     if any(point.accuracy is not None for point in found.points):
         series.append(Series("accuracy of the training run", _marks(found, "accuracy")))
-    return draw(
-        sentence(found).split(" (")[0], Axis(axis.symbol, logarithmic=True), Axis("share", least=0, most=1), series
-    )
+    return draw(headline(found), Axis(axis.symbol, logarithmic=True), Axis("share", least=0, most=1), series)
 
 
 def boundary(found: Sequence[Line], along: str) -> str | None:
@@ -89,14 +92,16 @@ def notes(found: Sequence[Line]) -> list[str]:
             f" Accuracy: {plan.trainings} runs of {plan.rounds} rounds on {plan.train:,} samples, tested on "
             f"{plan.test:,}; ε is of such a run."
         )
-    return [said, f"Measured by {code_version()}, commit {commit()}."]
+    where = f", on {', '.join(_all(found, 'devices'))}" if _all(found, "devices") else ""
+    return [said, f"Measured by {code_version()}, commit {', '.join(_all(found, 'commits'))}{where}."]
 
 
 def as_json(found: Sequence[Line]) -> dict[str, Any]:
     """Everything as plain values, one entry a line."""
     return {
         "code": code_version(),
-        "commit": commit(),
+        "commits": _all(found, "commits"),
+        "devices": _all(found, "devices"),
         "lines": [
             {
                 "axis": each.axis.name,
@@ -124,6 +129,11 @@ def as_json(found: Sequence[Line]) -> dict[str, Any]:
             for each in found
         ],
     }
+
+
+def _all(found: Sequence[Line], what: str) -> list[str]:
+    """Commits or devices of all points."""
+    return sorted(frozenset[str]().union(*(getattr(point, what) for each in found for point in each.points)))
 
 
 def _line(found: Line, point: Point) -> tuple[str, ...]:

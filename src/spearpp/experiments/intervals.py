@@ -17,6 +17,16 @@ class Interval:
     low: float
     high: float
 
+    def within(self, least: float, most: float) -> "Interval":
+        """Without ends that cannot be, as a share below 0.
+
+        >>> Interval(0.2, -0.1, 0.5).within(0, 1)
+        Interval(value=0.2, low=0, high=0.5)
+        """
+        if math.isnan(self.low):
+            return self
+        return Interval(self.value, max(self.low, least), min(self.high, most))
+
 
 def wilson(hits: int, trials: int) -> Interval:
     """A share of trials with Wilson's interval, which stays honest at 0 and at 1.

@@ -6,6 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 400, 76, 44, 20, 56
+LEGEND = 18
+"""Height of a line of the legend, which stands below, where no data is."""
+APART = 4
+"""Pixels between marks of the same x, so that one interval does not hide another."""
 COLOURS = ("#1f77b4", "#d1495b", "#3a7d44", "#8a5cc2", "#c77d0a", "#555555")
 
 
@@ -73,11 +77,12 @@ def draw(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     )
     across = _scale(x, x_low, x_high, LEFT, WIDTH - RIGHT)
     up = _scale(y, y_low, y_high, HEIGHT - BOTTOM, TOP)
+    height = HEIGHT + LEGEND * len(series)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'font-family="system-ui, sans-serif" font-size="13">',
-        f'<title>{html.escape(title)}</title><rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="20" font-weight="600">{html.escape(title)}</text>',
+        f'<title>{html.escape(title)}</title><rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="20" font-weight="600" font-size="{_fitting(title):.1f}">{html.escape(title)}</text>',
     ]
     for mark in x.ticks(x_low, x_high):
         parts.append(f'<path d="M{across(mark):.1f} {HEIGHT - BOTTOM}V{TOP}" stroke="#e6e6e6"/>')
@@ -90,9 +95,15 @@ def draw(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
     turned = f'transform="rotate(-90 16 {half})"'
     parts.append(f'<text x="16" y="{half}" text-anchor="middle" {turned}>{html.escape(y.name)}</text>')
     for index, each in enumerate(series):
-        parts += _series(each, COLOURS[index % len(COLOURS)], across, up)
+        aside = APART * (index - (len(series) - 1) / 2) if any(point.low is not None for point in points) else 0.0
+        parts += _series(each, COLOURS[index % len(COLOURS)], across, up, aside)
         parts.append(_legend(each, COLOURS[index % len(COLOURS)], index))
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _fitting(title: str) -> float:
+    """The size at which a bold title fits into its line; letters are about 0.6 of it wide."""
+    return min(13.0, (WIDTH - LEFT - RIGHT) / (0.6 * max(1, len(title))))
 
 
 def _scale(axis: Axis, low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -107,8 +118,10 @@ def _scale(axis: Axis, low: float, high: float, start: float, end: float) -> Cal
     return place
 
 
-def _series(each: Series, colour: str, across: Callable[[float], float], up: Callable[[float], float]) -> list[str]:
-    places = [(across(point.x), up(point.y)) for point in each.points]
+def _series(
+    each: Series, colour: str, across: Callable[[float], float], up: Callable[[float], float], aside: float
+) -> list[str]:
+    places = [(across(point.x) + aside, up(point.y)) for point in each.points]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places) if places else ""
     dash = ' stroke-dasharray="6 5"' if each.dashed else ""
     drawn = [f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>'] if places else []
@@ -123,6 +136,6 @@ def _series(each: Series, colour: str, across: Callable[[float], float], up: Cal
 
 
 def _legend(each: Series, colour: str, index: int) -> str:
-    y, dash = TOP + 14 + 18 * index, ' stroke-dasharray="6 5"' if each.dashed else ""
-    line = f'<path d="M{LEFT + 12} {y - 4}h22" stroke="{colour}" stroke-width="1.6"{dash}/>'
-    return line + f'<text x="{LEFT + 42}" y="{y}" fill="{colour}">{html.escape(each.name)}</text>'
+    y, dash = HEIGHT + LEGEND * index + 6, ' stroke-dasharray="6 5"' if each.dashed else ""
+    line = f'<path d="M{LEFT} {y - 4}h22" stroke="{colour}" stroke-width="1.6"{dash}/>'
+    return line + f'<text x="{LEFT + 30}" y="{y}" fill="{colour}">{html.escape(each.name)}</text>'

@@ -39,7 +39,8 @@ def notes(reproduction: Reproduction) -> list[str]:
         said.append(f"{table.left_out} rows of the paper are left out of this run.")
     missing = sum(each.wanted - each.batches for each in reproduction.results)
     if missing:
-        said.append(f"{missing} batches are not measured yet: run the same command again to go on.")
+        are = "batch is" if missing == 1 else "batches are"
+        said.append(f"{missing} {are} not measured yet: run the same command again to go on.")
     if reproduction.stale:
         said.append(f"{reproduction.stale} batches measured by other code versions are in the store and not counted.")
     return said

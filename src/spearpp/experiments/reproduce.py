@@ -11,6 +11,9 @@ from spearpp.experiments.store import Store, Stored
 from spearpp.experiments.table import Row, Table
 from spearpp.experiments.version import code_version, commit
 
+RAW = ("mean_psnr", "recovered", "certified", "starts", "seconds")
+"""What the JSON has of every batch, in the order of the seeds."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -35,6 +38,8 @@ class Result:
     """Median of those spent."""
     seconds: float | None
     """Median a batch, decomposition included."""
+    each: tuple[dict[str, Any], ...]
+    """The batches one by one, as they were measured."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ def summarise(row: Row, measured: Sequence[dict[str, Any]], wanted: int) -> Resu
         wrong=sum(each["wrongly_certified"] for each in measured),
         starts=statistics.median(each["starts"] for each in measured) if count else None,
         seconds=statistics.median(each["seconds"] for each in measured) if count else None,
+        each=tuple(measured),
     )
 
 
@@ -132,6 +138,7 @@ def as_json(reproduction: Reproduction) -> dict[str, Any]:
                 "wrong": each.wrong,
                 "median_starts": each.starts,
                 "median_seconds": each.seconds,
+                "each_batch": {name: [batch.get(name) for batch in each.each] for name in RAW},
             }
             for each in reproduction.results
         ],

@@ -6,6 +6,7 @@ can be looked at with tools that everyone has.
 
 import json
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,24 +77,41 @@ class Store:
             raise StoreError(f"{self.path} cannot be opened as a store: {error}") from error
         with self._errors():
             try:
-                self._prepare()
+                self._wait_and_prepare()
             except BaseException:
                 self._connection.close()
                 raise
 
+    def _wait_and_prepare(self) -> None:
+        """Two processes may find the file new at once, and SQLite itself does not wait to change the journal."""
+        end = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                self._prepare()
+                return
+            except sqlite3.OperationalError as error:
+                if self._connection.in_transaction:
+                    self._connection.rollback()
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+
     def _prepare(self) -> None:
         read = self._connection.execute
+        read("BEGIN")  # so that all three are of one moment
         marked = read("PRAGMA application_id").fetchone()[0]
-        if marked != APPLICATION and read("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise StoreError(f"{self.path} is a database of something else: name another file with --store")
+        tables = read("SELECT count(*) FROM sqlite_master").fetchone()[0]
         written = read("PRAGMA user_version").fetchone()[0]
+        read("COMMIT")
+        if marked != APPLICATION and tables:
+            raise StoreError(f"{self.path} is a database of something else: name another file with --store")
         if written > FORMAT:
             raise StoreError(f"{self.path} has format {written}, this version reads up to {FORMAT}: update spearpp")
         read("PRAGMA journal_mode = WAL")
         read("PRAGMA synchronous = FULL")
         if marked == APPLICATION and written == FORMAT:
             return
-        read("BEGIN IMMEDIATE")  # two processes may find the file new at once
+        read("BEGIN IMMEDIATE")
         for statement in SCHEMA.split(";"):
             read(statement)
         read(f"PRAGMA application_id = {APPLICATION}")

@@ -1,5 +1,8 @@
 """A Ray cluster: Ray schedules CPUs and GPUs, and runs a cell again when its worker or node dies."""
 
+import signal
+import socket
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +16,7 @@ RETRIES = 3
 """Times that Ray runs a cell again after a worker or node died under it."""
 AHEAD = 2
 """Cells handed to Ray for each that can run at once."""
+REACH_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,24 @@ def _outcome(ray: Any, cell: Cell, reference: Any) -> Outcome:
 
 
 def _connect(ray: Any, address: str | None) -> None:
+    terminated = signal.getsignal(signal.SIGTERM)
     try:
+        if address is not None:
+            _reach(address)
         ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
     except Exception as error:  # Ray raises what its parts raise
         where = "on this machine" if address is None else f"at {address}"
         raise OptionError(f"no Ray {where}: {worded(error)}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminated)  # Ray takes it for itself
+
+
+def _reach(address: str) -> None:
+    """Whether anyone listens there: Ray itself goes on trying for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():  # "auto" and "local" have none
+        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
 
 
 def _ray() -> Any:
