@@ -131,7 +131,7 @@ class Rounds:
         return torch.nn.functional.pad(complement(known), (0, 0, 0, self.problem.batch_size - reach))
 
     def _anywhere(self) -> None:
-        """Look for q in all directions: a faint sample in the point of another keeps its own q from being orthogonal."""
+        """Look for q in all directions: that of a faint sample in the point of another is not orthogonal to it."""
         self.apart = torch.eye(self.problem.batch_size, dtype=self.rows.dtype, device=self.rows.device)
 
     def _rows(self, reach: int) -> Float[Tensor, "live b"]:
