@@ -142,7 +142,7 @@ def _positive(std: torch.Tensor) -> torch.Tensor:
 def _csv(file: Path) -> dict[str, list[str]]:
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
-            header, *records = list(csv.reader(lines, strict=True))
+            header, *records = list(csv.reader(lines, strict=True)) or [[]]
     except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{file} is not a readable CSV file: {error}") from error
     records = [record for record in records if record]
