@@ -1,6 +1,8 @@
 """The gated engine, stage by stage and on data harder than the paper's."""
 
 import math
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -410,3 +412,16 @@ class TestSamplesAlikeUnderLocalTraining:
             near = torch.full((len(result.inputs),), 0.0)
             near[score.assignment[score.assignment >= 0]] = score.psnr[score.assignment >= 0].float()
             assert bool((near[result.certified] > 60).all())
+
+
+def test_how_the_user_set_the_precision_of_products_is_left_alone() -> None:
+    """torch has two ways to say it, and reading the old after setting the new is an error."""
+    code = (
+        "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "from spearpp.search.gated.descent import tensor_cores\n"
+        "for allowed in (False, True):\n"
+        "    with tensor_cores(allowed):\n"
+        "        pass\n"
+        "assert torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)  # noqa: S603

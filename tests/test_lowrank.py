@@ -153,3 +153,13 @@ def test_a_gram_matrix_does_not_decide_where_squaring_would_cost_digits() -> Non
     assert by_gram(steep, epsilon, 20) is None
     assert by_gram(planted(60, 700, 12, seed=0), torch.finfo(torch.float64).eps) is None
     assert by_gram(torch.zeros(60, 700, dtype=torch.float64), epsilon) is None
+
+
+def test_a_sketched_gram_matrix_keeps_its_promise_where_singular_values_fall() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sides = [torch.linalg.qr(torch.randn(400, 30, generator=generator, dtype=torch.float64))[0] for _ in range(2)]
+    gradient = ((sides[0] * torch.logspace(0, -3, 30, dtype=torch.float64)) @ sides[1].T).float().double()
+    fast, whole = by_gram(gradient, torch.finfo(torch.float32).eps), torch.linalg.svd(gradient)[0][:, :30]
+    assert fast is not None
+    outside = fast[0][:, :30] - whole @ (whole.T @ fast[0][:, :30])
+    assert float(torch.linalg.matrix_norm(outside, 2)) <= 1000 * torch.finfo(torch.float64).eps * 1e6

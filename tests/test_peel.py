@@ -126,3 +126,20 @@ def test_a_faint_sample_in_anothers_row_does_not_hide_its_own_direction() -> Non
         seen = (*torch.autograd.grad(loss, [weight, bias]), weight.detach(), bias.detach())
         assert len(peel(pose(observe(*seen), sparsity=0.1))) >= 1
         assert bool(spearpp.invert(*seen, search=Gated(starts=2048)).certified.all())
+
+
+def test_pairs_that_do_not_go_together_are_not_joined() -> None:
+    first = Pairs(torch.eye(3, dtype=torch.float64)[:1], torch.eye(3, dtype=torch.float64)[:1])
+    same_point = first.join(first.points, torch.eye(3, dtype=torch.float64)[1:2])
+    assert len(same_point) == 1
+
+
+def test_a_noisy_batch_that_was_found_is_not_given_up_for_its_open_rows() -> None:
+    """All ten inputs come back, to the noise, whether certified or not."""
+    client = bright(10, 240, 3)
+    seen = client.seen
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(seen.grad_weight.shape, generator=generator, dtype=torch.float64)
+    noisy = seen.grad_weight + 3e-3 * seen.grad_weight.std() * noise
+    result = spearpp.invert(noisy, seen.grad_bias, seen.weight, seen.bias, search=Gated(starts=2048))
+    assert len(result.inputs) == 10

@@ -18,9 +18,9 @@ from spearpp.certificate import (
 )
 from spearpp.clock import Clock
 from spearpp.errors import OptionError
-from spearpp.filtering import Selection, initial, inputs_at, polish, recover, select, steadiest_first
+from spearpp.filtering import Selection, fix_scale, initial, inputs_at, polish, recover, select, steadiest_first
 from spearpp.observation import observe
-from spearpp.pairs import Pairs
+from spearpp.pairs import Pairs, fits
 from spearpp.problem import Problem, pose
 from spearpp.result import Inversion, Progress, Stats
 from spearpp.search import Gated, Search
@@ -50,7 +50,8 @@ def invert(
     one Q with D = L Q are the directions q that make L q sparse; given them all, Xᵀ = Q⁻¹ R.
     ``search`` looks for such directions; the pool keeps the sparse ones; the weights tell which b of
     them belong together, by λ; at λ = 1, or once every input is certified, the search stops. If it
-    ends before, what was found is completed by the orthogonal complement and returned, not certified.
+    ends before, what was found is completed by the orthogonal complement and returned, not certified; or
+    only those inputs that single rows of the gradient gave away, where there are such.
 
     Where the ReLU feeds another Linear layer, that layer's gradient is a second witness (``witness``):
     batches of nearly m/2 samples then come back, and each input is exact and certified on its own.
@@ -182,8 +183,8 @@ def _finish(problem: Problem, outcome: _Outcome) -> _Recovered:
         chosen = polish(problem, select(problem, outcome.pool, order=steadiest_first(problem, outcome.pool)))
         best = _most_certified(best, _together(problem, chosen))
         best = _most_certified(best, _strongest(problem, chosen))
-        if outcome.pairs is not None and not bool(best.certified.any()):
-            return _peeled(problem, outcome.pairs, chosen.score)
+        if outcome.pairs is not None and best.certificates is None:
+            best = _peeled(problem, outcome.pairs, chosen.score) or best
     if problem.witness is None or not outcome.sightings:
         return best
     seen = outcome.sightings
@@ -206,15 +207,18 @@ def _together(problem: Problem, chosen: Selection, certificates: Certificates | 
     return _Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
 
 
-def _peeled(problem: Problem, pairs: Pairs, score: float) -> _Recovered:
-    """The inputs that single rows gave away, where the others leave the batch open.
+def _peeled(problem: Problem, pairs: Pairs, score: float) -> _Recovered | None:
+    """The inputs that single rows gave away, where others were not found; None if none of them holds by itself.
 
     They are not certified: that a faint sample hides in such a row cannot be ruled out.
     """
     units = sphere.retract(pairs.directions)
     zeros = problem.tolerance.zeros(units @ problem.factors.left.T, units)
-    none = torch.zeros(len(pairs), dtype=torch.bool, device=units.device)
-    return _Recovered(inputs_at(problem, pairs.points, zeros), none, units, None, score)
+    held = fits(problem, pairs.points, zeros) & (fix_scale(problem, pairs.points, zeros) > 0)
+    if not bool(held.any()):
+        return None
+    none = torch.zeros(int(held.sum()), dtype=torch.bool, device=units.device)
+    return _Recovered(inputs_at(problem, pairs.points[held], zeros[held]), none, units[held], None, score)
 
 
 def _strongest(problem: Problem, chosen: Selection) -> _Recovered | None:
@@ -323,7 +327,7 @@ def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Sel
     """
     first = polish(problem, initial(problem, pool)[0])
     settled = _settling(problem, first)
-    if settled is not None:
+    if settled is not None and (first.score == 1.0 or settled.drift == 0):  # drift can explain a wrong direction
         return first, settled
     chosen = polish(problem, select(problem, pool, before))
     return chosen, _settling(problem, chosen)

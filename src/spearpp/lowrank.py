@@ -138,11 +138,12 @@ def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int
         rest = (outside / max(1, min(rows, columns) - len(s))).sqrt().expand(min(rows, columns) - len(s))
         s = torch.cat([s, rest])
         rank = numerical_rank(s, (rows, columns), epsilon)
-        if basis is not None:
-            if rank is None or rank + MARGIN > basis.shape[1]:
-                continue
-            if bool(outside / core.numel() > (ROUNDING * epsilon) ** 2 / 12 * mean_square):
-                continue
+        if basis is not None and (
+            rank is None
+            or rank + MARGIN > basis.shape[1]
+            or bool(outside / core.numel() > (ROUNDING * epsilon) ** 2 / 12 * mean_square)
+        ):
+            continue
         b = max(rank or 0, batch_size or 0)
         if b == 0 or b >= len(vt) or bool(s[b - 1] < STEEP * s[0]):
             return None
@@ -157,7 +158,8 @@ def _bases(core: Tensor, batch_size: int | None) -> Iterator[Tensor | None]:
     while k <= min(rows, columns) // 2:
         draw = torch.Generator(core.device).manual_seed(0)
         probes = torch.randn(columns, k, generator=draw, dtype=core.dtype, device=core.device)
-        yield torch.linalg.qr(core @ (core.T @ (core @ probes)))[0]
+        basis = torch.linalg.qr(core @ probes)[0]
+        yield torch.linalg.qr(core @ (core.T @ basis))[0]
         k *= 2
     yield None
 

@@ -6,7 +6,12 @@ import torch
 
 from spearpp.nullspace import complement
 from spearpp.problem import Problem
-from spearpp.shapes import Float, Tensor
+from spearpp.shapes import Bool, Float, Tensor
+
+ILL = 1e6
+"""Condition of the products q_i·p_j, which should be near 1 and 0, from which pairs are not believed."""
+DIFFERENT = 0.01
+"""Share of the neurons on which p and L q may differ: a faint sample beside the one moves p a little."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +27,16 @@ class Pairs:
         return len(self.points)
 
     def join(self, points: Float[Tensor, "new b"], directions: Float[Tensor, "new b"]) -> "Pairs":
-        """These and the new ones. What of a new input was hidden in the point of another is taken out of it."""
+        """These and the new ones. What of a new input was hidden in the point of another is taken out of it.
+
+        None are added where that is not possible: then some of them are wrong.
+        """
         points, directions = torch.cat([self.points, points]), torch.cat([self.directions, directions])
-        return Pairs(torch.linalg.solve(points @ directions.T, points), directions)
+        products = points @ directions.T
+        solved, failed = torch.linalg.solve_ex(products, points)
+        if bool(failed) or not bool(torch.linalg.cond(products) <= ILL):
+            return self
+        return Pairs(solved, directions)
 
     @property
     def apart(self) -> Float[Tensor, "b d"]:
@@ -40,3 +52,10 @@ def no_pairs(problem: Problem) -> Pairs:
     """Nothing known yet."""
     none = problem.factors.left.new_zeros(0, problem.batch_size)
     return Pairs(none, none)
+
+
+def fits(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Bool[Tensor, "k"]:
+    """Whether each L q is zero just where p is silent, over the neurons with a gradient."""
+    live = problem.factors.live
+    silent = points @ problem.preactivations.T <= 0
+    return ((zeros != silent) & live).sum(1) <= DIFFERENT * live.sum()

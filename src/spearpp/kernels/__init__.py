@@ -19,14 +19,20 @@ WIDEST = 16_384
 
 def for_rows(example: Tensor, widest: int) -> ModuleType:
     """The kernels for rows of up to so many entries on the device of the example."""
-    return _fused() or reference if example.is_cuda and widest <= WIDEST else reference
+    return _fused(example.device.index or 0) or reference if example.is_cuda and widest <= WIDEST else reference
 
 
 @cache
-def _fused() -> ModuleType | None:
-    """The Triton kernels, where Triton is installed and the GPU can run them."""
-    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability()[0] < 8:
+def _fused(device: int) -> ModuleType | None:
+    """The Triton kernels, where Triton is installed, finds its compiler and the GPU can run them."""
+    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device)[0] < 8:
         return None
     from spearpp.kernels import fused
 
+    try:
+        with torch.cuda.device(device):
+            fused.gate(*(torch.ones(1, 1, device="cuda") for _ in range(3)))
+            torch.cuda.synchronize()
+    except Exception:  # a compiler that is not there shows in many ways; PyTorch's kernels do the same
+        return None
     return fused

@@ -19,7 +19,7 @@ def _run(kernel: Any, columns: int, rows: int, *arguments: Any) -> None:
 
 @_rowwise
 def _gate(silence, weight, total, columns, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     quiet = tl.maximum(-tl.load(silence + at, mask=inside, other=0.0), 0.0)
     square = quiet * quiet
@@ -36,7 +36,7 @@ def gate(silence: Tensor, weight: Tensor, total: Tensor) -> None:
 
 @_rowwise
 def _begin(right, applied, residual, search, size, columns, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     rest = tl.load(right + at, mask=inside, other=0.0) - tl.load(applied + at, mask=inside, other=0.0)
     tl.store(residual + at, rest, mask=inside)
@@ -51,7 +51,7 @@ def begin(right: Tensor, applied: Tensor, residual: Tensor, search: Tensor, size
 
 @_rowwise
 def _advance(search, applied, solution, residual, size, columns, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     along = tl.load(search + at, mask=inside, other=0.0)
     image = tl.load(applied + at, mask=inside, other=0.0)
@@ -72,7 +72,7 @@ def advance(search: Tensor, applied: Tensor, solution: Tensor, residual: Tensor,
 
 @_rowwise
 def _direct(points, solution, value, direction, columns, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     solved = tl.load(solution + at, mask=inside, other=0.0)
     least = 1.0 / tl.maximum(tl.sum(tl.load(points + at, mask=inside, other=0.0) * solved, axis=0), TINY)
@@ -87,7 +87,7 @@ def direct(points: Tensor, solution: Tensor, value: Tensor, direction: Tensor) -
 
 @_rowwise
 def _pull(silence, weight, total, image, columns, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     entry = tl.load(image + at, mask=inside, other=0.0)
     square = entry * entry
@@ -106,7 +106,7 @@ def _move(
     points, through_gates, through_basis, value, momentum, second, schedule, counter, first_beta: tl.constexpr,
     second_beta: tl.constexpr, epsilon: tl.constexpr, columns, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, column = tl.program_id(0), tl.arange(0, BLOCK)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     taken = tl.load(counter)
     rate, correction = tl.load(schedule + 2 * taken), tl.load(schedule + 2 * taken + 1)

@@ -82,14 +82,15 @@ class Gated:
             yield Proposals(known, starts=0, steps=0, pairs=peeled)
         first = self._next_layer(problem, peeled)
         if first is not None:
+            asked = False
             while left > 0 and not first.over and time.monotonic() < deadline:
-                proposed = first.run(min(left, first.size), generator)
+                proposed, asked = first.run(min(left, first.size), generator), True
                 left -= proposed.starts
                 yield proposed
             known = first.known
             if isinstance(first, WitnessedRounds) and len(known) and first.beyond_one_witness:
                 return
-            if len(known) == len(peeled):  # then its outputs are not what this layer feeds
+            if asked and len(known) == len(peeled):  # then its outputs are not what this layer feeds
                 problem = replace(problem, outputs=None)
         rounds = Rounds(
             problem,

@@ -1,8 +1,9 @@
 """Descent of the gated objective on the sphere of p, all starts at once."""
 
 import math
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ BETAS = 0.9, 0.999
 EPSILON = 1e-12
 ROUGH = 1e-4
 """ε of the objective from which the rounding of tensor cores does not matter."""
+_SWITCHING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ def descend(
     schedule = torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1))], dim=1)
     counter = torch.zeros(1, dtype=torch.long, device=points.device)
     momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
-    with tensor_cores(points.is_cuda and effort.epsilon >= ROUGH):
+    here = torch.cuda.device(points.device) if points.is_cuda else nullcontext()
+    with here, tensor_cores(points.is_cuda and effort.epsilon >= ROUGH):
         objective = Objective(gates, points, epsilon=effort.epsilon, iterations=effort.iterations)
         for _ in range(2):  # a good first solution; later steps start from the last one
             objective.evaluate()
@@ -54,13 +57,21 @@ def descend(
 
 @contextmanager
 def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Let float32 products round their factors to ten bits (TF32) meanwhile."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = before or allowed
-    try:
+    """Let float32 products round their factors to ten bits (TF32) meanwhile; as it is, where the user has said how."""
+    if not allowed:
         yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        return
+    with _SWITCHING:  # the switch is the process's
+        try:
+            before = torch.backends.cuda.matmul.allow_tf32
+            torch.backends.cuda.matmul.allow_tf32 = True
+        except RuntimeError:  # set by the other of torch's two ways, which do not mix
+            yield
+            return
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def repeat(step: Callable[[], None], times: int, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from spearpp import sphere
 from spearpp.candidates import refit
 from spearpp.chunks import at_once
 from spearpp.nullspace import independent, kernel_vectors
-from spearpp.pairs import Pairs, no_pairs
+from spearpp.pairs import Pairs, fits, no_pairs
 from spearpp.problem import Problem
 from spearpp.search.gated.refine import silent_neurons
 from spearpp.shapes import Float, Tensor
@@ -27,12 +27,12 @@ SELDOM = 0.12
 """How often a neuron may fire, over what the rows would be as inputs, for its row to be tried."""
 SAMPLED = 256
 """Rows that are taken for inputs to learn how often neurons fire."""
-DIFFERENT = 0.01
-"""Share of the neurons on which p and L q may differ: a faint sample beside the one moves p a little."""
 SPARE = 1.15, 8
 """How many zeros must stand against b unknowns, in times b and beyond: with just b any row has its direction."""
 DETERMINED = 1e-3
 """Least second singular value of the silent rows, of which the first may be a twentieth."""
+OBLIQUE = 1e-6
+"""Least product of a unit p with its unit q."""
 ABOVE = 5.0
 """How far above its noise a row must be to say anything."""
 
@@ -52,9 +52,10 @@ def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
         points, directions = _singles(problem, candidates)
         units = sphere.retract(torch.cat([pairs.directions, directions]))
         kept = independent(units, problem.tolerance.angle(units), always=len(pairs))[len(pairs) :] - len(pairs)
-        if not len(kept):
-            break
+        before = len(pairs)
         pairs = pairs.join(points[kept], directions[kept])
+        if len(pairs) == before:
+            break
     return pairs
 
 
@@ -73,7 +74,7 @@ def _candidates(problem: Problem, pairs: Pairs) -> Float[Tensor, "k b"]:
 
 def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tensor, "s b"], Float[Tensor, "s b"]]:
     """Those points that are inputs, and their directions with q·p = 1."""
-    left, live = problem.factors.left, problem.factors.live
+    left = problem.factors.left
     m, b = left.shape
     silent = silent_neurons(problem, points)
     enough = silent.sum(1) >= SPARE[0] * b + SPARE[1]
@@ -82,8 +83,8 @@ def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tens
     kernels = [kernel_vectors(part[:, :, None] * left) for part in parts]
     solved, values = (torch.cat(each) for each in zip(*kernels, strict=True))
     determined = (values[:, 1] >= DETERMINED) & (values[:, 0] <= 0.05 * values[:, 1])
-    points, silent, directions = points[determined], silent[determined], refit(problem, solved[determined])
+    points, directions = points[determined], refit(problem, solved[determined])
     zeros = problem.tolerance.zeros(directions @ left.T, directions)
-    single = ((zeros != silent) & live).sum(1) <= DIFFERENT * live.sum()
-    points, directions = points[single], directions[single]
-    return points, directions / (points * directions).sum(1, keepdim=True)
+    scale = (points * directions).sum(1, keepdim=True)
+    single = fits(problem, points, zeros) & (scale[:, 0].abs() >= OBLIQUE)
+    return points[single], directions[single] / scale[single]
