@@ -123,7 +123,7 @@ def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int
     digits: u_i is turned by at most ε₆₄ (s_1 / s_i)², a hundred-thousandth of what the rounding of a float32
     gradient turns it by, ε₃₂ s_1 / s_i, down to s_i = 1e-4 s_1. The values are taken as ‖uᵀĜ‖, which is not squared.
 
-    Y is a sketch, the range of Ĝ Ĝᵀ Ĝ Ω for k random columns (the same every time), where what is left outside it
+    Y is a sketch, the range of Ĝ Ĝᵀ orth(Ĝ Ω) for k random columns (the same every time), where what is left outside it
     is no more than rounding; k doubles until it holds the rank, and from half of the matrix on all of it is taken.
     """
     rows, columns = core.shape
