@@ -52,10 +52,10 @@ def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
         points, directions = _singles(problem, candidates)
         units = sphere.retract(torch.cat([pairs.directions, directions]))
         kept = independent(units, problem.tolerance.angle(units), always=len(pairs))[len(pairs) :] - len(pairs)
-        before = len(pairs)
-        pairs = pairs.join(points[kept], directions[kept])
-        if len(pairs) == before:
+        joined = pairs.join(points[kept], directions[kept]) if len(kept) else pairs
+        if len(joined) == len(pairs):
             break
+        pairs = joined
     return pairs
 
 
