@@ -1,6 +1,7 @@
 """Checks every annotated shape in every call, and offers small clients that carry their own answer."""
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from spearpp.simulate import Batch, LayerGradient
 # Small problems on shared cores: more threads only wait for each other, in what tests start as well.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell that runs the suite in the background has it ignore Ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # The machines are noisy: no test depends on how long an example takes.
 settings.register_profile("noisy", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("noisy")

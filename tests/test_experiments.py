@@ -453,7 +453,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("", "not a readable CSV"),
+            ("", "holds 0 columns"),
             ("a,b\n1\n", "record 2 of .* has 1 fields"),
             ("a,a\n1,2\n", "two columns of one name"),
             ("a\n1\n", "at least one more"),
