@@ -145,7 +145,7 @@ def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
             print(len(store.missing(cells)), store.stale(cells))
             print([store.put(cell, {"b": 5}, {}) for cell in cells])
     """
-    for name, told in (("experiments/rendering.py", "0 0 [False, False]"), ("lowrank.py", "2 2 [True, True]")):
+    for name, told in (("experiments/rendering.py", "0 0 [False, False]"), ("problem.py", "2 2 [True, True]")):
         changed = tmp_path / "other" / "spearpp" / name
         changed.write_text(changed.read_text() + "\n# changed\n")
         done = subprocess.run(  # noqa: S603
@@ -220,7 +220,7 @@ class Terminated:
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         del cells
         event = threading.Event()
-        condition: Any = event._cond  # type: ignore[attr-defined]
+        condition: Any = vars(event)["_cond"]
         release = condition._release_save
 
         def released() -> None:

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from conftest import MakeClient
 from spearpp.errors import RankError
-from spearpp.lowrank import by_gram, by_sketch, decompose, numerical_rank
+from spearpp.lowrank import decompose
+from spearpp.lowrank.rank import numerical_rank
+from spearpp.lowrank.triplets import by_gram, by_sketch
 from spearpp.observation import Observation, observe
 
 

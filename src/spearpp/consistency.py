@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from spearpp.layers import Layer
-from spearpp.lowrank import numerical_rank
+from spearpp.lowrank.rank import numerical_rank
 from spearpp.shapes import Float, Tensor
 from spearpp.update import ClientUpdate
 

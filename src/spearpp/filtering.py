@@ -12,7 +12,7 @@ import torch
 
 from spearpp.candidates import Pool
 from spearpp.chunks import at_once
-from spearpp.nullspace import independent, kernel_vectors
+from spearpp.nullspace import complement, independent, kernel_vectors
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import INDEPENDENT
@@ -54,11 +54,7 @@ def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int
 
 def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
     """The directions, followed by an orthonormal basis of their orthogonal complement."""
-    k, b = directions.shape
-    if k == b:
-        return directions
-    complement = torch.linalg.qr(directions.T, mode="complete")[0][:, k:].T
-    return torch.cat([directions, complement])
+    return torch.cat([directions, complement(directions).T])
 
 
 def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:

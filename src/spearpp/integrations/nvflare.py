@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -35,13 +35,30 @@ from spearpp.update import Kind
 
 try:
     from nvflare.apis.dxo import DXO, DataKind
-    from nvflare.apis.dxo_filter import DXOFilter
     from nvflare.apis.event_type import EventType
     from nvflare.apis.filter import ContentBlockedException, FilterChainType, FilterContextKey
     from nvflare.apis.fl_constant import ReservedKey
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import Shareable
     from nvflare.app_common.app_constant import AppConstants
+
+    if TYPE_CHECKING:
+
+        class DXOFilter:
+            """What is used of NVFlare's own, which has no types."""
+
+            def __init__(self, supported_data_kinds: list[str], data_kinds_to_filter: list[str]) -> None: ...
+
+            def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None: ...
+
+            def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable: ...
+
+            def get_prop(self, key: str) -> object: ...
+
+            def set_prop(self, key: str, value: object) -> None: ...
+
+    else:
+        from nvflare.apis.dxo_filter import DXOFilter
 except ImportError as missing:
     raise MissingExtraError("nvflare", "nvflare") from missing
 
@@ -58,7 +75,7 @@ class _Sent:
     number: int | None
 
 
-class AuditFilter(DXOFilter):  # type: ignore[misc]  # NVFlare has no types
+class AuditFilter(DXOFilter):
     """Audits the weights (FULL) or differences (DIFF) that pass it, as NumPy arrays or tensors.
 
     On a client it sees exactly what leaves if it is the last of the result filters. There, and wherever ``wait`` is

@@ -1,64 +1,37 @@
-"""Audits inside a Flower federation: a strategy around yours on the server, a mod on the client.
-
-server: strategy = AuditStrategy(FedAvg(), out="audits")
-client: app = ClientApp(mods=[audit_mod("block"), ...])
-
-The mod that comes first in Flower's list is the outermost: only there does it see exactly what leaves.
-"""
+"""The server's side: a strategy around any other."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from spearpp.audit.folder import Redaction
-from spearpp.errors import DataError, MissingExtraError, OptionError
+from spearpp.errors import OptionError
 from spearpp.integrations.common import (
     Auditor,
     Choice,
-    Gate,
-    Job,
     Outcome,
-    Policy,
     Pseudonyms,
     Settings,
     Training,
     round_name,
     round_number,
-    tensors_of,
 )
+from spearpp.integrations.flower.records import Sent, first_record, job_of
 from spearpp.update import KINDS, Kind
-
-try:
-    from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord
-    from flwr.common.constant import ErrorCode
-    from flwr.serverapp.strategy import Strategy
-except ImportError as missing:
-    raise MissingExtraError("flwr 1.22 or newer", "flower") from missing
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result
 
-__all__ = ["AuditStrategy", "audit_mod"]
-Next = Callable[[Message, Context], Message]
-Mod = Callable[[Message, Context, Next], Message]
 VERDICTS = {"NOT_APPLICABLE": -1, "NOT_FOUND": 0, "LEAKS": 1}
 """Verdicts as metrics, which hold numbers alone."""
 METRICS = ("leak_verdict", "recovered", "batch_estimate")
-
-
-@dataclass(frozen=True, eq=False)
-class _Sent:
-    """What went to one client. Flower's arrays are bytes that nobody changes, so they are shared, not copied."""
-
-    key: str
-    arrays: Mapping[str, Any]
-    training: Training
 
 
 class AuditStrategy(Strategy):
@@ -121,7 +94,7 @@ class AuditStrategy(Strategy):
         self.choice = Choice(sample, every, seed)
         self.kind, self.wait = kind, wait
         self._names = Pseudonyms() if salt is None else Pseudonyms(salt)
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, Sent] = {}
         self._dropped: Counter[int] = Counter()
         """Audits that were dropped, by round."""
         self._configure, self._aggregate = inner.configure_train, inner.aggregate_train
@@ -171,10 +144,10 @@ class AuditStrategy(Strategy):
         self._sent = {}
         if self.choice.due(server_round):
             for message in messages:
-                record = _first(message.content.array_records)
+                record = first_record(message.content.array_records)
                 if record is not None:
                     configs = message.content.config_records.values()
-                    self._sent[message.metadata.dst_node_id] = _Sent(record[0], dict(record[1]), Training.of(*configs))
+                    self._sent[message.metadata.dst_node_id] = Sent(record[0], dict(record[1]), Training.of(*configs))
         return messages
 
     def aggregate_train(
@@ -231,77 +204,8 @@ class AuditStrategy(Strategy):
         # Taken now: a strategy may replace what a reply holds.
         records = {key: dict(record) for key, record in reply.content.array_records.items()}
         kind, training = self.kind, sent.training
-        if not self.auditor.submit(name, lambda: _job(name, sent, records, kind, training, number)):
+        if not self.auditor.submit(name, lambda: job_of(name, sent, records, kind, training, number)):
             self._dropped[number] += 1
-
-
-def audit_mod(
-    policy: Policy = "warn",
-    *,
-    noise: Mod | None = None,
-    every: int = 1,
-    budget: float | None = 30.0,
-    out: str | PathLike[str] | None = None,
-    model: nn.Module | None = None,
-    kind: Kind = "weights",
-    redact: Redaction = "omit",
-    seed: int = 0,
-) -> Mod:
-    """A mod with which a client audits exactly what it is about to send; put it first in the list of mods.
-
-    Args:
-        policy: "warn" logs a leak and sends; "block" sends an error instead; "noise" hands what leaks over to ``noise``
-            and audits that again. "block" and "noise" do not send what cannot be audited.
-        noise: the mod to hand over to, e.g. ``flwr.clientapp.mod.LocalDpMod(...)``.
-        every: audit rounds that this number divides, where the server says which round it is.
-        budget: seconds for one audit; the reply waits for it.
-        out: folder for reports; None writes none.
-        model: the network, for labels and replays; without it every 2-D weight is tried.
-        kind: what replies hold: "weights" after training, "deltas" or "gradients".
-        redact: "omit", "blur" or "none" of what was recovered, in reports.
-        seed: of the audits.
-    """
-    if kind not in KINDS:
-        raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
-    gate = Gate(policy, Settings(model, budget, out, redact, seed, {"platform": "Flower"}), has_noise=noise is not None)
-    choice = Choice(None, every)
-
-    def mod(message: Message, context: Context, call_next: Next) -> Message:
-        if not str(message.metadata.message_type).startswith(MessageType.TRAIN):
-            return call_next(message, context)
-        # A client may change what it was sent: remembered before.
-        record = _first(message.content.array_records)
-        sent = None if record is None else (record[0], dict(record[1]))
-        configs: list[Mapping[str, Any]] = [*message.content.config_records.values(), context.run_config]
-        rounds = (each.get("server-round") for each in configs)
-        number = next((each for each in rounds if isinstance(each, int)), None)
-        reply = call_next(message, context)
-        if reply.has_error() or (number is not None and not choice.due(number)):
-            return reply
-        name = f"{round_name(number)}/own"
-
-        def job(what: Message) -> Job:
-            if what.has_error():
-                raise DataError(f"the noise mod gave an error: {what.error.reason}")
-            if sent is None:
-                raise DataError("the server sent no arrays: there are no weights to audit against")
-            if policy != "warn" and len(what.content.array_records) > 1:
-                names = ", ".join(what.content.array_records)
-                raise DataError(f"the reply holds several records of arrays ({names}), of which one would be audited")
-            training = Training.of(*configs)
-            return _job(name, _Sent(*sent, training), what.content.array_records, kind, training, number)
-
-        def noised(what: Message) -> Message:
-            assert noise is not None  # noqa: S101
-            return noise(message, context, lambda _message, _context: what)
-
-        settled = gate.settle(name, reply, job, None if noise is None else noised)
-        leaves, why = settled
-        if leaves is not None:
-            return leaves
-        return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=why), reply_to=message)
-
-    return mod
 
 
 def _with_audits(metrics: MetricRecord | None, done: Sequence[Outcome], dropped: int) -> MetricRecord | None:
@@ -321,30 +225,3 @@ def _with_audits(metrics: MetricRecord | None, done: Sequence[Outcome], dropped:
     metrics["audits_failed"] = len(done) - len(audited)
     metrics["audits_dropped"] = dropped
     return metrics
-
-
-def _first(records: Mapping[str, ArrayRecord]) -> tuple[str, ArrayRecord] | None:
-    return next(iter(records.items()), None)
-
-
-def _job(
-    name: str,
-    sent: _Sent,
-    records: Mapping[str, Mapping[str, Any]],
-    kind: Kind,
-    training: Training,
-    number: int | None,
-) -> Job:
-    """What to audit: of several records that of the name the weights were sent under.
-
-    Raises:
-        SpearError: if there is none, or it holds no numbers.
-    """
-    if not records:
-        raise DataError("the reply holds no arrays")
-    arrays = records.get(sent.key) or next(iter(records.values()))
-    before, after = (tensors_of({n: each.numpy() for n, each in part.items()}) for part in (sent.arrays, arrays))
-    about: dict[str, Any] = {"round": number, "training": asdict(training)}
-    if len(records) > 1:
-        about["not_audited"] = [name for name in records if records[name] is not arrays]
-    return Job(name, before, after, kind, training, about)

@@ -1,0 +1,104 @@
+"""From what a search left behind to inputs with their evidence."""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp import sphere
+from spearpp.certificate import (
+    Certificates,
+    WitnessCertificates,
+    agreement,
+    certify,
+    certify_sighted,
+    certify_strongest,
+)
+from spearpp.explore import Outcome
+from spearpp.filtering import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
+from spearpp.pairs import Pairs, fits
+from spearpp.problem import Problem
+from spearpp.shapes import Tensor, pick
+from spearpp.sightings import inputs_of, settle
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Inputs with their evidence, row by row."""
+
+    inputs: Tensor
+    certified: Tensor
+    directions: Tensor
+    certificates: Certificates | WitnessCertificates | None
+    score: float
+
+
+def conclude(problem: Problem, outcome: Outcome) -> Recovered:
+    """Inputs from all directions together if these hold; else the strongest ones, or those that two witnesses saw."""
+    chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
+    best = _together(problem, chosen, outcome.certificates)
+    whole = best.certificates is not None and bool(best.certificates.consistent.all())
+    if whole and (bool(best.certified.all()) or not outcome.sightings):
+        return best
+    if not whole:
+        best = _most_certified(best, _strongest(problem, chosen))
+        chosen = polish(problem, select(problem, outcome.pool, order=steadiest_first(problem, outcome.pool)))
+        best = _most_certified(best, _together(problem, chosen))
+        best = _most_certified(best, _strongest(problem, chosen))
+        if outcome.pairs is not None and best.certificates is None:
+            best = _peeled(problem, outcome.pairs, chosen.score) or best
+    if problem.witness is None or not outcome.sightings:
+        return best
+    seen = outcome.sightings
+    settled = settle(problem, problem.witness, seen.points, seen, own=True)
+    testimony = certify_sighted(problem, problem.witness, seen, settled)
+    # Where all are in the batch up to their error, only more exact ones are worth the others.
+    if int((testimony.exact if whole else testimony.consistent).sum()) <= int(best.certified.sum()):
+        return best
+    score = agreement(problem, seen, settled)
+    return _certified_first(inputs_of(problem, settled.points), seen.directions, testimony, score)
+
+
+def _together(problem: Problem, chosen: Selection, certificates: Certificates | None = None) -> Recovered:
+    """The inputs that all directions give together; without a certificate if some were not found."""
+    inputs = recover(problem, chosen)
+    if chosen.full:
+        certificates = certificates or certify(problem, chosen)
+        return _certified_first(inputs, chosen.directions, certificates, chosen.score)
+    none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+    return Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
+
+
+def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
+    """The inputs that single rows gave away, where others were not found; None if none of them holds by itself.
+
+    They are not certified: that a faint sample hides in such a row cannot be ruled out.
+    """
+    units = sphere.retract(pairs.directions)
+    zeros = problem.tolerance.zeros(units @ problem.factors.left.T, units)
+    held = fits(problem, pairs.points, zeros) & (fix_scale(problem, pairs.points, zeros) > 0)
+    if not bool(held.any()):
+        return None
+    none = torch.zeros(int(held.sum()), dtype=torch.bool, device=units.device)
+    return Recovered(inputs_at(problem, pairs.points[held], zeros[held]), none, units[held], None, score)
+
+
+def _strongest(problem: Problem, chosen: Selection) -> Recovered | None:
+    """The strongest inputs, where weaker ones do not hold."""
+    found = certify_strongest(problem, chosen)
+    if found is None:
+        return None
+    inputs = inputs_at(problem, found.relied.points, found.zeros)
+    return _certified_first(inputs, found.relied.directions, found.certificates, chosen.score)
+
+
+def _most_certified(first: Recovered, other: Recovered | None) -> Recovered:
+    """The other if it certifies more."""
+    return first if other is None or int(other.certified.sum()) <= int(first.certified.sum()) else other
+
+
+def _certified_first(
+    inputs: Tensor, directions: Tensor, certificates: Certificates | WitnessCertificates, score: float
+) -> Recovered:
+    order = certificates.exact.int().argsort(descending=True, stable=True)
+    certificates = pick(certificates, order)
+    return Recovered(inputs[order], certificates.exact, directions[order], certificates, score)

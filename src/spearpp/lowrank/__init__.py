@@ -1,0 +1,143 @@
+"""The low-rank structure of a gradient: factors, rank (the batch size) and noise floor.
+
+Ĝ = D X̂ᵀ has rank b. Its truncated singular value decomposition gives L = U_b, with orthonormal
+columns, and R = Σ_b V_bᵀ; there is one Q with D = L Q and X̂ᵀ = Q⁻¹ R.
+
+What is observed is Ĝ + E. Since L = (D X̂ᵀ + E) V_b Σ_b⁻¹, the true direction q_i gives
+L q_i = d_i + E V_b Σ_b⁻¹ q_i exactly, so entry k carries noise of standard deviation
+σ_k ‖Σ_b⁻¹ q_i‖, where σ_k is that of row k of E. The part of Ĝ outside the b leading singular
+directions is nothing but noise and tells σ_k: rounding of any float format, DP noise and the
+drift of local training all arrive here as one number a row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.errors import RankError
+from spearpp.lowrank.rank import CLEAR_GAP, numerical_rank
+from spearpp.lowrank.triplets import by_gram, by_sketch
+from spearpp.observation import Observation
+from spearpp.shapes import Bool, Float, Tensor
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Ĝ ≈ L R with the noise that was left over."""
+
+    left: Float[Tensor, "m b"]
+    """L = U_b; rows of neurons whose gradient is zero are zero."""
+    right: Float[Tensor, "b columns"]
+    """R = Σ_b V_bᵀ."""
+    singular_values: Float[Tensor, "b"]
+    """The diagonal of Σ_b."""
+    spectrum: Float[Tensor, "r"]
+    """All singular values of Ĝ without its zero rows and columns; of a large matrix whose noise is
+    rounding, those beyond the first few hundred are given by their root mean square."""
+    row_noise: Float[Tensor, "m"]
+    """σ_k, the standard deviation of the noise in row k of Ĝ."""
+    live: Bool[Tensor, "m"]
+    """Neurons with a gradient; the others fired for no sample and say nothing."""
+
+    @property
+    def batch_size(self) -> int:
+        """b, the number of factors."""
+        return self.left.shape[1]
+
+    @property
+    def live_neurons(self) -> int:
+        """The number of rows that carry information."""
+        return int(self.live.sum())
+
+
+def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
+    """Factor a gradient into its leading singular triplets, in float64.
+
+    The fastest of three ways that can vouch for its result: ``by_gram``, ``by_sketch``, a complete decomposition.
+
+    Args:
+        seen: the layer.
+        batch_size: b, or None to read it off the spectrum.
+
+    Raises:
+        RankError: if the rank fills the matrix, cannot be read, or is below the batch size given.
+
+    >>> import torch
+    >>> from spearpp.observation import observe
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> gradient = torch.rand(30, 4, generator=generator) @ torch.rand(4, 50, generator=generator)
+    >>> factors = decompose(observe(gradient, None, torch.zeros(30, 50), None))
+    >>> factors.batch_size
+    4
+    >>> bool(torch.allclose(factors.left @ factors.right, gradient.double(), atol=1e-5))
+    True
+    """
+    gradient = seen.gradient
+    live, used = (gradient != 0).any(1), (gradient != 0).any(0)
+    core = gradient[live][:, used]
+    u, s, vt = (
+        by_gram(core, seen.gradient_epsilon, batch_size)
+        or by_sketch(core, seen.gradient_epsilon, batch_size)
+        or torch.linalg.svd(core, full_matrices=False)
+    )
+    rank = numerical_rank(s, (core.shape[0], core.shape[1]), seen.gradient_epsilon)
+    b = _agreed_rank(rank, batch_size, s, seen)
+    left = gradient.new_zeros(gradient.shape[0], b)
+    left[live] = u[:, :b]
+    right = gradient.new_zeros(b, gradient.shape[1])
+    right[:, used] = s[:b, None] * vt[:b]
+    noise = gradient.new_zeros(gradient.shape[0])
+    noise[live] = _row_noise(core, u[:, :b], s, s[:b, None] * vt[:b], seen.gradient_epsilon)
+    return Factors(left=left, right=right, singular_values=s[:b], spectrum=s, row_noise=noise, live=live)
+
+
+def _agreed_rank(rank: int | None, batch_size: int | None, spectrum: Tensor, seen: Observation) -> int:
+    rows, columns = seen.gradient.shape
+    full = min(rows, columns)
+    if batch_size is None:
+        if rank is not None:
+            return rank
+        raise RankError(
+            f"rank {len(spectrum)} fills the ({rows}, {columns}) gradient: no gap in its spectrum tells samples from "
+            "noise. Either the batch has more samples than this layer can hold, or the noise hides it; "
+            "pass batch_size= if you know it"
+        )
+    if batch_size < 1:
+        raise RankError(f"batch_size={batch_size}: a batch has at least one sample")
+    if batch_size >= full:
+        raise RankError(
+            f"batch_size={batch_size}, but a ({rows}, {columns}) gradient can hold at most {full - 1} samples "
+            "and still show which they are"
+        )
+    floor = torch.finfo(torch.float64).eps * max(rows, columns)
+    visible = int((spectrum > floor * spectrum[:1].sum()).sum())
+    if batch_size > visible or (rank is not None and batch_size > rank and _clear(spectrum, rank)):
+        rank = visible if rank is None else rank
+        raise RankError(
+            f"batch_size={batch_size}, but the gradient has rank {rank}: the other {batch_size - rank} samples repeat "
+            f"one in the batch, fire no neuron or lie below the noise. Pass batch_size={rank} or leave it out"
+        )
+    return batch_size
+
+
+def _clear(spectrum: Tensor, rank: int) -> bool:
+    return rank == 0 or bool(spectrum[rank - 1] >= CLEAR_GAP * spectrum[rank])
+
+
+def _row_noise(core: Tensor, u: Tensor, s: Tensor, right: Tensor, epsilon: float) -> Float[Tensor, "rows"]:
+    """σ_k from row k of the residual, drawn towards the mean where a row has few degrees of freedom.
+
+    Never below the rounding of the dtype that the gradient arrived in, uniform within half a
+    spacing and so of standard deviation ε/√12 relative to the entry.
+    """
+    rows, columns = core.shape
+    b = u.shape[1]
+    outside = torch.linalg.vector_norm(s[b:]) / max(1.0, (rows - b) * (columns - b)) ** 0.5
+    leverage = u.square().sum(1)
+    freedom = (columns - b) * (1 - leverage).clamp_min(0)
+    prior = 8.0
+    squares = (core - u @ right).square().sum(1)
+    measured = ((squares + prior * outside**2) / (freedom + prior)).sqrt()
+    rounding = epsilon / 12**0.5 * core.square().mean(1).sqrt()
+    arithmetic = torch.finfo(torch.float64).eps * s[:1].sum() / max(1, min(rows, columns)) ** 0.5
+    return torch.maximum(torch.maximum(measured, rounding), arithmetic)

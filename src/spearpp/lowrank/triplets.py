@@ -1,0 +1,116 @@
+"""Leading singular triplets faster than by a complete decomposition, where they can be vouched for."""
+
+from collections.abc import Callable
+
+import torch
+
+from spearpp.lowrank.rank import ROUNDING, numerical_rank
+from spearpp.shapes import Float, Tensor
+
+SKETCH = 128
+"""Columns of the first sketch of a large matrix."""
+COARSE = 1e-10
+"""Relative spacing of a dtype from which its own rounding exceeds what squaring loses."""
+STEEP = 1e-4
+"""Least singular value over the largest down to which a Gram matrix is exact enough."""
+MARGIN = 16
+"""Columns a sketch must have beyond the rank."""
+
+Triplets = tuple[Float[Tensor, "rows k"], Float[Tensor, "r"], Float[Tensor, "k columns"]]
+"""Left vectors, all singular values (those beyond the first few hundred by their root mean square), right vectors."""
+
+
+def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None) -> Triplets | None:
+    """Leading singular triplets from eigenvectors of a Gram matrix; None where that is not exact enough.
+
+    With B = Yᵀ Ĝ for an orthonormal Y, the eigenvectors of B Bᵀ are those of Ĝ Ĝᵀ within span(Y). Squaring costs
+    digits: u_i is turned by at most ε₆₄ (s_1 / s_i)², a hundred-thousandth of what the rounding of a float32
+    gradient turns it by, ε₃₂ s_1 / s_i, down to s_i = 1e-4 s_1. The values are taken as ‖uᵀĜ‖, which is not squared.
+
+    Y is a sketch, the range of Ĝ Ĝᵀ orth(Ĝ Ω) for k random columns (the same every time), where what is left outside it
+    is no more than rounding; k doubles until it holds the rank, and from half of the matrix on all of it is taken.
+    """
+    if epsilon < COARSE or min(core.shape) < 2:
+        return None
+
+    def improve(basis: Tensor) -> Tensor:
+        return torch.linalg.qr(core @ (core.T @ basis))[0]
+
+    u, s, vt = _sketched(core, epsilon, batch_size, improve, _by_eigenvectors) or _by_eigenvectors(core)
+    rank = numerical_rank(s, (core.shape[0], core.shape[1]), epsilon)
+    b = max(rank or 0, batch_size or 0)
+    exact_enough = 0 < b < len(vt) and bool(s[b - 1] >= STEEP * s[0])
+    return (u, s, vt) if exact_enough else None
+
+
+def by_sketch(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None) -> Triplets | None:
+    """The same to all digits, by a randomised range finder; None if it cannot tell.
+
+    An orthonormal basis of k random combinations of the columns, improved by two power steps (Halko,
+    Martinsson and Tropp 2011), holds all signal if what is left outside is no more than the rounding
+    of the dtype the matrix came in. Then the other singular values are noise, and their root mean
+    square is all that is needed of them. Otherwise k doubles, and from half of the matrix on a
+    complete decomposition is no slower. The combinations are the same every time.
+    """
+
+    def improve(basis: Tensor) -> Tensor:
+        for _ in range(2):
+            basis = torch.linalg.qr(core @ torch.linalg.qr(core.T @ basis)[0])[0]
+        return basis
+
+    return _sketched(core, epsilon, batch_size, improve, _by_triangle)
+
+
+def _sketched(
+    core: Float[Tensor, "rows columns"],
+    epsilon: float,
+    batch_size: int | None,
+    improve: Callable[[Tensor], Tensor],
+    solve: Callable[[Tensor], Triplets],
+) -> Triplets | None:
+    """The triplets within the span of k random combinations of the columns, where nothing but rounding lies outside it.
+
+    Args:
+        core: Ĝ without zero rows and columns.
+        epsilon: relative spacing of the dtype it came in.
+        batch_size: b, if it is known.
+        improve: from an orthonormal basis of those combinations to one that is nearer to the leading left vectors.
+        solve: all triplets of a wide matrix.
+    """
+    rows, columns = core.shape
+    small = min(rows, columns)
+    rounding = (ROUNDING * epsilon) ** 2 / 12 * core.square().sum()
+    k = SKETCH if batch_size is None else max(SKETCH, 2 ** (batch_size + MARGIN).bit_length())
+    while k <= small // 2:
+        draw = torch.Generator(core.device).manual_seed(0)
+        probes = torch.randn(columns, k, generator=draw, dtype=core.dtype, device=core.device)
+        basis = improve(torch.linalg.qr(core @ probes)[0])
+        inside = basis.T @ core
+        u, s, vt = solve(inside)
+        outside = (core - basis @ inside).square().sum()
+        s = torch.cat([s, (outside / (small - k)).sqrt().expand(small - k)])
+        rank = numerical_rank(s, (rows, columns), epsilon)
+        if rank is not None and rank + MARGIN <= k:
+            return (basis @ u, s, vt) if bool(outside <= rounding) else None
+        k *= 2
+    return None
+
+
+def _by_eigenvectors(inside: Float[Tensor, "rows columns"]) -> Triplets:
+    """Left vectors of B from B Bᵀ, or from BᵀB where that is smaller, the largest first."""
+    rows, columns = inside.shape
+    if rows <= columns:
+        u = torch.linalg.eigh(inside @ inside.T)[1].flip(1)
+    else:
+        u = torch.linalg.qr(inside @ torch.linalg.eigh(inside.T @ inside)[1].flip(1))[0]
+    rotated = u.T @ inside
+    s, order = torch.linalg.vector_norm(rotated, dim=1).sort(descending=True, stable=True)
+    tiny = torch.finfo(s.dtype).tiny
+    return u[:, order], s, rotated[order] / s.clamp_min(tiny)[:, None]
+
+
+def _by_triangle(inside: Float[Tensor, "rows columns"]) -> Triplets:
+    """The decomposition of B by that of the small triangle in Bᵀ = Q T."""
+    across, triangle = torch.linalg.qr(inside.T)
+    u, s, vt = torch.linalg.svd(triangle.T)
+    return u, s, vt @ across.T
