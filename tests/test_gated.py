@@ -176,7 +176,7 @@ class TestGraded:
     """Samples of very different strength: looked for strongest first, in the leading singular directions."""
 
     def rounds(self, problem: Problem) -> Rounds:
-        pace = Pace(64, 64, (Effort(150, 12, 1e-5),), 0.1, torch.float32)
+        pace = Pace(64, 64, (Effort(150, 12, 1e-5),), 0.1, torch.float32, (torch.device("cpu"),))
         return Rounds(problem, pace, problem.factors.left.new_zeros(0, problem.batch_size), no_pairs(problem))
 
     def test_an_even_spectrum_is_within_reach_at_once(self, problem: Problem) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from spearpp import sphere
 from spearpp.chunks import at_once
-from spearpp.nullspace import kernel_vectors
+from spearpp.nullspace import least, picked, standing_off
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import INDEPENDENT
@@ -36,7 +36,10 @@ class Pool:
     @property
     def rank(self) -> int:
         """dim span(S)."""
-        return int(torch.linalg.matrix_rank(self.directions.cpu(), rtol=INDEPENDENT)) if len(self) else 0
+        directions = self.directions.cpu()
+        if len(self) <= directions.shape[1] and bool((standing_off(directions) > INDEPENDENT).all()):
+            return len(self)  # as mostly
+        return int(torch.linalg.matrix_rank(directions, rtol=INDEPENDENT)) if len(self) else 0
 
 
 def empty_pool(problem: Problem) -> Pool:
@@ -45,21 +48,22 @@ def empty_pool(problem: Problem) -> Pool:
     return Pool(left.new_zeros(0, left.shape[1]), torch.zeros(0, left.shape[0], dtype=torch.bool, device=left.device))
 
 
-def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"]) -> Pool:
+def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"], *, solved: bool = False) -> Pool:
     """The pool with those proposals added that are sparse enough and new.
 
     A proposal needs τ·m entries that look zero at a search's precision. It is then solved again in
-    float64 for just those zeros (``refit``), must have τ·m zeros by the noise rule, and must not lie
-    in the pool already, itself or its negative.
+    float64 for just those zeros (``refit``), unless it was ``solved`` already, must have τ·m zeros by the noise
+    rule, and must not lie in the pool already, itself or its negative.
     """
-    m = problem.factors.left.shape[0]
-    found = sphere.retract(proposed.double())
-    found = torch.cat([_sparse_enough(problem, part) for part in _parts(found, 24 * m)])
-    found = drop_neighbours(found)
-    found = refit(problem, found)
+    found = proposed
+    if not solved:
+        m = problem.factors.left.shape[0]
+        found = sphere.retract(found.double())
+        found = torch.cat([_sparse_enough(problem, part) for part in _parts(found, 24 * m)])
+        found = refit(problem, drop_neighbours(found))
     values = found @ problem.factors.left.T
     zeros = problem.tolerance.zeros(values, found)
-    enough = _live_count(problem, zeros) >= problem.tolerance.least_zeros
+    enough = (_live_count(problem, zeros) >= problem.tolerance.least_zeros).nonzero()[:, 0]
     found, zeros = found[enough], zeros[enough]
     kept = _new_ones(pool, problem, found, zeros)
     if not len(kept):
@@ -81,20 +85,19 @@ def refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "
 
 def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
     tolerance, live = problem.tolerance, problem.factors.live
-    rows = problem.live_rows / problem.factors.row_noise[live, None]
-    rows = rows / torch.linalg.vector_norm(rows, dim=1).max().clamp_min(torch.finfo(rows.dtype).tiny)
-    solved = directions.clone()
-    last = torch.full_like(problem.factors.left[:, 0].expand(len(solved), -1), torch.inf)
-    moving = torch.arange(len(solved), device=solved.device)
+    solved, moving = directions.clone(), torch.arange(len(directions), device=directions.device)
+    last = directions.new_full((len(directions), len(live)), torch.inf)
     for _ in range(_REFITS):
-        values = solved[moving] @ problem.factors.left.T
-        weight = (tolerance.entry(solved[moving]) / values.abs()).clamp_max(1)
-        weight = torch.nan_to_num(weight, nan=1.0) * tolerance.look_zero(values, solved[moving])
-        changed = ((weight - last).abs() > _STEADY).any(1)
+        now = solved[moving]
+        values = now @ problem.factors.left.T
+        weight = (tolerance.entry(now) / values.abs()).clamp_max(1)
+        weight = torch.nan_to_num(weight, nan=1.0) * (live & tolerance.look_zero(values, now))
+        changed = ((weight - last).abs() > _STEADY).any(1).nonzero()[:, 0]
         moving, last = moving[changed], weight[changed]
         if not len(moving):
             break
-        solved[moving] = kernel_vectors(last[:, live, None] * rows)[0]
+        rows = picked(problem.certain_rows, last)
+        solved[moving] = least(rows.mT @ rows)
     return solved
 
 
@@ -142,7 +145,7 @@ def _sparse_enough(problem: Problem, directions: Tensor) -> Tensor:
 
 
 def _live_count(problem: Problem, zeros: Tensor) -> Int[Tensor, "k"]:
-    return zeros[:, problem.factors.live].sum(1)
+    return (zeros & problem.factors.live).sum(1)
 
 
 def _parts(directions: Tensor, row_bytes: int) -> tuple[Tensor, ...]:

@@ -60,7 +60,7 @@ def explore(
                 sightings = proposed.sightings if sightings is None else sightings.join(proposed.sightings)
             pairs = pairs if proposed.pairs is None else proposed.pairs
             with clock("pool"):
-                grown = admit(pool, problem, proposed.directions)
+                grown = admit(pool, problem, proposed.directions, solved=proposed.solved)
             grew, pool = len(grown) > len(pool), grown
             if grew:
                 with clock("filter"):

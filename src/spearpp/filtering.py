@@ -12,7 +12,7 @@ import torch
 
 from spearpp.candidates import Pool
 from spearpp.chunks import at_once
-from spearpp.nullspace import complement, independent, kernel_vectors
+from spearpp.nullspace import complement, independent, least, picked
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 from spearpp.tolerance import INDEPENDENT
@@ -181,20 +181,19 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
     """
     if not chosen.full or problem.batch_size == 1:
         return chosen
-    live = problem.factors.live
-    rows = problem.live_rows / problem.factors.row_noise[live, None]
-    rows = rows / torch.linalg.vector_norm(rows, dim=1).max()
+    live, rows = problem.factors.live, problem.certain_rows
     size = at_once(rows.device, 8 * rows.numel())
     for _ in range(2):
         inverse = torch.linalg.inv(chosen.directions.T)
         signed = inverse * fix_scale(problem, inverse, chosen.zeros).sign()[:, None]
-        confirmed = (chosen.zeros & (signed @ problem.preactivations.T <= 0))[:, live]
-        usable = (confirmed != chosen.zeros[:, live]).any(1) & (confirmed.sum(1) >= problem.batch_size)
+        zeros = chosen.zeros & live
+        confirmed = zeros & (signed @ problem.preactivations.T <= 0)
+        usable = (confirmed != zeros).any(1) & (confirmed.sum(1) >= problem.batch_size)
         if not bool(usable.any()):
             return chosen
         directions = chosen.directions.clone()
-        parts = confirmed[usable].split(size)
-        directions[usable] = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in parts])
+        parts = (picked(rows, part.to(rows)) for part in confirmed[usable].split(size))
+        directions[usable] = torch.cat([least(part.mT @ part) for part in parts])
         if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
             return chosen
         zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)

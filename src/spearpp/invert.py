@@ -14,7 +14,7 @@ from spearpp.observation import observe
 from spearpp.problem import Problem, pose
 from spearpp.result import Inversion, Progress, Stats
 from spearpp.search import Gated, Search
-from spearpp.shapes import Tensor
+from spearpp.shapes import Tensor, moved
 from spearpp.sightings import Sightings
 from spearpp.witness import consult
 
@@ -86,6 +86,8 @@ def invert(
         problem = replace(problem, witness=next_layer.witness, outputs=next_layer.outputs)
     if problem.batch_size == 0:
         return _nothing(problem, next_layer.why, clock)
+    if isinstance(search, Gated) and search.settles_on_host(problem):
+        problem = problem.on(torch.device("cpu"))
     outcome = (
         only_direction(problem) if problem.batch_size == 1 else explore(problem, search, generator, progress, clock)
     )
@@ -95,6 +97,8 @@ def invert(
         except KeyboardInterrupt:  # the search is over: what it found is certified all the same
             outcome = replace(outcome, interrupted=True)
             recovered = conclude(problem, outcome)
+    zeros = _zeros(problem, recovered.directions).to(seen.device)
+    recovered = moved(recovered, seen.device)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
         certified=recovered.certified,
@@ -103,8 +107,8 @@ def invert(
         directions=recovered.directions,
         scale_known=seen.has_bias,
         certificates=recovered.certificates,
-        spectrum=problem.factors.spectrum,
-        zeros=_zeros(problem, recovered.directions),
+        spectrum=problem.factors.spectrum.to(seen.device),
+        zeros=zeros,
         witness=next_layer.why if problem.witness is None else _heard(outcome.sightings),
         stats=Stats(
             starts=outcome.starts,

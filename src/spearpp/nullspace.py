@@ -1,5 +1,8 @@
 """Vectors that a set of rows sends to zero, for many sets at once."""
 
+import math
+
+import numpy as np
 import torch
 
 from spearpp import sphere
@@ -8,6 +11,10 @@ from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 
 _ITERATIONS = 8
+_SQUARED = 1e-4
+"""Distance of unit vectors down to which their products, which square it, tell it to eight digits."""
+_MOST = 0.75
+"""Share of the rows from which picking some is no less work than taking all."""
 
 
 def kernel_vectors(
@@ -103,23 +110,77 @@ def meet(
     return torch.cat(found), torch.cat(norms)
 
 
+def picked(rows: Float[Tensor, "m b"], weights: Float[Tensor, "sets m"]) -> Float[Tensor, "sets r b"]:
+    """For each set the rows with a weight above zero, times it; the shorter sets are padded with zeros.
+
+    >>> import torch
+    >>> picked(torch.eye(3), torch.tensor([[0.0, 2.0, 0.0]])).tolist()
+    [[[0.0, 2.0, 0.0]]]
+    """
+    most = int((weights > 0).sum(1).max()) if len(weights) else 0
+    if most > _MOST * len(rows):
+        return weights[:, :, None] * rows
+    weight, places = weights.topk(most, dim=1)
+    return weight[:, :, None] * rows[places]
+
+
+def least(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b"]:
+    """The eigenvector with the least eigenvalue, by inverse iteration; ``gram`` is overwritten."""
+    start = _starts(gram)[:, :1]
+    if gram.is_cuda:
+        return _largest(_inverse(gram), start)
+    factor, vectors = _factor(gram), start.expand(len(gram), -1, 1)
+    for _ in range(_ITERATIONS):  # each grows them by 1e16 at most, so nothing overflows
+        vectors = torch.cholesky_solve(vectors, factor)
+    return sphere.retract(vectors[:, :, 0])
+
+
 def least_two(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b 2"]:
     """The two eigenvectors with the least eigenvalues, by inverse iteration; ``gram`` is overwritten."""
-    sets, b, _ = gram.shape
-    shift = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)
-    gram.diagonal(dim1=1, dim2=2).add_(shift[:, None])
-    factor, failed = torch.linalg.cholesky_ex(gram)
-    if bool(failed.any()):  # rounding made it indefinite: shift by what is certainly enough
-        gram[failed > 0] += (b * shift[failed > 0])[:, None, None] * torch.eye(b, dtype=gram.dtype, device=gram.device)
-        factor = torch.linalg.cholesky_ex(gram)[0]
-    index = torch.arange(b, dtype=gram.dtype, device=gram.device)
-    block = torch.stack([1 + 0.5 * torch.cos(index), torch.sin(3 * index + 1)], dim=1).expand(sets, b, 2)
+    start = _starts(gram)
+    if gram.is_cuda:
+        inverse = _inverse(gram)
+        first = _largest(inverse, start[:, :1])
+        beside = inverse - first[:, :, None] * (first[:, None, :] @ inverse)
+        second = _largest(beside, sphere.tangent(first, start[:, 1].expand_as(first))[:, :, None])
+        return torch.stack([first, sphere.retract(sphere.tangent(first, second))], dim=2)
+    factor, block = _factor(gram), start.expand(len(gram), -1, 2)
     for _ in range(_ITERATIONS):
         block = torch.cholesky_solve(block, factor)
-        least = sphere.retract(block[:, :, 0])
-        second = sphere.retract(sphere.tangent(least, sphere.retract(block[:, :, 1])))
-        block = torch.stack([least, second], dim=2)
+        first = sphere.retract(block[:, :, 0])
+        second = sphere.retract(sphere.tangent(first, sphere.retract(block[:, :, 1])))
+        block = torch.stack([first, second], dim=2)
     return block
+
+
+def _starts(gram: Tensor) -> Float[Tensor, "b 2"]:
+    index = torch.arange(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    return torch.stack([1 + 0.5 * torch.cos(index), torch.sin(3 * index + 1)], dim=1)
+
+
+def _factor(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b b"]:
+    """Cholesky's factor of the Gram matrices, scaled to trace 1 and shifted by their rounding."""
+    b, rounding = gram.shape[1], torch.finfo(gram.dtype).eps
+    gram.div_(gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)[:, None, None])
+    gram.diagonal(dim1=1, dim2=2).add_(rounding)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if bool(failed.any()):  # rounding made it indefinite: shift by what is certainly enough
+        gram[failed > 0] += b * rounding * torch.eye(b, dtype=gram.dtype, device=gram.device)
+        factor = torch.linalg.cholesky_ex(gram)[0]
+    return factor
+
+
+def _inverse(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b b"]:
+    """The inverse of norm 1. A GPU squares it in less time than the launches of as many solves take."""
+    inverse = torch.cholesky_inverse(_factor(gram))
+    return inverse / torch.linalg.matrix_norm(inverse, keepdim=True)
+
+
+def _largest(matrix: Float[Tensor, "sets b b"], start: Tensor) -> Float[Tensor, "sets b"]:
+    """M⁸ v as a unit vector: its eigenvector with the largest eigenvalue."""
+    square = matrix @ matrix
+    fourth = square @ square
+    return sphere.retract((fourth @ (fourth @ start))[:, :, 0])
 
 
 def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
@@ -151,24 +212,37 @@ def independent(vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"], always
     # A host loop with small vectors: moving them there once beats waiting for a GPU at every one.
     rows, bounds = vectors.cpu(), least.cpu()
     k, b = rows.shape
-    if k <= b:  # the usual case needs no loop
-        away = torch.linalg.qr(rows.T)[1].diagonal().abs()
-        if bool((away[always:] > bounds[always:]).all()):
-            return torch.arange(k, device=vectors.device)
-    basis = torch.linalg.qr(rows[:always].T)[0].T[:always] if always else rows.new_zeros(0, b)
+    if k <= b and bool((standing_off(rows)[always:] > bounds[always:]).all()):  # the usual case needs no loop
+        return torch.arange(k, device=vectors.device)
+    known = torch.linalg.qr(rows[:always].T)[0].T[:always] if always else rows.new_zeros(0, b)
     for _ in range(2):  # twice is enough (Kahan)
-        rows = rows - (rows @ basis.T) @ basis
-    basis, kept = basis[:0], list(range(always))
-    for index in range(always, k):
+        rows = rows - (rows @ known.T) @ known
+    basis, kept = np.zeros((b, b)), list(range(always))
+    for index, (row, bound) in enumerate(zip(rows.numpy()[always:], bounds.numpy()[always:], strict=True), always):
         if len(kept) == b:
             break
-        rest = rows[index] - (rows[index] @ basis.T) @ basis
-        rest = rest - (rest @ basis.T) @ basis
-        size = torch.linalg.vector_norm(rest)
-        if float(size) > float(bounds[index]):
+        before = basis[: len(kept) - always]
+        rest = row - (before @ row) @ before
+        rest = rest - (before @ rest) @ before
+        size = math.sqrt(rest @ rest)
+        if size > bound:
+            basis[len(before)] = rest / size
             kept.append(index)
-            basis = torch.cat([basis, (rest / size.clamp_min(1e-300))[None]])
     return torch.tensor(kept, dtype=torch.long, device=vectors.device)
+
+
+def standing_off(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    """How far each vector is from the span of those before it; k is at most b.
+
+    >>> import torch
+    >>> standing_off(torch.tensor([[1.0, 0.0], [0.6, 0.8]]).double()).round(decimals=6).tolist()
+    [1.0, 0.8]
+    """
+    factor, failed = torch.linalg.cholesky_ex(vectors @ vectors.T)
+    away = factor.diagonal()
+    if not len(away) or (not bool(failed) and bool(away.min() > _SQUARED)):
+        return away
+    return torch.linalg.qr(vectors.T)[1].diagonal().abs()
 
 
 def complement(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "b d"]:

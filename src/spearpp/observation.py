@@ -29,6 +29,11 @@ class Observation:
     dtype: torch.dtype
     """The dtype to hand results back in: the gradient's, but float32 at least."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the update lies."""
+        return self.gradient.device
+
 
 def observe(
     grad_weight: Tensor,

@@ -1,10 +1,13 @@
 """One layer, posed as the problem every search solves: find the q that make L q sparse."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
 
 from spearpp.lowrank import Factors, decompose
 from spearpp.observation import Observation
-from spearpp.shapes import Float, Tensor
+from spearpp.shapes import Float, Tensor, moved
 from spearpp.tolerance import Tolerance, tolerance
 from spearpp.witness import FewOutputs, Witness
 
@@ -28,10 +31,28 @@ class Problem:
         """b."""
         return self.factors.batch_size
 
-    @property
+    def on(self, device: torch.device) -> "Problem":
+        """The same with everything but the update itself on another device; its witness is left behind."""
+        return replace(
+            self,
+            factors=moved(self.factors, device),
+            tolerance=moved(self.tolerance, device),
+            preactivations=self.preactivations.to(device),
+            witness=None,
+            outputs=None,
+        )
+
+    @cached_property
     def live_rows(self) -> Float[Tensor, "live b"]:
         """The rows of L that carry information: neurons with a gradient."""
         return self.factors.left[self.factors.live]
+
+    @cached_property
+    def certain_rows(self) -> Float[Tensor, "m b"]:
+        """ℓ_k / σ_k, scaled so that the longest has length 1; zero for neurons without a gradient."""
+        noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
+        rows = self.factors.left / noise[:, None]
+        return rows / torch.linalg.vector_norm(rows, dim=1).max().clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | None = None) -> Problem:

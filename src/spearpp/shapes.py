@@ -8,6 +8,7 @@ without it the same annotations stand for ``Tensor``.
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ else:
 
         Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int", "Tensor", "pick"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "moved", "pick", "put"]
 
 
 @runtime_checkable
@@ -45,3 +46,11 @@ def pick(table: Table, which: Tensor) -> Table:
     """A dataclass whose tensors have one row for each of k things, with some of the rows, by index or mask."""
     columns = {field.name: getattr(table, field.name) for field in fields(table)}
     return replace(table, **{name: each[which] for name, each in columns.items() if isinstance(each, Tensor)})
+
+
+def moved(table: Table, device: torch.device) -> Table:
+    """The same dataclass with its tensors, and those of dataclasses in it, on another device."""
+    columns = {field.name: getattr(table, field.name) for field in fields(table)}
+    tensors = {name: each.to(device) for name, each in columns.items() if isinstance(each, Tensor)}
+    tables = {name: moved(each, device) for name, each in columns.items() if isinstance(each, _Dataclass)}
+    return replace(table, **tensors, **tables)

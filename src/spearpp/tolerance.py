@@ -70,8 +70,8 @@ class Tolerance:
         columns, so the entries of L q have root mean square 1/√m.
         """
         gaussian = self.sigmas * self.amplification(directions)[:, None] * self.row_noise
-        negligible = gaussian.new_tensor(NEGLIGIBLE / max(1, self.row_noise.shape[0]) ** 0.5)
-        return torch.maximum(gaussian, torch.minimum(HEAVY_TAILS * gaussian, negligible))
+        negligible = NEGLIGIBLE / max(1, self.row_noise.shape[0]) ** 0.5
+        return torch.maximum(gaussian, (HEAVY_TAILS * gaussian).clamp_max(negligible))
 
     def zeros(self, values: Float[Tensor, "k m"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
         """Which entries of L q (one direction a row) are zero up to noise."""

@@ -3,7 +3,7 @@
 import torch
 
 from spearpp.chunks import at_once
-from spearpp.nullspace import least_two, leverage
+from spearpp.nullspace import least_two, leverage, picked
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Tensor
 
@@ -34,7 +34,7 @@ def lines(
     found = []
     size = at_once(left.device, 8 * m * b)
     for q, rows in zip(directions.split(size), zeros.split(size), strict=True):
-        own = rows[:, :, None] * left
+        own = picked(left, rows.to(left))
         other = least_two(own.mT @ own)[:, :, 1]
         second = torch.linalg.vector_norm(own @ other[:, :, None], dim=1)[:, 0]
         if drifted:

@@ -33,6 +33,7 @@ gradients are proportional (or that are nearly equal) are one sample to the grad
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -93,12 +94,12 @@ class Certificates:
     batch_size: int
     """b: how many directions there are, be they relied on or not."""
 
-    @property
+    @cached_property
     def consistent(self) -> Bool[Tensor, "b"]:
         """Which inputs are in the batch, up to their error."""
         return self._sound & self.line & (self.entangled <= EXACT)
 
-    @property
+    @cached_property
     def exact(self) -> Bool[Tensor, "b"]:
         """Which inputs are certified: all masks of the batch fit, and this one is determined, with a negligible error.
 
@@ -106,7 +107,7 @@ class Certificates:
         """
         return self._sound.all() & self.consistent & (self.error <= EXACT)
 
-    @property
+    @cached_property
     def _sound(self) -> Bool[Tensor, "b"]:
         """Which masks fit, beyond chance."""
         b = self.batch_size
@@ -126,7 +127,7 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
 def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -> Certificates:
     """The same for those directions that are relied on; what the others leave open counts as error."""
     tolerance, live = problem.tolerance, problem.factors.live
-    gradient, directions, inverse = problem.seen.gradient, relied.directions, relied.points
+    factors, directions, inverse = problem.factors, relied.directions, relied.points
     scale = fix_scale(problem, inverse, pattern)
     signed = inverse * scale.sign()[:, None]
     z = signed @ problem.preactivations.T
@@ -142,8 +143,8 @@ def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -
     near = (excess <= HEAVIER) & (values.abs() <= CLEAR * level)
     heavier = float(torch.where(near, excess, 1.0).clamp_min(1).max())
     conflict = (excess > 1) & ~near
-    unscaled = signed @ problem.factors.right
-    reach = torch.linalg.vector_norm(unscaled, dim=1)[:, None] * torch.linalg.vector_norm(gradient, dim=1)
+    size = torch.linalg.vector_norm(signed * factors.singular_values, dim=1)  # ‖Rᵀp‖
+    reach = size[:, None] * factors.row_norms
     moved_by = (z.abs() - slack) / reach
     drift = float(torch.where(conflict, moved_by, 0.0).max())
     # What moved neurons on moved others off, before the only step that their sample took part in. One
@@ -155,21 +156,20 @@ def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -
     hiding = torch.where(told & fires, bound / level, 0.0).sum(1)
     hidden = (told & fires & zeros).sum(1)
     masked = torch.where(fires | (z.abs() <= slack), values * scale[:, None], 0.0)
-    inputs = unscaled / scale.abs().clamp_min(torch.finfo(z.dtype).tiny)[:, None]
-    size = torch.linalg.vector_norm(inputs, dim=1)
-    columns = max(1, inputs.shape[1])
+    length = scale.abs().clamp_min(torch.finfo(z.dtype).tiny)
+    size, columns = size / length, max(1, factors.right.shape[1])
     spread = heavier * tolerance.noise * torch.linalg.vector_norm(inverse, dim=1)
     spread = torch.hypot(spread, relied.input_error(problem) / columns**0.5) / scale.abs()
     weight = torch.linalg.vector_norm(masked, dim=1) * size
-    whole = torch.linalg.norm(gradient)
-    left_over = torch.linalg.norm(gradient - masked.T @ inputs)
-    noise = torch.linalg.norm(problem.factors.row_noise) * gradient.shape[1] ** 0.5
+    whole = torch.linalg.norm(factors.row_norms)
+    left_over = factors.distance(masked.T, signed / length[:, None])
+    noise = torch.linalg.norm(factors.row_noise) * columns**0.5
     noise = torch.hypot(noise, relied.unexplained(problem))
     silent = zeros & live & ~fires
     line = lines(problem, directions, silent, drift > 0)
     return Certificates(
         zeros=(zeros & live).sum(1),
-        chance=chance_of_zeros((zeros & live).sum(1), bound[:, live] / level, problem.batch_size),
+        chance=chance_of_zeros((zeros & live).sum(1), bound / level, live, problem.batch_size),
         agreeing=(told & (fires != zeros)).sum(1) + _dead_evidence(live, z, slack),
         moved=conflict.sum(1),
         hidden=hidden,
@@ -203,7 +203,9 @@ def _dead_evidence(live: Tensor, z: Tensor, slack: Tensor) -> Int[Tensor, "b"]:
     return ((told & (z < 0)).sum(1) - (told & (z > 0)).sum(1)).clamp_min(0)
 
 
-def chance_of_zeros(zeros: Int[Tensor, "b"], relative: Float[Tensor, "b live"], batch_size: int) -> Float[Tensor, "b"]:
+def chance_of_zeros(
+    zeros: Int[Tensor, "b"], relative: Float[Tensor, "b m"], live: Bool[Tensor, "m"], batch_size: int
+) -> Float[Tensor, "b"]:
     """Chernoff's bound exp(-n KL(x ‖ π)) for n x or more of n entries to fall under the noise by chance.
 
     A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are taken as Gaussian
@@ -213,8 +215,9 @@ def chance_of_zeros(zeros: Int[Tensor, "b"], relative: Float[Tensor, "b live"], 
     free = batch_size - 1
     if free == 0:  # there is one direction, nothing to find by chance
         return torch.zeros_like(zeros, dtype=torch.float64)
-    others = max(1, relative.shape[1] - free)
+    neurons = int(live.sum())
+    others = max(1, neurons - free)
     share = ((zeros - free).double() / others).clamp(0, 1)
-    under = torch.special.erf(relative / 2**0.5).mean(1).clamp(1e-12, 1 - 1e-12)
+    under = (torch.special.erf(relative / 2**0.5) * live).sum(1).div(max(1, neurons)).clamp(1e-12, 1 - 1e-12)
     divergence = torch.special.xlogy(share, share / under) + torch.special.xlogy(1 - share, (1 - share) / (1 - under))
     return torch.where(share > under, torch.exp(-others * divergence), 1.0)

@@ -86,7 +86,7 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
     if problem.seen.has_bias:  # x̂ ends in 1, so a p that needs a negative scale has the wrong mask
         turned = torch.where(inputs[:, -1] > 0, turned, torch.inf)
     columns = (seen.directions / (seen.directions * settled.points).sum(1, keepdim=True)) @ left.T
-    whole = torch.linalg.norm(problem.seen.gradient)
+    whole = torch.linalg.norm(problem.factors.row_norms)
     return WitnessCertificates(
         forward=forward,
         forward_noise=noise,
@@ -97,7 +97,7 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
         twin=_twins(fires),
         error=SPREAD * turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
         share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
-        residual=float(torch.linalg.norm(problem.seen.gradient - columns.T @ inputs) / whole),
+        residual=float(problem.factors.distance(columns.T, settled.points) / whole),
     )
 
 

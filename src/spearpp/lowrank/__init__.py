@@ -11,6 +11,7 @@ drift of local training all arrive here as one number a row.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -38,13 +39,26 @@ class Factors:
     """σ_k, the standard deviation of the noise in row k of Ĝ."""
     live: Bool[Tensor, "m"]
     """Neurons with a gradient; the others fired for no sample and say nothing."""
+    row_norms: Float[Tensor, "m"]
+    """‖Ĝ_k‖."""
+    outside: float
+    """‖Ĝ - L R‖: what the factors do not hold."""
 
     @property
     def batch_size(self) -> int:
         """b, the number of factors."""
         return self.left.shape[1]
 
-    @property
+    def distance(self, columns: Float[Tensor, "m k"], points: Float[Tensor, "k b"]) -> Float[Tensor, ""]:
+        """‖Ĝ - D X̂ᵀ‖ for columns D and inputs x̂ = Rᵀp.
+
+        The rows of R are orthogonal and what lies outside the factors is orthogonal to L, so this is
+        ‖(L - D P) Σ‖ and ‖Ĝ - L R‖ together: no pass over the gradient.
+        """
+        within = torch.linalg.norm((self.left - columns @ points) * self.singular_values)
+        return torch.hypot(within, within.new_tensor(self.outside))
+
+    @cached_property
     def live_neurons(self) -> int:
         """The number of rows that carry information."""
         return int(self.live.sum())
@@ -87,8 +101,18 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     right = gradient.new_zeros(b, gradient.shape[1])
     right[:, used] = s[:b, None] * vt[:b]
     noise = gradient.new_zeros(gradient.shape[0])
-    noise[live] = _row_noise(core, u[:, :b], s, s[:b, None] * vt[:b], seen.gradient_epsilon)
-    return Factors(left=left, right=right, singular_values=s[:b], spectrum=s, row_noise=noise, live=live)
+    squares = (core - u[:, :b] @ (s[:b, None] * vt[:b])).square().sum(1)
+    noise[live] = _row_noise(core, u[:, :b], s, squares, seen.gradient_epsilon)
+    return Factors(
+        left=left,
+        right=right,
+        singular_values=s[:b],
+        spectrum=s,
+        row_noise=noise,
+        live=live,
+        row_norms=torch.linalg.vector_norm(gradient, dim=1),
+        outside=float(squares.sum().sqrt()),
+    )
 
 
 def _agreed_rank(rank: int | None, batch_size: int | None, spectrum: Tensor, seen: Observation) -> int:
@@ -124,8 +148,8 @@ def _clear(spectrum: Tensor, rank: int) -> bool:
     return rank == 0 or bool(spectrum[rank - 1] >= CLEAR_GAP * spectrum[rank])
 
 
-def _row_noise(core: Tensor, u: Tensor, s: Tensor, right: Tensor, epsilon: float) -> Float[Tensor, "rows"]:
-    """σ_k from row k of the residual, drawn towards the mean where a row has few degrees of freedom.
+def _row_noise(core: Tensor, u: Tensor, s: Tensor, squares: Tensor, epsilon: float) -> Float[Tensor, "rows"]:
+    """σ_k from the squared norm of row k of the residual, drawn towards the mean where that has few degrees of freedom.
 
     Never below the rounding of the dtype that the gradient arrived in, uniform within half a
     spacing and so of standard deviation ε/√12 relative to the entry.
@@ -136,7 +160,6 @@ def _row_noise(core: Tensor, u: Tensor, s: Tensor, right: Tensor, epsilon: float
     leverage = u.square().sum(1)
     freedom = (columns - b) * (1 - leverage).clamp_min(0)
     prior = 8.0
-    squares = (core - u @ right).square().sum(1)
     measured = ((squares + prior * outside**2) / (freedom + prior)).sqrt()
     rounding = epsilon / 12**0.5 * core.square().mean(1).sqrt()
     arithmetic = torch.finfo(torch.float64).eps * s[:1].sum() / max(1, min(rows, columns)) ** 0.5

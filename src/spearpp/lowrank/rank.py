@@ -50,7 +50,8 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     r = len(spectrum)
     if r == 0:
         return 0
-    s = spectrum.double().clamp_min(0.01 * epsilon * float(spectrum[0]))
+    s = spectrum.double().cpu()  # a few hundred numbers and many questions
+    s = s.clamp_min(0.01 * epsilon * float(s[0]))
     k = torch.arange(r, device=s.device, dtype=s.dtype)
     p, q = shape[0] - k, shape[1] - k
     tail = s.square().flip(0).cumsum(0).flip(0).sqrt()

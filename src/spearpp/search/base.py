@@ -26,6 +26,8 @@ class Proposals:
     """The same inputs with their points, where two witnesses gave them."""
     pairs: Pairs | None = None
     """The same inputs with their points, where single rows gave them."""
+    solved: bool = False
+    """Whether each was solved for its own zeros already (``candidates.refit``)."""
 
 
 @runtime_checkable

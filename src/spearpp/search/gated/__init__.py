@@ -27,6 +27,10 @@ from spearpp.search.gated.witnessed import WitnessedRounds
 
 MOST_STARTS = 4096
 """Starts of a round at most."""
+LEAST_STARTS, LEAST_ON_GPU = 128, 512
+"""Starts of a round at least: a GPU descends from 512 in about the time of 128, and needs fewer rounds then."""
+SMALL = 8192
+"""Entries of L up to which a GPU's launches take longer than the host's arithmetic."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 
 
@@ -37,16 +41,16 @@ class Gated:
     A round that finds little is followed by one with more careful steps, then by ones with more
     starts, until everything is found or the budget is spent.
 
-    >>> Gated(seconds=30).round_starts
-    128
+    >>> Gated(seconds=30).starts
+    16384
     """
 
     starts: int = 16_384
     """Starts at most, over all rounds."""
     seconds: float | None = None
     """Wall-clock budget; None for none. With one, the result depends on the machine's speed."""
-    round_starts: int = 128
-    """Starts of a round at least; as many as there are samples left if that is more."""
+    round_starts: int | None = None
+    """Starts of a round at least, as many as there are samples left if that is more; None: 128, on a GPU 512."""
     efforts: tuple[Effort, ...] = EFFORTS
     rate: float = 0.1
     sparsity: float | None = 0.1
@@ -55,16 +59,24 @@ class Gated:
     """Starts of a round at most; None: 4096."""
     dtype: torch.dtype = torch.float32
     """Precision of the descent; directions are refined in float64."""
+    devices: tuple[str, ...] = ()
+    """Where to descend, each device from its share of a round's starts; none: where the update lies."""
 
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
-        if self.round_starts < 1 or not self.efforts or self.rate <= 0:
+        least = 1 if self.round_starts is None else self.round_starts
+        if least < 1 or not self.efforts or self.rate <= 0:
             raise OptionError(
                 f"Gated(round_starts={self.round_starts}, efforts={self.efforts}, rate={self.rate}): "
                 "at least one start a round, one effort, and a positive rate"
             )
         if self.seconds is not None and self.seconds <= 0:
             raise OptionError(f"Gated(seconds={self.seconds}): a budget is positive, or None for none")
+
+    def settles_on_host(self, problem: Problem) -> bool:
+        """Whether all but the descents is better done on the CPU, wherever the update lies."""
+        alone = problem.witness is None and problem.outputs is None
+        return problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL
 
     def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
         """The new directions of each round.
@@ -94,25 +106,33 @@ class Gated:
                 problem = replace(problem, outputs=None)
         rounds = Rounds(
             problem,
-            Pace(self.round_starts, self.chunk or MOST_STARTS, self.efforts, self.rate, self.dtype),
+            Pace(
+                self.round_starts or (LEAST_ON_GPU if problem.seen.device.type == "cuda" else LEAST_STARTS),
+                self.chunk or MOST_STARTS,
+                self.efforts,
+                self.rate,
+                self.dtype,
+                tuple(map(torch.device, self.devices)) or (problem.seen.device,),
+            ),
             known,
             peeled,
         )
         while left > 0 and time.monotonic() < deadline:
             if rounds.complete or rounds.stuck:
                 if rounds.complete:
-                    yield Proposals(rounds.repair(), starts=0, steps=0)
+                    yield Proposals(rounds.repair(), starts=0, steps=0, solved=True)
                 if not rounds.drop():
                     return
             size = min(left, rounds.size)
             new, steps = rounds.run(size, generator)
             left -= size
-            yield Proposals(new, starts=size, steps=steps)
+            yield Proposals(new, starts=size, steps=steps, solved=True)
 
     def _next_layer(self, problem: Problem, peeled: Pairs) -> WitnessedRounds | BackwardRounds | None:
         """The rounds that the next layer allows, if it was given and says something."""
+        starts = self.round_starts or LEAST_STARTS
         if problem.witness is not None:
-            return WitnessedRounds(problem, problem.witness, self.round_starts, self.dtype)
+            return WitnessedRounds(problem, problem.witness, starts, self.dtype)
         if problem.outputs is not None:
-            return BackwardRounds(problem, problem.outputs, self.round_starts, self.dtype, peeled)
+            return BackwardRounds(problem, problem.outputs, starts, self.dtype, peeled)
         return None

@@ -17,7 +17,7 @@ import torch
 from spearpp import sphere
 from spearpp.candidates import refit
 from spearpp.chunks import at_once
-from spearpp.nullspace import independent, kernel_vectors
+from spearpp.nullspace import independent, kernel_vectors, picked
 from spearpp.pairs import Pairs, fits, no_pairs
 from spearpp.problem import Problem
 from spearpp.search.gated.refine import silent_neurons
@@ -80,7 +80,7 @@ def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tens
     enough = silent.sum(1) >= SPARE[0] * b + SPARE[1]
     points, silent = points[enough], silent[enough]
     parts = silent.split(at_once(left.device, 16 * m * b))
-    kernels = [kernel_vectors(part[:, :, None] * left) for part in parts]
+    kernels = [kernel_vectors(picked(left, part.to(left))) for part in parts]
     solved, values = (torch.cat(each) for each in zip(*kernels, strict=True))
     determined = (values[:, 1] >= DETERMINED) & (values[:, 0] <= 0.05 * values[:, 1])
     points, directions = points[determined], refit(problem, solved[determined])

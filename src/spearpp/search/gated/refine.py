@@ -5,7 +5,7 @@ import torch
 from spearpp import sphere
 from spearpp.candidates import refit
 from spearpp.chunks import at_once
-from spearpp.nullspace import least_two
+from spearpp.nullspace import least, least_two
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 
@@ -46,38 +46,50 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     """The direction whose zeros are among the rows that p calls silent.
 
     p is not exact, so some of these rows are not zero and must lose their say. Where there are many, the
-    smallest of them are solved for (``_concentrated``); where there are few, all are, by weights (``_reweighted``).
-    Then the direction is solved again for all its zeros (``refit``).
+    smallest of them are solved for (``_concentrated``); where there are few, or they leave more than one direction
+    open, all are, by weights (``_reweighted``). Then the direction is solved again for all its zeros (``refit``).
     """
     m, b = problem.factors.left.shape
     size = at_once(points.device, 8 * m * b)
-    solved = sphere.retract(directions)
+    unit = sphere.retract(directions)
     unsure = silent_neurons(problem, points).sum(1) < SPARE * b
-    for part in torch.nonzero(~unsure)[:, 0].split(size):
-        solved[part], unsure[part] = _concentrated(problem, points[part], solved[part])
-    solved = torch.where(unsure[:, None], sphere.retract(directions), solved)
-    for part in torch.nonzero(unsure)[:, 0].split(size):
-        solved[part] = _reweighted(problem, points[part], solved[part])
+    solved = unit.clone()
+    for part in _parts(~unsure, size):
+        solved[part], apart = _concentrated(problem, points[part], unit[part])
+        unsure[part] = ~apart
+    for part in _parts(unsure, size):
+        solved[part] = _reweighted(problem, points[part], unit[part])
     return refit(problem, solved)
+
+
+def _parts(which: Bool[Tensor, "k"], size: int) -> list[Int[Tensor, "part"]]:
+    return [part for part in torch.nonzero(which)[:, 0].split(size) if len(part)]
 
 
 def _concentrated(problem: Problem, points: Tensor, directions: Tensor) -> tuple[Tensor, Bool[Tensor, "k"]]:
     """min ‖ℓ_k·q‖ over the smallest rows among those that p calls silent; then over more of them.
 
     The concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006). Samples that are alike
-    share most of their zeros, which do not tell them apart: which directions are unsure for that is returned too.
+    share most of their zeros, which do not tell them apart: which directions are told from all others is returned too.
     """
-    left = problem.factors.left
     silent = silent_neurons(problem, points)
-    second = left.new_zeros(len(points))
-    for share in KEPT:
-        values = torch.where(silent, (directions @ left.T).abs(), torch.inf)
-        last = (share * silent.sum(1)).long()[:, None]
-        kept = (values <= values.sort(1).values.gather(1, last)).to(left)
-        least = least_two(left.T @ (kept[:, :, None] * left))
-        directions = least[:, :, 0]
-        second = torch.linalg.vector_norm(kept * (least[:, :, 1] @ left.T), dim=1)
-    return directions, second < APART
+    for share in KEPT[:-1]:
+        rows = _smallest(problem, silent, directions, share)
+        directions = least(rows.mT @ rows)
+    rows = _smallest(problem, silent, directions, KEPT[-1])
+    first_two = least_two(rows.mT @ rows)
+    second = torch.linalg.vector_norm(rows @ first_two[:, :, 1:], dim=1)[:, 0]
+    return first_two[:, :, 0], second >= APART
+
+
+def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float) -> Float[Tensor, "k r b"]:
+    """That share of each direction's silent rows of which ℓ_k·q is least; the shorter sets are padded with zeros."""
+    left = problem.factors.left
+    last = (share * silent.sum(1)).long()
+    values = torch.where(silent, (directions @ left.T).abs(), torch.inf)
+    places = values.topk(int(last.max()) + 1, dim=1, largest=False).indices
+    kept = torch.arange(places.shape[1], device=last.device) <= last[:, None]
+    return kept[:, :, None] * left[places]
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
@@ -86,20 +98,20 @@ def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
     Weights are 1/max(|ℓ_k·q|, δ) with δ shrinking to the noise, so rows that p calls silent by
     mistake lose their say.
     """
-    left = problem.factors.left
+    left, tolerance = problem.factors.left, problem.tolerance
     silent = silent_neurons(problem, points)
-    values = (directions @ left.T).abs()
-    delta = (values * silent).amax(1, keepdim=True)
+    silent, places = silent.to(left).topk(max(1, int(silent.sum(1).max())), dim=1)
+    rows, noise = left[places], tolerance.row_noise[places]
+    delta = (silent * (rows @ directions[:, :, None])[:, :, 0].abs()).amax(1, keepdim=True).clamp_min(1e-290)
     for _ in range(_REWEIGHTINGS):
-        noise = problem.tolerance.entry(directions) / problem.tolerance.sigmas
-        weight = silent / torch.maximum(torch.maximum(values, delta), noise)
-        normal = left.T @ (weight[:, :, None] * left)
-        shift = 1e-14 * normal.diagonal(dim1=1, dim2=2).mean(1, keepdim=True)
-        normal.diagonal(dim1=1, dim2=2).add_(shift)
+        values = (rows @ directions[:, :, None])[:, :, 0].abs()
+        least_value = torch.maximum(delta, noise * tolerance.amplification(directions)[:, None])
+        weight = silent / torch.maximum(values, least_value)
+        normal = rows.mT @ (weight[:, :, None] * rows)
+        diagonal = normal.diagonal(dim1=1, dim2=2)
+        diagonal.add_(1e-14 * diagonal.mean(1, keepdim=True))
         factor, failed = torch.linalg.cholesky_ex(normal)
-        solved = torch.cholesky_solve(points[:, :, None], factor)[:, :, 0]
-        usable = (failed == 0) & torch.isfinite(solved).all(1)
-        directions = torch.where(usable[:, None], sphere.retract(solved), directions)
-        values = (directions @ left.T).abs()
+        solved = sphere.retract(torch.cholesky_solve(points[:, :, None], factor)[:, :, 0])
+        directions = torch.where((failed == 0)[:, None], solved, directions)
         delta = delta * _SHRINK
     return directions

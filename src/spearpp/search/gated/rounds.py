@@ -20,7 +20,7 @@ from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine
-from spearpp.shapes import Bool, Float, Tensor
+from spearpp.shapes import Bool, Float, Tensor, moved
 
 DRY_ROUNDS = 4
 """Rounds at the highest effort without a find before something found is doubted."""
@@ -30,6 +30,8 @@ GRADED = 1e-4
 """Least over largest singular value below which a spectrum is graded: alike inputs alone have 4e-3."""
 GRADES = (1e-2, 1e-3, 0.0)
 """Least singular value within reach, over the largest that is left: at first, and after rounds without a find."""
+ABOVE = 10.0
+"""How far above noise the end of an input must be to tell its sign."""
 LEADING = 0.99
 """Least norm of the part of a direction that is within reach."""
 
@@ -46,6 +48,8 @@ class Pace:
     """How carefully it descends, from the first to the hardest."""
     rate: float
     dtype: torch.dtype
+    devices: tuple[torch.device, ...]
+    """Where it descends, each from its share of the starts."""
 
 
 class Rounds:
@@ -107,23 +111,39 @@ class Rounds:
         basis = self._left(reach)
         dimension = basis.shape[1]
         if self.problem.batch_size - len(self.found) == 1:
-            points = torch.cat([basis.T, -basis.T])
+            points = self._either_sign(basis.T)
             directions, steps = points, 0
-            chosen = torch.arange(2, device=points.device)
+            chosen = torch.arange(len(points), device=points.device)
         else:
             dtype, effort = self.pace.dtype, self.pace.efforts[self.effort]
-            starts = sphere.uniform(size, dimension, generator, dtype=dtype, device=basis.device)
+            starts = sphere.uniform(size, dimension, generator, dtype=dtype)
             gates, apart = (self.gates @ basis).to(dtype), self.apart
             confined = Gates(self._rows(reach) @ apart, gates, apart.T @ basis.to(dtype))
-            ends, directions = descend(confined, starts, effort, self.pace.rate)
-            points, directions, steps = ends.double() @ basis.T, (directions @ apart.T).double(), size * effort.steps
+            ends, directions = self._descend(confined, starts, effort)
+            points, directions, steps = ends @ basis.T, directions @ apart.double().T, size * effort.steps
             chosen = distinct(self.problem, points, directions)
         refined = refine(self.problem, points[chosen], directions[chosen])
-        kept = refined[acceptable(self.problem, points[chosen], refined)]
-        new = new_directions(self.problem, self.found, kept[leads(kept, reach)])[:dimension]
+        kept = acceptable(self.problem, points[chosen], refined) & leads(refined, reach)
+        new = new_directions(self.problem, self.found, refined[kept])[:dimension]
         self._adapt(len(new), dimension, size)
         self.found = torch.cat([self.found, new])
         return new, steps
+
+    def _descend(self, gates: Gates, starts: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+        """End points and directions in float64; every device has begun before the first is waited for."""
+        devices = self.pace.devices
+        parts = zip(devices, starts.chunk(len(devices)), strict=False)
+        ended = [descend(moved(gates, there), part.to(there), effort, self.pace.rate) for there, part in parts]
+        here = self.problem.factors.left.device
+        ends, directions = (torch.cat([each.to(here) for each in all_]) for all_ in zip(*ended, strict=True))
+        return ends.double(), directions.double()
+
+    def _either_sign(self, points: Float[Tensor, "1 b"]) -> Float[Tensor, "k b"]:
+        """p and -p, or the one of them whose x̂ = Rᵀp ends above zero, as it must, where that is above noise."""
+        end = float((points @ self.problem.factors.right[:, -1])[0])
+        if self.problem.seen.has_bias and abs(end) > ABOVE * self.problem.tolerance.noise:
+            return points if end > 0 else -points
+        return torch.cat([points, -points])
 
     def _left(self, reach: int) -> Float[Tensor, "b d"]:
         """An orthonormal basis of the p within reach that are orthogonal to what was found there."""
