@@ -73,8 +73,9 @@ def _sign(values):
 @triton.jit(do_not_specialize=["rows", "steps"])  # one compilation is for all of a width
 def _descend(
     points, momentum, second, shared_high, shared_low, rows_high, rows_low, schedule, rows, steps, sharpness, unscale,
-    first_beta, second_beta, epsilon, SMOOTH: tl.constexpr, FINE: tl.constexpr, SHARED: tl.constexpr,
-    STARTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
+    first_beta: tl.constexpr, second_beta: tl.constexpr, epsilon: tl.constexpr, SMOOTH: tl.constexpr,
+    FINE: tl.constexpr, SHARED: tl.constexpr, STARTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * STARTS
     start, column = tl.arange(0, STARTS), tl.arange(0, WIDTH)
@@ -161,4 +162,5 @@ def descend(
 
 def _padded(values: Tensor, rows: int, columns: int) -> Tensor:
     """With zeros below and to the right. Whatever becomes of the starts that this adds is cut off again."""
-    return torch.nn.functional.pad(values, (0, columns - values.shape[1], 0, rows - values.shape[0]))
+    margins = 0, columns - values.shape[1], 0, rows - values.shape[0]
+    return torch.nn.functional.pad(values, margins).contiguous()
