@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format docs pictures bench bench-paper bench-gated bench-frontier bench-certificates bench-audit bench-federation clean
+.PHONY: help venv demo test lint types imports unit format docs pictures bench bench-paper bench-fused bench-gated bench-frontier bench-certificates bench-audit bench-federation clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ bench: $(READY) ## The gated search against its yardsticks; more work than the b
 
 bench-paper: $(READY) ## The paper's search beside geoopt's: steps a second (SPEARPP_DATA names the CIFAR-10 npz)
 	$(BIN)/python -m benchmarks.paper $(ARGS)
+
+bench-fused: $(READY) ## The paper's search in one kernel against the same step by step, on a GPU (SPEARPP_DATA as above)
+	$(BIN)/python -m benchmarks.fused $(ARGS)
 
 bench-gated: $(READY) ## The gated engine, measured (SPEARPP_DATA as above; ARGS="--rows m200")
 	$(BIN)/python -m benchmarks.gated $(ARGS)

@@ -1,13 +1,19 @@
-"""The row-wise steps: what they compute, and that Triton computes the same."""
+"""The row-wise steps and the whole descent: what they compute, and that Triton computes the same."""
 
 import math
 
 import pytest
 import torch
 
+from conftest import MakeClient
 from spearpp import kernels, sphere
 from spearpp.kernels import reference
+from spearpp.kernels.descent import for_descent
+from spearpp.kernels.descent import reference as whole_descent
+from spearpp.losses import L1, LogCosh, Loss
+from spearpp.search import RiemannianAdam
 
+Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 SHAPES = [(1, 1), (3, 7), (130, 20), (64, 1000), (9, 4099)]
 
 
@@ -75,3 +81,86 @@ def test_a_step_of_adam_stays_on_the_sphere_and_goes_down() -> None:
     reference.move(points, gradient, none, one, none.clone(), second, schedule, counter, (0.9, 0.999), 1e-12)
     assert float(torch.linalg.vector_norm(points)) == pytest.approx(1)
     assert float(points[0, 0]) == pytest.approx(-math.sin(math.atan(0.1)), rel=1e-6)
+
+
+def descent(b: int, m: int, starts: int, steps: int, device: torch.device | str = "cpu") -> Five:
+    """Rows, points, moments and a schedule."""
+    generator = torch.Generator().manual_seed(b + m)
+    rows = torch.linalg.qr(torch.randn(m, b, generator=generator, dtype=torch.float64))[0].float().to(device)
+    points = sphere.uniform(starts, b, generator, device=device)
+    (schedule, _), *_ = RiemannianAdam(steps=steps).stages(points)
+    return rows, points, torch.zeros_like(points), torch.zeros_like(points[:, :1]), schedule
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fine", [False, True])
+@pytest.mark.parametrize("width", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("b", "m", "starts"),
+    [(2, 9, 1), (7, 33, 5), (16, 64, 64), (20, 200, 1000), (65, 1001, 130), (150, 333, 257), (210, 400, 129)],
+)
+def test_the_fused_descent_does_what_the_reference_does(
+    b: int, m: int, starts: int, width: float, fine: bool, cuda: torch.device
+) -> None:
+    """A sign may turn where y is nearly zero, rarely in so few steps; rough slopes fall either way more often."""
+    ours, expected = (descent(b, m, starts, steps=4, device=cuda) for _ in range(2))
+    fused = for_descent(ours[1], smooth=width > 0)
+    assert fused is not None
+    fused.descend(*ours, width, (0.9, 0.999), 1e-8, fine)
+    whole_descent.descend(*expected, width, (0.9, 0.999), 1e-8, fine)
+    apart = torch.linalg.vector_norm(ours[1] - expected[1], dim=1)
+    assert float((apart < (1e-4 if width == 0 or fine else 2e-3)).double().mean()) > 0.97
+    assert float(apart.median()) < (1e-5 if width == 0 or fine else 2e-4)
+    torch.testing.assert_close(ours[2].square().mean(), expected[2].square().mean(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(ours[3].mean(), expected[3].mean(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.gpu
+def test_what_the_fused_descent_cannot_hold_goes_step_by_step(cuda: torch.device) -> None:
+    assert for_descent(torch.zeros(1, 257, device=cuda), smooth=False) is None
+    assert for_descent(torch.zeros(1, 20, device=cuda, dtype=torch.float64), smooth=False) is None
+
+
+def test_without_a_gpu_a_descent_goes_step_by_step() -> None:
+    assert for_descent(torch.zeros(1, 20), smooth=False) is None
+
+
+@pytest.mark.parametrize("loss", [L1(), LogCosh(1 / 300)], ids=repr)
+def test_the_reference_descent_is_the_search_step_by_step(loss: Loss) -> None:
+    rows, points, momentum, second, _ = (each.double() for each in descent(7, 60, 30, steps=1))
+    search = RiemannianAdam(loss=loss, steps=40, rates=((0, 1e-1), (15, 1e-3), (30, 1e-5)))
+    expected = search.descend(rows, points.clone())
+    for schedule, _ in search.stages(points):
+        width = loss.mu if isinstance(loss, LogCosh) else 0.0
+        whole_descent.descend(rows, points, momentum, second, schedule, width, search.betas, search.epsilon, fine=True)
+    torch.testing.assert_close(points, expected, rtol=0, atol=1e-10)
+
+
+def test_steps_are_rough_while_they_are_long() -> None:
+    like = torch.zeros(1, dtype=torch.float64)
+    stages = list(RiemannianAdam().stages(like))
+    assert [(len(schedule), fine) for schedule, fine in stages] == [(400, False), (100, True)]
+    assert stages[0][0][0].tolist() == pytest.approx([0.1 / (1 - 0.9), 1 / (1 - 0.999)])
+    assert float(stages[1][0][-1, 0]) == pytest.approx(1e-5 / (1 - 0.9**500))
+
+
+def test_rough_numbers_are_those_of_float16() -> None:
+    values = torch.randn(50, 50, generator=torch.Generator().manual_seed(0))
+    values[0, 0] = 0
+    assert torch.equal(whole_descent.rough(values)[values.abs() > 1e-4], values.half().float()[values.abs() > 1e-4])
+    assert float(whole_descent.rough(values)[0, 0]) == 0
+
+
+def test_rough_products_find_as_much(make_client: MakeClient) -> None:
+    """Starts that end at a true direction, in rough products all the way, and in float64."""
+    client = make_client(8, 120, 60)
+    problem = client.problem
+    rows, search = problem.live_rows, RiemannianAdam()
+    points = sphere.uniform(256, 8, torch.Generator().manual_seed(0), dtype=torch.float64)
+    moved, momentum, second = points.clone(), torch.zeros_like(points), torch.zeros_like(points[:, :1])
+    for schedule, _ in search.stages(points):
+        whole_descent.descend(rows, moved, momentum, second, schedule, 0.0, search.betas, search.epsilon, fine=False)
+    exact = search.descend(rows, points)
+    hits = [int(((each @ client.true_directions(problem).T).abs() > 1 - 1e-6).any(1).sum()) for each in (moved, exact)]
+    assert hits[1] > 100
+    assert abs(hits[0] - hits[1]) < 13

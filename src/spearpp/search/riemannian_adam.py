@@ -1,11 +1,18 @@
 """Riemannian Adam on the sphere, the paper's search."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
+from spearpp.kernels.descent import for_descent
+from spearpp.losses import L1, LogCosh, Loss
 from spearpp.search.descent import Descent, Step
 from spearpp.shapes import Float, Tensor
+
+ROUGH = 2.0**-11
+"""The rate from which a step goes further than the rounding of tensor cores leads astray."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,28 @@ class RiemannianAdam(Descent):
     def stepper(self, points: Float[Tensor, "starts b"]) -> Step:
         """Fresh moments for these points."""
         return AdamStep(points, self.betas, self.epsilon)
+
+    def descend(self, rows: Float[Tensor, "m b"], points: Float[Tensor, "starts b"]) -> Float[Tensor, "starts b"]:
+        """All steps from the given points, which are moved in place and returned; on a GPU in one kernel if it can."""
+        width = _width(self.loss)
+        fused = None if width is None else for_descent(points, smooth=width > 0)
+        if fused is None:
+            return super().descend(rows, points)
+        momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
+        with torch.cuda.device(points.device):
+            for schedule, fine in self.stages(points):
+                fused.descend(rows, points, momentum, second, schedule, width, self.betas, self.epsilon, fine)
+        return points
+
+    def stages(self, like: Tensor) -> Iterator[tuple[Float[Tensor, "some 2"], bool]]:
+        """For every step its rate over 1-β₁ᵗ and 1/(1-β₂ᵗ), in stretches of one precision; and if that is fine."""
+        changes, first, second = dict(self.rates), *self.betas
+        steps, rate = [], changes[0]
+        for done in range(self.steps):
+            rate = changes.get(done, rate)
+            steps.append((rate < ROUGH, (rate / (1 - first ** (done + 1)), 1 / (1 - second ** (done + 1)))))
+        for fine, stretch in groupby(steps, key=lambda step: step[0]):
+            yield like.new_tensor([numbers for _, numbers in stretch]), fine
 
 
 class AdamStep:
@@ -58,6 +87,16 @@ class AdamStep:
         points.sub_(self.momentum * (rate / size))
         points.div_(torch.linalg.vector_norm(points, dim=1, keepdim=True))
         _to_tangent(points, self.momentum)
+
+
+def _width(loss: Loss) -> float | None:
+    """μ of a slope tanh(y/μ), 0 where that is the sign; None for other losses."""
+    match loss:
+        case L1():
+            return 0.0
+        case LogCosh(mu=mu):
+            return mu
+    return None
 
 
 def _to_tangent(points: Tensor, vectors: Tensor) -> None:

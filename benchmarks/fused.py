@@ -1,0 +1,270 @@
+"""The paper's descent in one kernel against the same step by step: seconds, TFLOP/s, and what is found.
+
+    make bench-fused
+
+For a GPU. First what the fused kernel computes is held against the reference, and what both ways find in a batch of
+b=20, m=200 is counted; a failure of either is the exit status. Then both ways are timed, the fused one over the paper's
+500 steps, and some steps for each precision and each way to cut the work, beside the rate of large matrix products.
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks import command
+from benchmarks.recovery import FIRST_SEED, Setting, attack
+from spearpp import sphere
+from spearpp.candidates import admit, empty_pool
+from spearpp.kernels.descent import for_descent, reference
+from spearpp.observation import observe
+from spearpp.problem import Problem, pose
+from spearpp.search import RiemannianAdam
+from spearpp.search.base import DEVICE_BYTES
+from spearpp.search.descent import Descent
+from spearpp.search.gated.descent import tensor_cores
+from spearpp.shapes import Tensor
+
+if TYPE_CHECKING:
+    from spearpp.kernels.descent.fused import Block
+
+Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+SIZES = ((20, 200), (65, 1000), (100, 1000), (150, 4000), (210, 4000))
+WIDTHS = (32, 128, 256)
+STEPS = 40
+LONGER = 100
+"""Steps one by one: all take the same time, and long."""
+TURNS = 3
+HITS = 65_536
+PRODUCTS = {False: 2, True: 5}
+"""Of float16 matrices in a step, rough and fine."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of descending at one size."""
+
+    device: str
+    b: int
+    m: int
+    starts: int
+    steps: int
+    way: str
+    cut: str
+    """Starts of a program x rows at a time, warps, stages; s: q in shared memory."""
+    seconds: float
+    tflops: float
+    """Of the 4·m·b operations that a step of a start is."""
+    of_float32: float
+    """Over the rate of a large float32 product."""
+    of_tf32: float
+    executed: float
+    """TFLOP/s of the float16 products that are done, padding and low parts included."""
+    of_float16: float
+    intensity: float
+    """Operations done for each byte that comes from the L2 cache (fused: L, once for each program and step) or from
+    memory (step by step: L q four times)."""
+
+
+def main() -> int:
+    chosen = command.parser(__doc__).parse_args()
+    if chosen.device.type != "cuda":
+        print("error: the fused descent is for a CUDA device", file=sys.stderr)
+        return 2
+    _compile_all()
+    worst = _largest_difference(chosen.device)
+    stray = _hits(chosen.data, chosen.device)
+    status = command.run(_rows(chosen.device), chosen.out)
+    for wrong, said in ((worst > 1e-4, "the fused descent is not the reference"), (stray > 4, "hits differ")):
+        if wrong:
+            print(f"error: {said}", file=sys.stderr)
+            status = 1
+    return status
+
+
+def _cuts(wide: int, fine: bool) -> "list[Block]":
+    """The table's, and others worth a try."""
+    from spearpp.kernels.descent.fused import BLOCKS, Block
+
+    first = BLOCKS[wide, fine]
+    others = [
+        replace(first, starts=192 - first.starts, warps=12 - first.warps),  # 64 and 4, or 128 and 8
+        replace(first, stages=3),
+        replace(first, rows=128) if wide == 32 else Block(128, 32, 8) if wide == 128 else replace(first, stages=4),
+    ]
+    return [first, *others]
+
+
+def _compile(wide: int, fine: bool, block: "Block") -> None:
+    """Into Triton's cache on disk."""
+    from spearpp.kernels.descent import fused
+
+    fused.descend(*_problem(wide, 2 * wide, 1, 1, torch.device("cuda")), 0.0, (0.9, 0.999), 1e-8, fine, block)
+
+
+def _compile_all() -> None:
+    """All that will be timed at once: each takes seconds of a core."""
+    variants = [(wide, fine, block) for wide in WIDTHS for fine in (False, True) for block in _cuts(wide, fine)]
+    with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done, variant in [(pool.submit(_compile, *variant), variant) for variant in variants]:
+            if done.exception() is not None:
+                print(f"{variant}: {str(done.exception()).splitlines()[0]}")
+
+
+def _problem(b: int, m: int, starts: int, steps: int, device: torch.device) -> Five:
+    """L with orthonormal columns, points, moments and a schedule."""
+    generator = torch.Generator(device).manual_seed(b + m)
+    rows = torch.linalg.qr(torch.randn(m, b, generator=generator, device=device))[0].contiguous()
+    points = sphere.uniform(starts, b, generator, device=device)
+    (schedule, _), *_ = RiemannianAdam(steps=steps).stages(points)
+    return rows, points, torch.zeros_like(points), torch.zeros_like(points[:, :1]), schedule
+
+
+def _largest_difference(device: torch.device) -> float:
+    """Of 98 in 100 end points, over all sizes: a sign turns now and then where y is nearly zero."""
+    worst = 0.0
+    for b, m in SIZES:
+        for fine in (False, True):
+            ours, theirs = (_problem(b, m, 1000, 4, device) for _ in range(2))
+            fused = for_descent(ours[1], smooth=False)
+            assert fused is not None, "Triton cannot compile the kernel here"
+            fused.descend(*ours, 0.0, (0.9, 0.999), 1e-8, fine)
+            reference.descend(*theirs, 0.0, (0.9, 0.999), 1e-8, fine)
+            apart = float(torch.linalg.vector_norm(ours[1] - theirs[1], dim=1).quantile(0.98))
+            print(f"b={b} m={m} {'fine' if fine else 'rough'}: after 4 steps {apart:.1e} from the reference")
+            worst = max(worst, apart)
+    return worst
+
+
+def _hits(data: str | None, device: torch.device) -> float:
+    """How many standard deviations the two ways' numbers of sparse end points are apart."""
+    search = RiemannianAdam(starts=HITS)
+    batch, (seen, *_) = attack(Setting("speed", 20, 200, search), data).prepare(FIRST_SEED, device)
+    problem = pose(observe(*seen))
+    rows = problem.live_rows.float()
+    starts = sphere.uniform(HITS, 20, torch.Generator().manual_seed(0), device=device)
+    counted = []
+    for name, descend in (("fused", search.descend), ("step by step", _step_by_step(search))):
+        ends = descend(rows, starts.clone()).double()
+        near = problem.tolerance.look_zero(ends @ problem.factors.left.T, ends)[:, problem.factors.live]
+        counted.append(int((near.sum(1) >= problem.tolerance.least_zeros).sum()))
+        pool = admit(empty_pool(problem), problem, ends)
+        true = (pool.directions @ _true_directions(problem, batch.inputs.to(device)).T).abs() > 1 - 1e-9
+        print(
+            f"b=20 m=200 {name}: {counted[-1]} of {HITS} ends are sparse, {len(pool)} candidates, "
+            f"{int(true.any(0).sum())} of the 20 directions"
+        )
+    share = sum(counted) / 2 / HITS
+    return abs(counted[0] - counted[1]) / max(1.0, (2 * HITS * share * (1 - share)) ** 0.5)
+
+
+def _step_by_step(search: RiemannianAdam) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda rows, points: Descent.descend(search, rows, points)
+
+
+def _true_directions(problem: Problem, inputs: Tensor) -> Tensor:
+    """The unit q_i, one a row: X̂ᵀ = Q⁻¹ R."""
+    inputs = inputs.double()
+    if problem.seen.has_bias:
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    return sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
+
+
+@dataclass(frozen=True)
+class _Peaks:
+    """TFLOP/s of large square matrix products."""
+
+    float32: float
+    tf32: float
+    float16: float
+
+
+def _peaks(device: torch.device) -> _Peaks:
+    size = 8192
+    a = torch.randn(size, size, device=device)
+    b = a.half()
+
+    def rate(product: Callable[[], Tensor]) -> float:
+        return 2 * size**3 / min(command.seconds(product, device) for _ in range(6)) / 1e12
+
+    with tensor_cores(True):
+        tf32 = rate(lambda: a @ a)
+    return _Peaks(rate(lambda: a @ a), tf32, rate(lambda: b @ b))
+
+
+def _rows(device: torch.device) -> Iterator[Row]:
+    peaks = _peaks(device)
+    print(f"{torch.cuda.get_device_name(device)}; large products: {peaks}")
+    print(
+        "   b     m  starts steps  way           cut             seconds  TFLOP/s  of float32  of TF32"
+        "  executed  of float16  FLOP/byte"
+    )
+    for b, m in SIZES:
+        for row in _size(b, m, device, peaks):
+            print(
+                f"{b:>4}{m:>6}{row.starts:>8}{row.steps:>6}  {row.way:<14}{row.cut:<14}{row.seconds:>9.4f}"
+                f"{row.tflops:>9.1f}{row.of_float32:>12.2f}{row.of_tf32:>9.2f}{row.executed:>10.1f}"
+                f"{row.of_float16:>12.2f}{row.intensity:>11.0f}",
+                flush=True,
+            )
+            yield row
+
+
+def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
+    """The whole search both ways, then all cuts."""
+    starts = DEVICE_BYTES // (4 * m)
+    rows, points, *_ = _problem(b, m, starts, 1, device)
+    wide = max(16, 2 ** (b - 1).bit_length())
+    search = RiemannianAdam()
+
+    def row(way: str, steps: int, seconds: float, done: float, intensity: float, cut: str = "") -> Row:
+        operations = 4.0 * m * b * starts * steps / seconds / 1e12
+        executed = done / seconds / 1e12
+        shares = operations / peaks.float32, operations / peaks.tf32, executed, executed / peaks.float16
+        return Row(str(device), b, m, starts, steps, way, cut, seconds, operations, *shares, intensity)
+
+    def best(work: Callable[[], object]) -> float:
+        return min(command.seconds(work, device) for _ in range(TURNS))
+
+    short = replace(search, steps=LONGER)
+    for way, allowed in (("step by step", False), ("... in TF32", True)):
+        with tensor_cores(allowed):
+            seconds = best(lambda: Descent.descend(short, rows, points.clone()))
+        yield row(way, LONGER, seconds, 4.0 * m * b * starts * LONGER, b / 4)
+    stages = list(search.stages(points))
+    done = sum(2.0 * PRODUCTS[fine] * m * wide * starts * len(schedule) for schedule, fine in stages)
+    read = sum(2.0 * (1 + fine) * m * wide * len(schedule) * starts / _per(wide, fine) for schedule, fine in stages)
+    yield row("fused", search.steps, best(lambda: search.descend(rows, points.clone())), done, done / read)
+    for fine in (False, True):
+        for block in _cuts(wide, fine):
+            work = _timed(b, m, starts, fine, block, device)
+            try:
+                seconds = best(work)
+            except Exception as error:  # out of shared memory, say: no row, and the next
+                print(f"{b:>4}{m:>6}  {block}: {str(error).splitlines()[0]}")
+                continue
+            done = 2.0 * PRODUCTS[fine] * m * wide * starts * STEPS
+            read = 2.0 * (1 + fine) * m * wide * STEPS * starts / block.starts
+            cut = f"{block.starts}x{block.rows} {block.warps}w {block.stages}st{' s' if block.shared else ''}"
+            yield row("fine" if fine else "rough", STEPS, seconds, done, done / read, cut)
+
+
+def _per(wide: int, fine: bool) -> int:
+    from spearpp.kernels.descent.fused import BLOCKS
+
+    return BLOCKS[wide, fine].starts
+
+
+def _timed(b: int, m: int, starts: int, fine: bool, block: "Block", device: torch.device) -> Callable[[], None]:
+    from spearpp.kernels.descent import fused
+
+    held = _problem(b, m, starts, STEPS, device)
+    return lambda: fused.descend(*held, 0.0, (0.9, 0.999), 1e-8, fine, block)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
