@@ -16,6 +16,7 @@ from spearpp.result import Inversion, Progress, Stats
 from spearpp.search import Gated, Search
 from spearpp.shapes import Tensor, moved
 from spearpp.sightings import Sightings
+from spearpp.threads import as_many_as_help
 from spearpp.witness import consult
 
 
@@ -88,15 +89,17 @@ def invert(
         return _nothing(problem, next_layer.why, clock)
     if isinstance(search, Gated) and search.settles_on_host(problem):
         problem = problem.on(torch.device("cpu"))
-    outcome = (
-        only_direction(problem) if problem.batch_size == 1 else explore(problem, search, generator, progress, clock)
-    )
-    with clock("filter"):
-        try:
-            recovered = conclude(problem, outcome)
-        except KeyboardInterrupt:  # the search is over: what it found is certified all the same
-            outcome = replace(outcome, interrupted=True)
-            recovered = conclude(problem, outcome)
+    left = problem.factors.left
+    with as_many_as_help(left.numel(), left.device):
+        outcome = (
+            only_direction(problem) if problem.batch_size == 1 else explore(problem, search, generator, progress, clock)
+        )
+        with clock("filter"):
+            try:
+                recovered = conclude(problem, outcome)
+            except KeyboardInterrupt:  # the search is over: what it found is certified all the same
+                outcome = replace(outcome, interrupted=True)
+                recovered = conclude(problem, outcome)
     zeros = _zeros(problem, recovered.directions).to(seen.device)
     recovered = moved(recovered, seen.device)
     return Inversion(

@@ -1,0 +1,39 @@
+"""Small layers take one thread, and the caller's setting comes back."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import spearpp
+from spearpp import simulate
+from spearpp.threads import WORTH, as_many_as_help
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+class TestThreads:
+    def test_a_small_layer_is_searched_with_one(self) -> None:
+        batch = simulate.random_batch(6, features=30, generator=torch.Generator().manual_seed(1))
+        model = simulate.mlp(30, [90, 90], 10, generator=torch.Generator().manual_seed(2))
+        used = []
+        spearpp.invert(*simulate.fedsgd(model, batch)[0], progress=lambda _: used.append(torch.get_num_threads()))
+        assert set(used) == {1}
+        assert torch.get_num_threads() == 2
+
+    def test_an_error_leaves_the_setting_as_it_was(self) -> None:
+        with pytest.raises(ValueError, match="inside"), as_many_as_help(10, torch.device("cpu")):
+            raise ValueError("inside")
+        assert torch.get_num_threads() == 2
+
+    @pytest.mark.parametrize(("entries", "device"), [(WORTH, "cpu"), (10, "cuda")])
+    def test_large_layers_and_gpus_are_left_alone(self, entries: int, device: str) -> None:
+        with as_many_as_help(entries, torch.device(device)):
+            assert torch.get_num_threads() == 2
