@@ -57,17 +57,19 @@ def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
     return torch.cat([directions, complement(directions).T])
 
 
-def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
+def fix_scale(
+    problem: Problem, inverse: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
+) -> Float[Tensor, "*u k"]:
     """fixScale: s = Q̄⁻¹ L⁺ g, so that D = L Q̄ diag(s) sums to the bias gradient.
 
     Without a bias the scale is not in the gradient: s is then the sign, ±1, that agrees better with
     the zero pattern.
     """
     if problem.seen.has_bias:
-        return inverse @ problem.factors.right[:, -1]
-    fires = inverse @ problem.preactivations.T > 0
-    straight = (fires != zeros).sum(1)
-    return torch.where(2 * straight >= zeros.shape[1], 1.0, -1.0).to(inverse)
+        return (inverse @ problem.factors.right[..., -1:])[..., 0]
+    fires = inverse @ problem.preactivations.mT > 0
+    straight = (fires != zeros).sum(-1)
+    return torch.where(2 * straight >= zeros.shape[-1], 1.0, -1.0).to(inverse)
 
 
 def compute_score(problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> float:

@@ -42,7 +42,7 @@ def kernel_vectors(
     return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
 
 
-def leverage(rows: Float[Tensor, "sets r b"], kernels: Float[Tensor, "sets b"]) -> Float[Tensor, "sets r"]:
+def leverage(rows: Float[Tensor, "*sets r b"], kernels: Float[Tensor, "*sets b"]) -> Float[Tensor, "*sets r"]:
     """How much the kernel of each set depends on every single row, between 0 and 1.
 
     h = a (AᵀA)⁺ aᵀ for a row a. Without it the least singular value but that of the kernel q is still
@@ -54,12 +54,12 @@ def leverage(rows: Float[Tensor, "sets r b"], kernels: Float[Tensor, "sets b"]) 
     >>> leverage(twice[:, :3], q).round(decimals=6).tolist()
     [[0.5, 0.5, 1.0]]
     """
-    gram = rows.mT @ rows + kernels[:, :, None] * kernels[:, None, :]  # q counts for nothing, as A q = 0
-    shift = torch.finfo(gram.dtype).eps * gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)
-    gram.diagonal(dim1=1, dim2=2).add_(shift[:, None])
+    gram = rows.mT @ rows + kernels[..., None] * kernels[..., None, :]  # q counts for nothing, as A q = 0
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    diagonal.add_(torch.finfo(gram.dtype).eps * diagonal.sum(-1, keepdim=True).clamp_min(1e-290))
     factor = torch.linalg.cholesky_ex(gram)[0]
     reach = torch.linalg.solve_triangular(factor, rows.mT, upper=False)
-    return torch.nan_to_num(reach.square().sum(1), nan=1.0).clamp(0, 1)
+    return torch.nan_to_num(reach.square().sum(-2), nan=1.0).clamp(0, 1)
 
 
 def meet(
@@ -110,59 +110,67 @@ def meet(
     return torch.cat(found), torch.cat(norms)
 
 
-def picked(rows: Float[Tensor, "m b"], weights: Float[Tensor, "sets m"]) -> Float[Tensor, "sets r b"]:
+def picked(rows: Float[Tensor, "*u m b"], weights: Float[Tensor, "*u sets m"]) -> Float[Tensor, "*u sets r b"]:
     """For each set the rows with a weight above zero, times it; the shorter sets are padded with zeros.
 
     >>> import torch
     >>> picked(torch.eye(3), torch.tensor([[0.0, 2.0, 0.0]])).tolist()
     [[[0.0, 2.0, 0.0]]]
     """
-    most = int((weights > 0).sum(1).max()) if len(weights) else 0
-    if most > _MOST * len(rows):
-        return weights[:, :, None] * rows
-    weight, places = weights.topk(most, dim=1)
-    return weight[:, :, None] * rows[places]
+    most = int((weights > 0).sum(-1).max()) if weights.numel() else 0
+    if most > _MOST * rows.shape[-2]:
+        return weights[..., None] * rows[..., None, :, :]
+    weight, places = weights.topk(most, dim=-1)
+    return weight[..., None] * taken(rows, places)
 
 
-def least(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b"]:
+def taken(rows: Float[Tensor, "*u m b"], places: Int[Tensor, "*u sets r"]) -> Float[Tensor, "*u sets r b"]:
+    """The rows at those places, for each set."""
+    if rows.ndim == 2:
+        return rows[places]
+    return torch.take_along_dim(rows[..., None, :, :], places[..., None], dim=-2)
+
+
+def least(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b"]:
     """The eigenvector with the least eigenvalue, by inverse iteration; ``gram`` is overwritten."""
     start = _starts(gram)[:, :1]
     if gram.is_cuda:
         return _largest(_inverse(gram), start)
-    factor, vectors = _factor(gram), start.expand(len(gram), -1, 1)
+    factor, vectors = _factor(gram), start.expand(*gram.shape[:-1], 1)
     for _ in range(_ITERATIONS):  # each grows them by 1e16 at most, so nothing overflows
         vectors = torch.cholesky_solve(vectors, factor)
-    return sphere.retract(vectors[:, :, 0])
+    return sphere.retract(vectors[..., 0])
 
 
-def least_two(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b 2"]:
+def least_two(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
     """The two eigenvectors with the least eigenvalues, by inverse iteration; ``gram`` is overwritten."""
     start = _starts(gram)
     if gram.is_cuda:
         inverse = _inverse(gram)
         first = _largest(inverse, start[:, :1])
-        beside = inverse - first[:, :, None] * (first[:, None, :] @ inverse)
-        second = _largest(beside, sphere.tangent(first, start[:, 1].expand_as(first))[:, :, None])
-        return torch.stack([first, sphere.retract(sphere.tangent(first, second))], dim=2)
-    factor, block = _factor(gram), start.expand(len(gram), -1, 2)
+        beside = inverse - first[..., None] * (first[..., None, :] @ inverse)
+        second = _largest(beside, sphere.tangent(first, start[:, 1].expand_as(first))[..., None])
+        return torch.stack([first, sphere.retract(sphere.tangent(first, second))], dim=-1)
+    factor, block = _factor(gram), start.expand(*gram.shape[:-1], 2)
     for _ in range(_ITERATIONS):
         block = torch.cholesky_solve(block, factor)
-        first = sphere.retract(block[:, :, 0])
-        second = sphere.retract(sphere.tangent(first, sphere.retract(block[:, :, 1])))
-        block = torch.stack([first, second], dim=2)
+        first = sphere.retract(block[..., 0])
+        second = sphere.retract(sphere.tangent(first, sphere.retract(block[..., 1])))
+        block = torch.stack([first, second], dim=-1)
     return block
 
 
 def _starts(gram: Tensor) -> Float[Tensor, "b 2"]:
-    index = torch.arange(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    index = torch.arange(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     return torch.stack([1 + 0.5 * torch.cos(index), torch.sin(3 * index + 1)], dim=1)
 
 
-def _factor(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b b"]:
+def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
     """Cholesky's factor of the Gram matrices, scaled to trace 1 and shifted by their rounding."""
-    b, rounding = gram.shape[1], torch.finfo(gram.dtype).eps
-    gram.div_(gram.diagonal(dim1=1, dim2=2).sum(1).clamp_min(1e-290)[:, None, None])
-    gram.diagonal(dim1=1, dim2=2).add_(rounding)
+    b, rounding = gram.shape[-1], torch.finfo(gram.dtype).eps
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    gram.div_(diagonal.sum(-1).clamp_min(1e-290)[..., None, None])
+    diagonal.add_(rounding)
     factor, failed = torch.linalg.cholesky_ex(gram)
     if bool(failed.any()):  # rounding made it indefinite: shift by what is certainly enough
         gram[failed > 0] += b * rounding * torch.eye(b, dtype=gram.dtype, device=gram.device)
@@ -170,17 +178,17 @@ def _factor(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b b"]:
     return factor
 
 
-def _inverse(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b b"]:
+def _inverse(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
     """The inverse of norm 1. A GPU squares it in less time than the launches of as many solves take."""
     inverse = torch.cholesky_inverse(_factor(gram))
     return inverse / torch.linalg.matrix_norm(inverse, keepdim=True)
 
 
-def _largest(matrix: Float[Tensor, "sets b b"], start: Tensor) -> Float[Tensor, "sets b"]:
+def _largest(matrix: Float[Tensor, "*sets b b"], start: Tensor) -> Float[Tensor, "*sets b"]:
     """M⁸ v as a unit vector: its eigenvector with the largest eigenvalue."""
     square = matrix @ matrix
     fourth = square @ square
-    return sphere.retract((fourth @ (fourth @ start))[:, :, 0])
+    return sphere.retract((fourth @ (fourth @ start))[..., 0])
 
 
 def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:

@@ -19,7 +19,7 @@ class Problem:
     seen: Observation
     factors: Factors
     tolerance: Tolerance
-    preactivations: Float[Tensor, "m b"]
+    preactivations: Float[Tensor, "*u m b"]
     """A = Ŵ Rᵀ with rows a_k, so that the pre-activations of the input x̂ = Rᵀp are A p."""
     witness: Witness | None = None
     """The next layer's gradient, where there is one and it says something."""

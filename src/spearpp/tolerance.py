@@ -41,55 +41,56 @@ RARE = 1e-9
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The noise of one layer, ready for the six decisions."""
+    """The noise of one layer, ready for the six decisions; or of several alike, along leading dimensions ``*u``."""
 
     sigmas: float
     """c, how many standard deviations noise may reach."""
-    row_noise: Float[Tensor, "m"]
+    row_noise: Float[Tensor, "*u m"]
     """σ_k."""
-    noise: float
+    noise: Float[Tensor, "*u"]
     """σ, the root mean square of σ_k over the live neurons."""
-    inverse_singular_values: Float[Tensor, "b"]
-    weight_norms: Float[Tensor, "m"]
+    inverse_singular_values: Float[Tensor, "*u b"]
+    weight_norms: Float[Tensor, "*u m"]
     """‖ŵ_k‖."""
-    preactivation: Float[Tensor, "b"]
+    preactivation: Float[Tensor, "*u b"]
     """t with tolerance of z_k = ‖t ∘ p‖ ‖ŵ_k‖."""
     least_sparsity: float
     """τ, the least share of zeros among the live neurons."""
     least_zeros: int
     """The number of zeros a direction needs to be a candidate."""
 
-    def amplification(self, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    def amplification(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
         """‖Σ⁻¹q‖: standard deviation of an entry of L q for unit noise in Ĝ."""
-        return torch.linalg.vector_norm(directions * self.inverse_singular_values, dim=-1)
+        return torch.linalg.vector_norm(directions * self.inverse_singular_values[..., None, :], dim=-1)
 
-    def entry(self, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k m"]:
+    def entry(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k m"]:
         """The largest entry of L q that noise allows where the true one is zero.
 
         c σ_k ‖Σ⁻¹q‖, and up to HEAVY_TAILS times that while it is negligible. L has orthonormal
         columns, so the entries of L q have root mean square 1/√m.
         """
-        gaussian = self.sigmas * self.amplification(directions)[:, None] * self.row_noise
-        negligible = NEGLIGIBLE / max(1, self.row_noise.shape[0]) ** 0.5
+        gaussian = self.sigmas * self.amplification(directions)[..., None] * self.row_noise[..., None, :]
+        negligible = NEGLIGIBLE / max(1, self.row_noise.shape[-1]) ** 0.5
         return torch.maximum(gaussian, (HEAVY_TAILS * gaussian).clamp_max(negligible))
 
-    def zeros(self, values: Float[Tensor, "k m"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
+    def zeros(self, values: Float[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
         """Which entries of L q (one direction a row) are zero up to noise."""
         return values.abs() <= self.entry(directions)
 
-    def look_zero(self, values: Float[Tensor, "k m"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
+    def look_zero(self, values: Float[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
         """Which entries of L q may be zero, given the precision of a search."""
         resolution = SEARCH_RESOLUTION / max(1, values.shape[-1]) ** 0.5
         return values.abs() <= self.entry(directions).clamp_min(resolution)
 
-    def kernel(self, rows: int, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    def kernel(self, rows: int, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
         """Up to which norm the images of r rows are zero together."""
-        return (self.sigmas * rows**0.5 * self.noise * self.amplification(directions)).clamp_min(1e-12)
+        entry = self.noise[..., None] * self.amplification(directions)
+        return (self.sigmas * rows**0.5 * entry).clamp_min(1e-12)
 
-    def angle(self, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    def angle(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
         """The sine up to which another direction is the same as this one."""
-        turned = 4 * self.noise * self.amplification(directions) * (directions.shape[-1] / self.least_sparsity) ** 0.5
-        return turned.clamp(SAME_DIRECTION, 0.5)
+        entry = self.noise[..., None] * self.amplification(directions)
+        return (4 * entry * (directions.shape[-1] / self.least_sparsity) ** 0.5).clamp(SAME_DIRECTION, 0.5)
 
 
 def tolerance(seen: Observation, factors: Factors, sparsity: float | None = None) -> Tolerance:
@@ -105,7 +106,7 @@ def tolerance(seen: Observation, factors: Factors, sparsity: float | None = None
     live = factors.live_neurons
     share = default_sparsity(live) if sparsity is None else sparsity
     sigmas = NormalDist().inv_cdf(1 - 0.5e-3 / max(1, m * b))
-    noise = float(torch.linalg.vector_norm(factors.row_noise)) / max(1, live) ** 0.5
+    noise = torch.linalg.vector_norm(factors.row_noise) / max(1, live) ** 0.5
     return Tolerance(
         sigmas=sigmas,
         row_noise=factors.row_noise,

@@ -18,8 +18,8 @@ TURNED = 10.0
 
 
 def lines(
-    problem: Problem, directions: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"], drifted: bool
-) -> Bool[Tensor, "k"]:
+    problem: Problem, directions: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"], drifted: bool
+) -> Bool[Tensor, "*u k"]:
     """Whether the kernel of each input's zero rows is that input's direction alone.
 
     The vector v that they send to least beside it must stand above noise, its own: σ ‖Σ⁻¹v‖, which is large where v
@@ -28,19 +28,18 @@ def lines(
     on for both. Without drift such a neuron fires and counts as hidden.
     """
     left = problem.factors.left
-    m, b = left.shape
-    if b == 1:
-        return torch.ones(1, dtype=torch.bool, device=left.device)
+    if left.shape[-1] == 1:
+        return torch.ones_like(directions[..., 0], dtype=torch.bool)
     found = []
-    size = at_once(left.device, 8 * m * b)
-    for q, rows in zip(directions.split(size), zeros.split(size), strict=True):
+    size = at_once(left.device, 8 * left.numel())
+    for q, rows in zip(directions.split(size, dim=-2), zeros.split(size, dim=-2), strict=True):
         own = picked(left, rows.to(left))
-        other = least_two(own.mT @ own)[:, :, 1]
-        second = torch.linalg.vector_norm(own @ other[:, :, None], dim=1)[:, 0]
+        other = least_two(own.mT @ own)[..., 1]
+        second = torch.linalg.vector_norm((own @ other[..., None])[..., 0], dim=-1)
         if drifted:
-            second = second * (1 - leverage(own, q).amax(1)).sqrt()
+            second = second * (1 - leverage(own, q).amax(-1)).sqrt()
         found.append(second > _noise(problem, q, other))
-    return torch.cat(found)
+    return torch.cat(found, dim=-1)
 
 
 def entangled(
@@ -76,7 +75,9 @@ def entangled(
     return share
 
 
-def _noise(problem: Problem, directions: Float[Tensor, "k b"], others: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+def _noise(
+    problem: Problem, directions: Float[Tensor, "*u k b"], others: Float[Tensor, "*u k b"]
+) -> Float[Tensor, "*u k"]:
     """What noise makes of the others at most, or of the directions if that is more."""
-    m = problem.factors.left.shape[0]
+    m = problem.factors.left.shape[-2]
     return MARGIN * torch.maximum(problem.tolerance.kernel(m, directions), problem.tolerance.kernel(m, others))

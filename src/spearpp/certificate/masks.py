@@ -41,7 +41,7 @@ from spearpp.certificate.lines import entangled, lines
 from spearpp.certificate.reliance import Reliance, rely
 from spearpp.filtering import Selection, fix_scale
 from spearpp.problem import Problem
-from spearpp.shapes import Bool, Float, Int, Tensor
+from spearpp.shapes import Bool, Float, Int, Tensor, moved, pick
 from spearpp.tolerance import RARE
 
 CLEAR = 0.1
@@ -126,86 +126,148 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
 
 def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -> Certificates:
     """The same for those directions that are relied on; what the others leave open counts as error."""
-    tolerance, live = problem.tolerance, problem.factors.live
-    factors, directions, inverse = problem.factors, relied.directions, relied.points
+    seen = _weigh(problem, relied, pattern)
+    drifted = bool(seen.drift > 0)
+    line = lines(problem, relied.directions, seen.silent, drifted)
+    return seen.certificates(
+        line, entangled(problem, relied.directions, relied.points, seen.silent, line, drifted), problem.batch_size
+    )
+
+
+def certify_many(
+    problem: Problem, directions: Float[Tensor, "u b b"], pattern: Bool[Tensor, "u b m"]
+) -> list[Certificates]:
+    """The evidence for the choices of several layers at once, on the CPU; ``problem`` has them along a first dimension.
+
+    Where local steps moved neurons or a direction is not determined, nothing is said to be exact: that takes a
+    closer look (``certify``).
+    """
+    seen = _weigh(problem, rely(directions), pattern)
+    line = lines(problem, directions, seen.silent, False) & (seen.drift == 0)[:, None]
+    apart = torch.where(line.all(1, keepdim=True), 0.0, torch.inf).expand(line.shape)
+    seen, line, apart = moved(seen, torch.device("cpu")), line.cpu(), apart.cpu()
+    every = range(len(directions))
+    return [pick(seen, torch.tensor(i)).certificates(line[i], apart[i], problem.batch_size) for i in every]
+
+
+@dataclass(frozen=True, eq=False)
+class _Weighed:
+    """The evidence of all inputs but how well each direction is determined."""
+
+    zeros: Int[Tensor, "*u k"]
+    chance: Float[Tensor, "*u k"]
+    agreeing: Int[Tensor, "*u k"]
+    moved: Int[Tensor, "*u k"]
+    hidden: Int[Tensor, "*u k"]
+    allowed: Int[Tensor, "*u k"]
+    error: Float[Tensor, "*u k"]
+    share: Float[Tensor, "*u k"]
+    residual: Float[Tensor, "*u"]
+    noise: Float[Tensor, "*u"]
+    heavier: Float[Tensor, "*u"]
+    drift: Float[Tensor, "*u"]
+    silent: Bool[Tensor, "*u k m"]
+    """Neurons with a gradient that are zero because x̂ silences them."""
+
+    def certificates(self, line: Bool[Tensor, "k"], entangled: Float[Tensor, "k"], batch_size: int) -> Certificates:
+        """Of one layer."""
+        return Certificates(
+            zeros=self.zeros,
+            chance=self.chance,
+            agreeing=self.agreeing,
+            moved=self.moved,
+            hidden=self.hidden,
+            allowed=self.allowed,
+            line=line,
+            entangled=entangled,
+            error=self.error,
+            share=self.share,
+            residual=float(self.residual),
+            noise=float(self.noise),
+            heavier=float(self.heavier),
+            drift=float(self.drift),
+            batch_size=batch_size,
+        )
+
+
+def _weigh(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "*u k m"]) -> _Weighed:
+    tolerance, factors = problem.tolerance, problem.factors
+    live, directions, inverse = factors.live[..., None, :], relied.directions, relied.points
+    neurons = live.sum(-1)
     scale = fix_scale(problem, inverse, pattern)
-    signed = inverse * scale.sign()[:, None]
-    z = signed @ problem.preactivations.T
-    slack = torch.linalg.vector_norm(inverse * tolerance.preactivation, dim=1)[:, None] * tolerance.weight_norms
-    slack = slack + relied.preactivation_error(problem)
-    values = directions @ problem.factors.left.T
+    signed = inverse * scale.sign()[..., None]
+    z = signed @ problem.preactivations.mT
+    far = torch.linalg.vector_norm(inverse * tolerance.preactivation[..., None, :], dim=-1)
+    slack = far[..., None] * tolerance.weight_norms[..., None, :] + relied.preactivation_error(problem)
+    values = directions @ factors.left.mT
     bound = tolerance.entry(directions)
-    level = (1 / max(1, problem.factors.live_neurons)) ** 0.5
+    level = neurons.clamp_min(1).to(z).rsqrt()[..., None]
     zeros = values.abs() <= bound
     clear = live & (bound <= CLEAR * level)
     fires = z > 0
     excess = torch.where(clear & (z.abs() > slack) & ~fires, values.abs() / bound, 1.0)
     near = (excess <= HEAVIER) & (values.abs() <= CLEAR * level)
-    heavier = float(torch.where(near, excess, 1.0).clamp_min(1).max())
+    heavier = torch.where(near, excess, 1.0).clamp_min(1).amax((-2, -1))
     conflict = (excess > 1) & ~near
-    size = torch.linalg.vector_norm(signed * factors.singular_values, dim=1)  # ‖Rᵀp‖
-    reach = size[:, None] * factors.row_norms
+    size = torch.linalg.vector_norm(signed * factors.singular_values[..., None, :], dim=-1)  # ‖Rᵀp‖
+    reach = size[..., None] * factors.row_norms[..., None, :]
     moved_by = (z.abs() - slack) / reach
-    drift = float(torch.where(conflict, moved_by, 0.0).max())
+    drift = torch.where(conflict, moved_by, 0.0).amax((-2, -1))
     # What moved neurons on moved others off, before the only step that their sample took part in. One
     # such neuron of an input may be a small gradient by chance.
-    off = torch.where(clear & (z.abs() > slack) & fires & zeros & (moved_by <= OFF * drift), moved_by, 0.0)
-    drift = max(drift, float(off.topk(2, dim=1).values[:, 1].max()) if off.shape[1] > 1 else 0.0)
-    slack = widened(slack, drift, reach)
+    farthest = OFF * drift[..., None, None]
+    off = torch.where(clear & (z.abs() > slack) & fires & zeros & (moved_by <= farthest), moved_by, 0.0)
+    if off.shape[-1] > 1:
+        drift = torch.maximum(drift, off.topk(2, dim=-1).values[..., 1].amax(-1))
+    slack = widened(slack, drift[..., None, None], reach)
     told = clear & (z.abs() > slack)
-    hiding = torch.where(told & fires, bound / level, 0.0).sum(1)
-    hidden = (told & fires & zeros).sum(1)
-    masked = torch.where(fires | (z.abs() <= slack), values * scale[:, None], 0.0)
+    hiding = torch.where(told & fires, bound / level, 0.0).sum(-1)
+    masked = torch.where(fires | (z.abs() <= slack), values * scale[..., None], 0.0)
     length = scale.abs().clamp_min(torch.finfo(z.dtype).tiny)
-    size, columns = size / length, max(1, factors.right.shape[1])
-    spread = heavier * tolerance.noise * torch.linalg.vector_norm(inverse, dim=1)
+    size, columns = size / length, max(1, factors.right.shape[-1])
+    spread = (heavier * tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
     spread = torch.hypot(spread, relied.input_error(problem) / columns**0.5) / scale.abs()
-    weight = torch.linalg.vector_norm(masked, dim=1) * size
-    whole = torch.linalg.norm(factors.row_norms)
-    left_over = factors.distance(masked.T, signed / length[:, None])
-    noise = torch.linalg.norm(factors.row_noise) * columns**0.5
-    noise = torch.hypot(noise, relied.unexplained(problem))
-    silent = zeros & live & ~fires
-    line = lines(problem, directions, silent, drift > 0)
-    return Certificates(
-        zeros=(zeros & live).sum(1),
-        chance=chance_of_zeros((zeros & live).sum(1), bound / level, live, problem.batch_size),
-        agreeing=(told & (fires != zeros)).sum(1) + _dead_evidence(live, z, slack),
-        moved=conflict.sum(1),
-        hidden=hidden,
+    weight = torch.linalg.vector_norm(masked, dim=-1) * size
+    whole = torch.linalg.vector_norm(factors.row_norms, dim=-1)
+    noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) * columns**0.5
+    silent = zeros & live
+    return _Weighed(
+        zeros=silent.sum(-1),
+        chance=chance_of_zeros(silent.sum(-1), bound / level, live, problem.batch_size),
+        agreeing=(told & (fires != zeros)).sum(-1) + _dead_evidence(live, z, slack),
+        moved=conflict.sum(-1),
+        hidden=(told & fires & zeros).sum(-1),
         allowed=most_by_chance(hiding),
-        line=line,
-        entangled=entangled(problem, directions, inverse, silent, line, drift > 0),
         error=spread / (size / columns**0.5),
-        share=weight / weight.sum().clamp_min(torch.finfo(z.dtype).tiny),
-        residual=float(left_over / whole),
-        noise=float(noise / whole),
+        share=weight / weight.sum(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny),
+        residual=factors.distance(masked.mT, signed / length[..., None]) / whole,
+        noise=torch.hypot(noise, relied.unexplained(problem)) / whole,
         heavier=heavier,
         drift=drift,
-        batch_size=problem.batch_size,
+        silent=silent & ~fires,
     )
 
 
-def widened(slack: Float[Tensor, "b m"], drift: float, reach: Float[Tensor, "b m"]) -> Float[Tensor, "b m"]:
+def widened(slack: Tensor, drift: Tensor | float, reach: Tensor) -> Float[Tensor, "*u b m"]:
     """slack + η reach, a hair more: the neuron that η = (|z| - slack) / reach was taken from is within it."""
     return slack + (1 + 1e-9) * drift * reach
 
 
-def most_by_chance(mean: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
     """The most that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
-    exceeds = torch.special.gammainc((counts + 1).to(mean), mean[:, None])  # P(N > count)
-    return (exceeds > UNLUCKY).sum(1)
+    exceeds = torch.special.gammainc((counts + 1).to(mean), mean[..., None])  # P(N > count)
+    return (exceeds > UNLUCKY).sum(-1)
 
 
-def _dead_evidence(live: Tensor, z: Tensor, slack: Tensor) -> Int[Tensor, "b"]:
+def _dead_evidence(live: Tensor, z: Tensor, slack: Tensor) -> Int[Tensor, "*u b"]:
     told = ~live & (z.abs() > slack)
-    return ((told & (z < 0)).sum(1) - (told & (z > 0)).sum(1)).clamp_min(0)
+    return ((told & (z < 0)).sum(-1) - (told & (z > 0)).sum(-1)).clamp_min(0)
 
 
 def chance_of_zeros(
-    zeros: Int[Tensor, "b"], relative: Float[Tensor, "b m"], live: Bool[Tensor, "m"], batch_size: int
-) -> Float[Tensor, "b"]:
+    zeros: Int[Tensor, "*u b"], relative: Float[Tensor, "*u b m"], live: Bool[Tensor, "*u 1 m"], batch_size: int
+) -> Float[Tensor, "*u b"]:
     """Chernoff's bound exp(-n KL(x ‖ π)) for n x or more of n entries to fall under the noise by chance.
 
     A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are taken as Gaussian
@@ -215,9 +277,10 @@ def chance_of_zeros(
     free = batch_size - 1
     if free == 0:  # there is one direction, nothing to find by chance
         return torch.zeros_like(zeros, dtype=torch.float64)
-    neurons = int(live.sum())
-    others = max(1, neurons - free)
-    share = ((zeros - free).double() / others).clamp(0, 1)
-    under = (torch.special.erf(relative / 2**0.5) * live).sum(1).div(max(1, neurons)).clamp(1e-12, 1 - 1e-12)
+    neurons = live.sum(-1).double()
+    others = (neurons - free).clamp_min(1)
+    share = ((zeros - free) / others).clamp(0, 1)
+    under = (torch.special.erf(relative / 2**0.5) * live).sum(-1) / neurons.clamp_min(1)
+    under = under.clamp(1e-12, 1 - 1e-12)
     divergence = torch.special.xlogy(share, share / under) + torch.special.xlogy(1 - share, (1 - share) / (1 - under))
     return torch.where(share > under, torch.exp(-others * divergence), 1.0)

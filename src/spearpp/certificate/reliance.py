@@ -16,37 +16,37 @@ were off by less than 0.26 ‖RᵀN‖ ‖u‖, the farthest by 1.1 times that p
 
 @dataclass(frozen=True, eq=False)
 class Reliance:
-    """k directions and their dual points."""
+    """k directions and their dual points; with k = b also those of several layers, along leading dimensions ``*u``."""
 
-    directions: Float[Tensor, "k b"]
+    directions: Float[Tensor, "*u k b"]
     """q_i, unit vectors."""
-    points: Float[Tensor, "k b"]
+    points: Float[Tensor, "*u k b"]
     """u_i of least norm with u_i·q_j = 1 if i = j, else 0; the rows of Q⁻¹ where k = b."""
-    open: Float[Tensor, "b f"]
+    open: Float[Tensor, "*u b f"]
     """N: orthonormal basis of the complement of the directions, empty where k = b."""
 
-    def input_error(self, problem: Problem) -> Float[Tensor, "k"]:
+    def input_error(self, problem: Problem) -> Float[Tensor, "*u k"]:
         """0.3 ‖RᵀN‖ ‖u_i‖: how far Rᵀu_i is off."""
-        if not self.open.shape[1]:
-            return torch.zeros_like(self.points[:, 0])
-        rest = torch.linalg.matrix_norm(self.open.T @ problem.factors.right, 2)
-        return TYPICAL * rest * torch.linalg.vector_norm(self.points, dim=1)
+        if not self.open.shape[-1]:
+            return torch.zeros_like(self.points[..., 0])
+        rest = torch.linalg.matrix_norm(self.open.mT @ problem.factors.right, 2)
+        return TYPICAL * rest * torch.linalg.vector_norm(self.points, dim=-1)
 
-    def preactivation_error(self, problem: Problem) -> Float[Tensor, "k m"]:
+    def preactivation_error(self, problem: Problem) -> Float[Tensor, "*u k m"]:
         """‖Nᵀa_k‖ ‖u_i‖: how far a_k·u_i may be off."""
-        rest = torch.linalg.vector_norm(problem.preactivations @ self.open, dim=1)
-        return LEVER * torch.linalg.vector_norm(self.points, dim=1)[:, None] * rest
+        rest = torch.linalg.vector_norm(problem.preactivations @ self.open, dim=-1)
+        return LEVER * torch.linalg.vector_norm(self.points, dim=-1)[..., None] * rest[..., None, :]
 
-    def unexplained(self, problem: Problem) -> Float[Tensor, ""]:
+    def unexplained(self, problem: Problem) -> Float[Tensor, "*u"]:
         """‖NᵀR‖: how much of the gradient the others are, at least."""
-        return torch.linalg.norm(self.open.T @ problem.factors.right)
+        return torch.linalg.matrix_norm(self.open.mT @ problem.factors.right)
 
 
-def rely(directions: Float[Tensor, "k b"]) -> Reliance:
+def rely(directions: Float[Tensor, "*u k b"]) -> Reliance:
     """The duals of these directions, and their complement."""
-    k, b = directions.shape
+    k, b = directions.shape[-2:]
     if k == b:
-        return Reliance(directions, torch.linalg.inv(directions.T), directions.new_zeros(b, 0))
-    basis, triangle = torch.linalg.qr(directions.T, mode="complete")
-    points = torch.linalg.solve_triangular(triangle[:k], basis[:, :k].T, upper=True)
-    return Reliance(directions, points, basis[:, k:])
+        return Reliance(directions, torch.linalg.inv(directions.mT), directions.mT[..., :0])
+    basis, triangle = torch.linalg.qr(directions.mT, mode="complete")
+    points = torch.linalg.solve_triangular(triangle[..., :k, :], basis[..., :k].mT, upper=True)
+    return Reliance(directions, points, basis[..., k:])
