@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,12 @@ BETAS = 0.9, 0.999
 EPSILON = 1e-12
 ROUGH = 1e-4
 """ε of the objective from which the rounding of tensor cores does not matter."""
+LEFT = 2**30
+"""Bytes that graphs may leave behind before they are given back to the device."""
 _SWITCHING = threading.RLock()
+_COUNTING = threading.Lock()
+_OWN = threading.local()
+_LEFT_BEHIND: dict[torch.device, int] = {}
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,56 @@ def repeat(step: Callable[[], None], times: int, device: torch.device) -> None:
         for _ in range(times):
             step()
         return
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):
-        step()
-    torch.cuda.current_stream(device).wait_stream(aside)
+    with _aside(device):
+        step()  # compiles, and gives cuBLAS its memory, which a recording must not
+        before = torch.cuda.memory_reserved(device)
+        graph = _recorded(step)
+        for _ in range(times - 1):
+            graph.replay()
+        grown = torch.cuda.memory_reserved(device) - before
+        del graph
+    _give_back(grown, device)
+
+
+def _recorded(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """As ``torch.cuda.graph`` does it, but without emptying all caches first, which takes longer than the descent.
+
+    What the step allocates comes from a pool of the graph's own. Other threads may go on meanwhile.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
         step()
-    for _ in range(times - 1):
-        graph.replay()
+    except BaseException:
+        with suppress(RuntimeError):  # the step's own error says more
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return graph
+
+
+@contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    """On a stream where recording is allowed, one for each thread: cuBLAS keeps memory for every stream it has seen."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    streams: dict[int, torch.cuda.Stream] = _OWN.__dict__.setdefault("streams", {})
+    if number not in streams:
+        streams[number] = torch.cuda.Stream(device)
+    stream = streams[number]
+    before = torch.cuda.current_stream(device)
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        before.wait_stream(stream)
+
+
+def _give_back(grown: int, device: torch.device) -> None:
+    """Empty the caches once the pools of past graphs, which nothing else uses, may have grown to ``LEFT``."""
+    with _COUNTING:
+        _LEFT_BEHIND[device] = _LEFT_BEHIND.get(device, 0) + max(0, grown)
+        if _LEFT_BEHIND[device] < LEFT:
+            return
+        _LEFT_BEHIND[device] = 0
+    torch.cuda.empty_cache()
