@@ -1,13 +1,15 @@
-"""Descent of the gated objective on the sphere of p, all starts at once."""
+"""Descent of the gated objective on the sphere of p, all starts at once; that of a small problem in one kernel."""
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
+from spearpp import kernels
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.shapes import Float, Tensor
 
@@ -38,9 +40,56 @@ def descend(
     gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float
 ) -> tuple[Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
     """Riemannian Adam with a cosine schedule; returns the end points c, moved in place, and their directions q."""
-    done = torch.arange(effort.steps, dtype=points.dtype, device=points.device)
-    rates = rate * 0.5 * (1 + torch.cos(math.pi * done / effort.steps)) / (1 - BETAS[0] ** (done + 1))
-    schedule = torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1))], dim=1)
+    rows = gates.rows
+    directions = _at_once(rows[None], gates.gates[None], gates.basis[None], points[None], [len(rows)], effort, rate)
+    return (points, directions[0]) if directions is not None else _step_by_step(gates, points, effort, rate)
+
+
+def descend_many(
+    rows: Float[Tensor, "updates m b"],
+    gates: Float[Tensor, "updates m d"],
+    basis: Float[Tensor, "updates b d"],
+    points: Float[Tensor, "updates starts d"],
+    counts: Sequence[int],
+    effort: Effort,
+    rate: float,
+) -> tuple[Float[Tensor, "updates starts d"], Float[Tensor, "updates starts b"]]:
+    """``descend`` for several updates, in one launch where they are small.
+
+    ``counts`` says how many neurons each has; the rows and gates after them are zero. Without a GPU one update
+    follows the other: their products are large enough to be worth a call each, and stay in the cache.
+    """
+    directions = _at_once(rows, gates, basis, points, counts, effort, rate)
+    if directions is None:
+        problems = [Gates(rows[i, :count], gates[i, :count], basis[i]) for i, count in enumerate(counts)]
+        each = [_step_by_step(one, c, effort, rate)[1] for one, c in zip(problems, points, strict=True)]
+        directions = torch.stack(each) if each else rows.new_zeros(*points.shape[:2], rows.shape[2])
+    return points, directions
+
+
+def _at_once(
+    rows: Float[Tensor, "updates m b"],
+    gates: Float[Tensor, "updates m d"],
+    basis: Float[Tensor, "updates b d"],
+    points: Float[Tensor, "updates starts d"],
+    counts: Sequence[int],
+    effort: Effort,
+    rate: float,
+) -> Float[Tensor, "updates starts b"] | None:
+    """All steps in one kernel: the directions, or None and nothing moved where that is not the way."""
+    persistent = kernels.for_all_steps(points, rows.shape[1], max(basis.shape[1:]))
+    if persistent is None:
+        return None
+    with torch.cuda.device(points.device):
+        schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
+        options = {"iterations": effort.iterations, "epsilon": effort.epsilon, "exact": effort.epsilon < ROUGH}
+        return persistent.descend(rows, gates, basis, points, counts, schedule, **options, betas=BETAS, least=EPSILON)
+
+
+def _step_by_step(
+    gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float
+) -> tuple[Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
+    schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
     counter = torch.zeros(1, dtype=torch.long, device=points.device)
     momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
     here = torch.cuda.device(points.device) if points.is_cuda else nullcontext()
@@ -58,6 +107,14 @@ def descend(
         repeat(step, effort.steps, points.device)
         objective.evaluate()
     return points, objective.direction
+
+
+@lru_cache(maxsize=32)
+def _schedule(steps: int, rate: float, dtype: torch.dtype) -> Float[Tensor, "steps 2"]:
+    """What ``move`` reads: for every step the rate over 1-β₁ᵗ, and 1/(1-β₂ᵗ). Made on the host, to be copied."""
+    done = torch.arange(steps, dtype=dtype)
+    rates = rate * 0.5 * (1 + torch.cos(math.pi * done / steps)) / (1 - BETAS[0] ** (done + 1))
+    return torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1))], dim=1)
 
 
 @contextmanager
