@@ -83,6 +83,7 @@ def cuts(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
         for warps in (8, 4)
         for block in (128, 64, 32)
     ]
+    others += [replace(other, ahead=True) for other in others if (other.starts, other.warps) == (16, 8)]
     if width <= 32:
         others += [Plan(16, 256, 4, True, True), Plan(32, 256, 8, True, True), Plan(16, 128, 8, True, False)]
     elif width <= 64:
@@ -140,7 +141,7 @@ def compile_all(wanted: list[tuple["Plan", int, Effort]]) -> None:
 def measured(given: Problem, effort: Effort, cut: "Plan", expected: torch.Tensor) -> str:
     """A line for one cut, or why there is none."""
     name = f"{cut.starts:>3} x{cut.block:>4} w{cut.warps:<2} s{cut.stages} "
-    name += ("parted " if cut.parted else "shared ") + ("kept  " if cut.whole else "blocks")
+    name += ("parted " if cut.parted else "shared ") + ("kept  " if cut.whole else "ahead " if cut.ahead else "blocks")
     try:
         points, move = at_once(given, replace(effort, steps=FEW), cut)
         move()

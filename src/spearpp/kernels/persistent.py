@@ -45,7 +45,9 @@ class Plan:
     whole: bool
     """Whether one block is all."""
     stages: int = 3
-    """Blocks under way at a time."""
+    """Blocks under way at a time, where one product reads them."""
+    ahead: bool = False
+    """Whether the next ℓ_k wait in registers: two products read them, and Triton does not fetch such blocks ahead."""
 
     @property
     def groups(self) -> int:
@@ -56,8 +58,7 @@ class Plan:
 def plan(m: int, width: int, exact: bool) -> Plan:
     """What suits a problem of so many neurons and, padded, columns. Vectors of 32 columns fit every warp."""
     if width > 32:
-        block = 64 if width <= 64 else 32 if exact else 128
-        return Plan(16, block, 8, parted=False, whole=False, stages=2 if block == 128 else 3)
+        return Plan(16, 32 if width > 64 and exact else 64, 8, parted=False, whole=False, ahead=True)
     all_of_them = max(128, triton.next_power_of_2(m))
     whole = all_of_them * width * (32 if exact else 16) <= SHARED  # products of three parts have each factor twice
     return Plan(16, all_of_them if whole else 128, 8, parted=True, whole=whole)
@@ -123,6 +124,7 @@ def descend(
             WIDTH=width,
             GROUPS=chosen.groups,
             WHOLE=chosen.whole,
+            AHEAD=chosen.ahead,
             num_warps=chosen.warps,
             num_stages=chosen.stages,
         )
@@ -237,6 +239,7 @@ def _descend(
     rows, gates, basis, points, directions, counts, schedule, scratch, blocks, b, d, starts, steps, iterations, epsilon,
     first_beta: tl.constexpr, second_beta: tl.constexpr, least: tl.constexpr, PRECISION: tl.constexpr,
     STARTS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     EACH: tl.constexpr = BLOCK // GROUPS
     update = tl.program_id(0).to(tl.int64)
@@ -287,8 +290,14 @@ def _descend(
                 image = _onto(search, all_rows, PRECISION, GROUPS)
                 sums = tl.dot(image * silence * silence, all_rows, sums, input_precision=PRECISION)
             else:
+                if AHEAD:
+                    following = _block(rows, 0, BLOCK, WIDTH, GROUPS)
                 for at in range(blocks):
-                    block = _block(rows, at, BLOCK, WIDTH, GROUPS)
+                    if AHEAD:
+                        block = following
+                        following = _block(rows, tl.minimum(at + 1, blocks - 1), BLOCK, WIDTH, GROUPS)
+                    else:
+                        block = _block(rows, at, BLOCK, WIDTH, GROUPS)
                     silence = tl.load(_kept(silences, at, STARTS, BLOCK, GROUPS))
                     image = _onto(search, block, PRECISION, GROUPS)
                     sums = tl.dot(image * silence * silence, block, sums, input_precision=PRECISION)
