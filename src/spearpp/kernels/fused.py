@@ -1,6 +1,9 @@
-"""The row-wise steps in Triton: one program a start, its row read and written once. ``reference`` says what they do."""
+"""The row-wise steps in Triton: one program a start, its row read and written once. ``reference`` says what they do.
 
-from typing import Any
+Kernels are not to be type-checked when tests wrap every function: Triton needs them as they are.
+"""
+
+from typing import Any, no_type_check
 
 import triton
 import triton.language as tl
@@ -18,6 +21,7 @@ def _run(kernel: Any, columns: int, rows: int, *arguments: Any) -> None:
 
 
 @_rowwise
+@no_type_check
 def _gate(silence, weight, total, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -35,6 +39,7 @@ def gate(silence: Tensor, weight: Tensor, total: Tensor) -> None:
 
 
 @_rowwise
+@no_type_check
 def _begin(right, applied, residual, search, size, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -50,6 +55,7 @@ def begin(right: Tensor, applied: Tensor, residual: Tensor, search: Tensor, size
 
 
 @_rowwise
+@no_type_check
 def _advance(search, applied, solution, residual, size, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -71,6 +77,7 @@ def advance(search: Tensor, applied: Tensor, solution: Tensor, residual: Tensor,
 
 
 @_rowwise
+@no_type_check
 def _direct(points, solution, value, direction, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -86,6 +93,7 @@ def direct(points: Tensor, solution: Tensor, value: Tensor, direction: Tensor) -
 
 
 @_rowwise
+@no_type_check
 def _pull(silence, weight, total, image, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
@@ -102,6 +110,7 @@ def pull(silence: Tensor, weight: Tensor, total: Tensor, image: Tensor) -> None:
 
 
 @_rowwise
+@no_type_check
 def _move(
     points, through_gates, through_basis, value, momentum, second, schedule, counter, first_beta: tl.constexpr,
     second_beta: tl.constexpr, epsilon: tl.constexpr, columns, BLOCK: tl.constexpr,

@@ -1,13 +1,15 @@
-"""Descent of the gated objective on the sphere of p, all starts at once."""
+"""Descent of the gated objective on the sphere of p, all starts at once; that of a small problem in one kernel."""
 
 import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
+from spearpp import kernels
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.shapes import Float, Tensor
 
@@ -15,7 +17,12 @@ BETAS = 0.9, 0.999
 EPSILON = 1e-12
 ROUGH = 1e-4
 """ε of the objective from which the rounding of tensor cores does not matter."""
+LEFT = 2**30
+"""Bytes that graphs may leave behind before they are given back to the device."""
 _SWITCHING = threading.RLock()
+_COUNTING = threading.Lock()
+_OWN = threading.local()
+_LEFT_BEHIND: dict[torch.device, int] = {}
 
 
 @dataclass(frozen=True)
@@ -33,9 +40,56 @@ def descend(
     gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float
 ) -> tuple[Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
     """Riemannian Adam with a cosine schedule; returns the end points c, moved in place, and their directions q."""
-    done = torch.arange(effort.steps, dtype=points.dtype, device=points.device)
-    rates = rate * 0.5 * (1 + torch.cos(math.pi * done / effort.steps)) / (1 - BETAS[0] ** (done + 1))
-    schedule = torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1))], dim=1)
+    rows = gates.rows
+    directions = _at_once(rows[None], gates.gates[None], gates.basis[None], points[None], [len(rows)], effort, rate)
+    return (points, directions[0]) if directions is not None else _step_by_step(gates, points, effort, rate)
+
+
+def descend_many(
+    rows: Float[Tensor, "updates m b"],
+    gates: Float[Tensor, "updates m d"],
+    basis: Float[Tensor, "updates b d"],
+    points: Float[Tensor, "updates starts d"],
+    counts: Sequence[int],
+    effort: Effort,
+    rate: float,
+) -> tuple[Float[Tensor, "updates starts d"], Float[Tensor, "updates starts b"]]:
+    """``descend`` for several updates, in one launch where they are small.
+
+    ``counts`` says how many neurons each has; the rows and gates after them are zero. Without a GPU one update
+    follows the other: their products are large enough to be worth a call each, and stay in the cache.
+    """
+    directions = _at_once(rows, gates, basis, points, counts, effort, rate)
+    if directions is None:
+        problems = [Gates(rows[i, :count], gates[i, :count], basis[i]) for i, count in enumerate(counts)]
+        each = [_step_by_step(one, c, effort, rate)[1] for one, c in zip(problems, points, strict=True)]
+        directions = torch.stack(each) if each else rows.new_zeros(*points.shape[:2], rows.shape[2])
+    return points, directions
+
+
+def _at_once(
+    rows: Float[Tensor, "updates m b"],
+    gates: Float[Tensor, "updates m d"],
+    basis: Float[Tensor, "updates b d"],
+    points: Float[Tensor, "updates starts d"],
+    counts: Sequence[int],
+    effort: Effort,
+    rate: float,
+) -> Float[Tensor, "updates starts b"] | None:
+    """All steps in one kernel: the directions, or None and nothing moved where that is not the way."""
+    persistent = kernels.for_all_steps(points, rows.shape[1], max(basis.shape[1:]))
+    if persistent is None:
+        return None
+    with torch.cuda.device(points.device):
+        schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
+        options = {"iterations": effort.iterations, "epsilon": effort.epsilon, "exact": effort.epsilon < ROUGH}
+        return persistent.descend(rows, gates, basis, points, counts, schedule, **options, betas=BETAS, least=EPSILON)
+
+
+def _step_by_step(
+    gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float
+) -> tuple[Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
+    schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
     counter = torch.zeros(1, dtype=torch.long, device=points.device)
     momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
     here = torch.cuda.device(points.device) if points.is_cuda else nullcontext()
@@ -53,6 +107,14 @@ def descend(
         repeat(step, effort.steps, points.device)
         objective.evaluate()
     return points, objective.direction
+
+
+@lru_cache(maxsize=32)
+def _schedule(steps: int, rate: float, dtype: torch.dtype) -> Float[Tensor, "steps 2"]:
+    """What ``move`` reads: for every step the rate over 1-β₁ᵗ, and 1/(1-β₂ᵗ). Made on the host, to be copied."""
+    done = torch.arange(steps, dtype=dtype)
+    rates = rate * 0.5 * (1 + torch.cos(math.pi * done / steps)) / (1 - BETAS[0] ** (done + 1))
+    return torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1))], dim=1)
 
 
 @contextmanager
@@ -83,13 +145,56 @@ def repeat(step: Callable[[], None], times: int, device: torch.device) -> None:
         for _ in range(times):
             step()
         return
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):
-        step()
-    torch.cuda.current_stream(device).wait_stream(aside)
+    with _aside(device):
+        step()  # compiles, and gives cuBLAS its memory, which a recording must not
+        before = torch.cuda.memory_reserved(device)
+        graph = _recorded(step)
+        for _ in range(times - 1):
+            graph.replay()
+        grown = torch.cuda.memory_reserved(device) - before
+        del graph
+    _give_back(grown, device)
+
+
+def _recorded(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """As ``torch.cuda.graph`` does it, but without emptying all caches first, which takes longer than the descent.
+
+    What the step allocates comes from a pool of the graph's own. Other threads may go on meanwhile.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
         step()
-    for _ in range(times - 1):
-        graph.replay()
+    except BaseException:
+        with suppress(RuntimeError):  # the step's own error says more
+            graph.capture_end()
+        raise
+    graph.capture_end()
+    return graph
+
+
+@contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    """On a stream where recording is allowed, one for each thread: cuBLAS keeps memory for every stream it has seen."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    streams: dict[int, torch.cuda.Stream] = _OWN.__dict__.setdefault("streams", {})
+    if number not in streams:
+        streams[number] = torch.cuda.Stream(device)
+    stream = streams[number]
+    before = torch.cuda.current_stream(device)
+    stream.wait_stream(before)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        before.wait_stream(stream)
+
+
+def _give_back(grown: int, device: torch.device) -> None:
+    """Empty the caches once the pools of past graphs, which nothing else uses, may have grown to ``LEFT``."""
+    with _COUNTING:
+        _LEFT_BEHIND[device] = _LEFT_BEHIND.get(device, 0) + max(0, grown)
+        if _LEFT_BEHIND[device] < LEFT:
+            return
+        _LEFT_BEHIND[device] = 0
+    torch.cuda.empty_cache()

@@ -1,0 +1,35 @@
+"""The descent in one kernel, run by Triton's interpreter where there is no GPU. A process of its own.
+
+Triton decides when it is imported whether kernels are compiled. Prints how far each case is from the reference.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def main() -> int:
+    os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        """NumPy 2.4 makes no number of an array with one entry, as the interpreter wants for the ends of loops."""
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+    import torch
+
+    from descents import CASES, far
+
+    torch.set_num_threads(1)
+    json.dump({name: far(case, torch.device("cpu")) for name, case in CASES.items()}, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
