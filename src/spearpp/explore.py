@@ -95,11 +95,12 @@ def only_direction(problem: Problem) -> Outcome:
 def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Certificates | None]:
     """The best b candidates, and their certificates if more searching could not improve the choice.
 
-    The sparsest are mostly right: where they hold, nothing is swapped.
+    The sparsest are mostly right: where they hold, or where there are no others, nothing is swapped.
     """
     first = polish(problem, initial(problem, pool)[0])
     settled = _settling(problem, first)
-    if settled is not None and (first.score == 1.0 or settled.drift == 0):  # drift can explain a wrong direction
+    holds = settled is not None and (first.score == 1.0 or settled.drift == 0)  # drift can explain a wrong direction
+    if holds or (first.full and len(pool) == problem.batch_size):
         return first, settled
     chosen = polish(problem, select(problem, pool, before))
     return chosen, _settling(problem, chosen)

@@ -134,12 +134,7 @@ def taken(rows: Float[Tensor, "*u m b"], places: Int[Tensor, "*u sets r"]) -> Fl
 def least(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b"]:
     """The eigenvector with the least eigenvalue, by inverse iteration; ``gram`` is overwritten."""
     start = _starts(gram)[:, :1]
-    if gram.is_cuda:
-        return _largest(_inverse(gram), start)
-    factor, vectors = _factor(gram), start.expand(*gram.shape[:-1], 1)
-    for _ in range(_ITERATIONS):  # each grows them by 1e16 at most, so nothing overflows
-        vectors = torch.cholesky_solve(vectors, factor)
-    return sphere.retract(vectors[..., 0])
+    return _largest(_inverse(gram), start) if gram.is_cuda else _least(_factor(gram), start)
 
 
 def least_two(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
@@ -151,13 +146,20 @@ def least_two(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
         beside = inverse - first[..., None] * (first[..., None, :] @ inverse)
         second = _largest(beside, sphere.tangent(first, start[:, 1].expand_as(first))[..., None])
         return torch.stack([first, sphere.retract(sphere.tangent(first, second))], dim=-1)
-    factor, block = _factor(gram), start.expand(*gram.shape[:-1], 2)
+    factor = _factor(gram)
+    first = _least(factor, start[:, :1])
+    second = sphere.tangent(first, start[:, 1].expand_as(first))
     for _ in range(_ITERATIONS):
-        block = torch.cholesky_solve(block, factor)
-        first = sphere.retract(block[..., 0])
-        second = sphere.retract(sphere.tangent(first, sphere.retract(block[..., 1])))
-        block = torch.stack([first, second], dim=-1)
-    return block
+        second = torch.cholesky_solve(second[..., None], factor)[..., 0]
+        second = sphere.retract(sphere.tangent(first, second))
+    return torch.stack([first, second], dim=-1)
+
+
+def _least(factor: Float[Tensor, "*sets b b"], start: Float[Tensor, "b 1"]) -> Float[Tensor, "*sets b"]:
+    vectors = start.expand(*factor.shape[:-1], 1)
+    for _ in range(_ITERATIONS):  # each grows them by 1e16 at most, so nothing overflows
+        vectors = torch.cholesky_solve(vectors, factor)
+    return sphere.retract(vectors[..., 0])
 
 
 def _starts(gram: Tensor) -> Float[Tensor, "b 2"]:

@@ -19,7 +19,7 @@ from spearpp.problem import Problem
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates
-from spearpp.search.gated.refine import distinct, refine
+from spearpp.search.gated.refine import distinct, refine, silent_neurons
 from spearpp.shapes import Bool, Float, Tensor, moved
 
 DRY_ROUNDS = 4
@@ -138,11 +138,11 @@ class Rounds:
         ends, directions = (torch.cat([each.to(here) for each in all_]) for all_ in zip(*ended, strict=True))
         return ends.double(), directions.double()
 
-    def _either_sign(self, points: Float[Tensor, "1 b"]) -> Float[Tensor, "k b"]:
-        """p and -p, or the one of them whose x̂ = Rᵀp ends above zero, as it must, where that is above noise."""
-        end = float((points @ self.problem.factors.right[:, -1])[0])
-        if self.problem.seen.has_bias and abs(end) > ABOVE * self.problem.tolerance.noise:
-            return points if end > 0 else -points
+    def _either_sign(self, points: Float[Tensor, "k b"]) -> Float[Tensor, "n b"]:
+        """Every p and -p, or only those of which x̂ = Rᵀp ends above zero, as it must, where all are above noise."""
+        ends = points @ self.problem.factors.right[:, -1:]
+        if self.problem.seen.has_bias and bool((ends.abs() > ABOVE * self.problem.tolerance.noise).all()):
+            return points * ends.sign()
         return torch.cat([points, -points])
 
     def _left(self, reach: int) -> Float[Tensor, "b d"]:
@@ -159,11 +159,17 @@ class Rounds:
         return torch.where(torch.arange(self.rows.shape[1], device=self.rows.device) < reach, self.rows, 0.0)
 
     def repair(self) -> Float[Tensor, "k b"]:
-        """Refine, for every input, what the inverse of all directions says its p is, with either sign."""
+        """Refine the p that the inverse of all directions gives, where an input has its zeros elsewhere than p has them.
+
+        If one direction is wrong, all others are right, and so is its p; those of inputs mixed up with it are not.
+        """
         inverse = sphere.retract(torch.linalg.pinv(self.found.T))
-        points = torch.cat([inverse, -inverse])
-        refined = refine(self.problem, points, torch.cat([self.found, self.found]))
-        return refined[acceptable(self.problem, points, refined)]
+        points = self._either_sign(inverse)
+        directions = self.found.repeat(len(points) // len(self.found), 1)
+        zeros = self.problem.tolerance.zeros(directions @ self.problem.factors.left.T, directions)
+        differ = ((zeros & self.problem.factors.live) != silent_neurons(self.problem, points)).any(1)
+        refined = refine(self.problem, points[differ], directions[differ])
+        return refined[acceptable(self.problem, points[differ], refined)]
 
     def _adapt(self, new: int, dimension: int, size: int) -> None:
         """Look harder if fewer came than a tenth of what is left, and of the starts."""
