@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spearpp.chunks import at_once
 from spearpp.errors import RankError
 from spearpp.lowrank.rank import CLEAR_GAP, numerical_rank
 from spearpp.lowrank.triplets import by_gram, by_sketch
@@ -73,8 +74,11 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     True
     """
     gradient = seen.gradient
-    live, used = (gradient != 0).any(1), (gradient != 0).any(0)
-    core = gradient[live][:, used]
+    entries = gradient != 0
+    live, used = entries.any(1), entries.any(0)
+    del entries
+    core = gradient if bool(live.all()) else gradient[live]
+    core = core if bool(used.all()) else core[:, used]
     u, s, vt = (
         by_gram(core, seen.gradient_epsilon, batch_size)
         or by_sketch(core, seen.gradient_epsilon, batch_size)
@@ -136,8 +140,11 @@ def _row_noise(core: Tensor, u: Tensor, s: Tensor, right: Tensor, epsilon: float
     leverage = u.square().sum(1)
     freedom = (columns - b) * (1 - leverage).clamp_min(0)
     prior = 8.0
-    squares = (core - u @ right).square().sum(1)
+    at_a_time = at_once(core.device, core.element_size() * max(1, columns))
+    parts = list(zip(core.split(at_a_time), u.split(at_a_time), strict=True))
+    squares = torch.cat([(part - some @ right).square().sum(1) for part, some in parts])
+    sizes = torch.cat([part.square().mean(1) for part, _ in parts])
     measured = ((squares + prior * outside**2) / (freedom + prior)).sqrt()
-    rounding = epsilon / 12**0.5 * core.square().mean(1).sqrt()
+    rounding = epsilon / 12**0.5 * sizes.sqrt()
     arithmetic = torch.finfo(torch.float64).eps * s[:1].sum() / max(1, min(rows, columns)) ** 0.5
     return torch.maximum(torch.maximum(measured, rounding), arithmetic)
