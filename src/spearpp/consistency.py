@@ -137,13 +137,17 @@ def _format(update: ClientUpdate) -> Iterable[Finding]:
 
 
 def _sample(tensors: Named, name: str) -> Float[Tensor, "taken"]:
-    """Entries of a tensor at equal distances."""
-    step = max(1, outlines(tensors)[name].numel() // SAMPLE)
-    taken, place = [], 0
+    """Entries of a tensor at equal distances, in float32."""
+    outline = outlines(tensors)[name]
+    step = max(1, outline.numel() // SAMPLE)
+    # Small tensors made between blocks would pin the memory of those: there is one for all, made first.
+    values = torch.empty(-(-outline.numel() // step), device=outline.device)
+    place, filled = 0, 0
     for block in blocks(tensors, name):
-        taken.append(block.flatten()[-place % step :: step].float().clone())  # a view would keep the block
-        place += block.numel()
-    return torch.cat(taken) if taken else torch.zeros(0)
+        taken = block.flatten()[-place % step :: step]
+        values[filled : filled + len(taken)] = taken
+        place, filled = place + block.numel(), filled + len(taken)
+    return values
 
 
 def _silent(tensors: Named, name: str) -> float:
@@ -214,11 +218,15 @@ def _look(gradients: Named, weights: Named, name: str) -> Spectrum:
 
 def _every(tensors: Named, name: str, rows: int, columns: int) -> Float[Tensor, "taken_rows taken"]:
     """So manieth rows and columns of a matrix."""
-    taken, place = [], 0
+    outline = outlines(tensors)[name]
+    height, width = outline.shape
+    values = torch.empty(-(-height // rows), -(-width // columns), dtype=outline.dtype, device=outline.device)
+    place, filled = 0, 0
     for block in blocks(tensors, name):
-        taken.append(block[-place % rows :: rows, ::columns].clone())
-        place += len(block)
-    return torch.cat(taken)
+        taken = block[-place % rows :: rows, ::columns]
+        values[filled : filled + len(taken)] = taken
+        place, filled = place + len(block), filled + len(taken)
+    return values
 
 
 def _spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> Spectrum:
