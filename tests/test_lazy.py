@@ -6,7 +6,9 @@ import pickle
 import subprocess
 import sys
 import weakref
+import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy
@@ -129,6 +131,19 @@ class TestReading:
         assert sum(taken) == 24
         assert tensors["y"].tolist() == list(range(0, 1000, 100))
         assert tensors["z"].tolist() == [0] * 4
+
+    def test_an_archive_that_someone_packed_again(self, tmp_path: Path) -> None:
+        tensors = {name: torch.full((16,), float(name)) for name in ("1", "2", "3")}
+        torch.save(tensors, tmp_path / "a.pt")
+        with zipfile.ZipFile(tmp_path / "a.pt") as old:
+            for name, kind, turn in (("b.pt", zipfile.ZIP_STORED, -1), ("c.pt", zipfile.ZIP_DEFLATED, 1)):
+                with zipfile.ZipFile(tmp_path / name, "w", kind) as new:
+                    for entry in old.infolist()[::turn]:
+                        new.writestr(entry.filename, old.read(entry))
+        for name in ("a.pt", "b.pt", "c.pt"):
+            with suppress(DataError):
+                read, _ = read_tensors(tmp_path / name)
+                assert {each: float(read[each].mean()) for each in read} == {"1": 1.0, "2": 2.0, "3": 3.0}
 
     def test_nothing_is_kept(self, tmp_path: Path) -> None:
         update = saved(tmp_path, "pt")

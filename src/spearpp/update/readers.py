@@ -164,10 +164,17 @@ def _in_places(source: Source) -> dict[str, Stored] | None:
 
 
 def _rooms(file: BinaryFile) -> dict[int, int] | None:
-    """Where the content of each entry of an archive begins, and its bytes; None if it is not there as it is."""
+    """Where the content of each entry of an archive begins, and its bytes; None if it is not there as it was written.
+
+    PyTorch may count places up instead of looking, so tensors have to be in their order.
+    """
     found = {}
     with zipfile.ZipFile(file) as archive:
-        for entry in archive.infolist():
+        entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
+        order = [entry.filename.rpartition("/")[2] for entry in entries if "/data/" in entry.filename]
+        if order != sorted(order, key=lambda each: int(each) if each.isdecimal() else -1):
+            return None
+        for entry in entries:
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
                 return None
             if entry.filename.endswith("byteorder") and archive.read(entry) != sys.byteorder.encode():
