@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format docs pictures bench bench-paper bench-fused bench-gated bench-frontier bench-certificates bench-audit bench-federation clean
+.PHONY: help venv demo test lint types imports unit format docs pictures bench bench-paper bench-fused bench-descent bench-gated bench-frontier bench-certificates bench-audit bench-federation bench-memory clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ bench-paper: $(READY) ## The paper's search beside geoopt's: steps a second (SPE
 bench-fused: $(READY) ## The paper's search in one kernel against the same step by step, on a GPU (SPEARPP_DATA as above)
 	$(BIN)/python -m benchmarks.fused $(ARGS)
 
+bench-descent: $(READY) ## The gated descent in one kernel against the same step by step, on a GPU
+	$(BIN)/python -m benchmarks.descent $(ARGS)
+
 bench-gated: $(READY) ## The gated engine, measured (SPEARPP_DATA as above; ARGS="--rows m200")
 	$(BIN)/python -m benchmarks.gated $(ARGS)
 
@@ -72,6 +75,9 @@ bench-audit: $(READY) ## Verdicts on clients as there are, and false alarms (mus
 
 bench-federation: $(READY) ## What audits cost a Flower federation: rounds a minute, memory, drops (ARGS="--clients 50")
 	$(BIN)/python -m benchmarks.federation $(ARGS)
+
+bench-memory: $(READY) ## The largest resident size where a layer has 100M weights, by file format (ARGS="--memory 2G")
+	$(BIN)/python -m benchmarks.memory $(ARGS)
 
 clean: ## Remove the environment and everything built
 	rm -rf .venv demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

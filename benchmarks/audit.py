@@ -59,7 +59,7 @@ def measure(name: str, client: Client, b: int, audits: int, data: str | None, bu
         model = simulate.mlp(3072, [200, 200, 200], 10, generator=generator)
         with tempfile.TemporaryDirectory() as folder:
             client(model, batch, generator).save(Path(folder) / "client.safetensors")
-            update = ClientUpdate.load(Path(folder) / "client.safetensors")
+            update = ClientUpdate.load(Path(folder) / "client.safetensors").read()
         result = spearpp.audit(update, model, budget=budget)
         leaks += result.verdict is Verdict.LEAKS
         replays += [] if result.replay is None else [result.replay.difference]

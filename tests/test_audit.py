@@ -312,7 +312,7 @@ def strangers() -> Iterator[tuple[str, ClientUpdate]]:
         turned = torch.linalg.qr(torch.randn(80, 80, generator=generator))[0] @ u
         yield (
             "the same spectrum",
-            ClientUpdate.from_gradients(update.weights, update.gradients | {"0.weight": turned @ torch.diag(s) @ v}),
+            ClientUpdate.from_gradients(update.weights, {**update.gradients, "0.weight": turned @ torch.diag(s) @ v}),
         )
 
 

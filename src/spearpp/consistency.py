@@ -1,6 +1,7 @@
 """Whether an update is what it is said to be, before any search: a look that takes less than a second.
 
-Every finding is a sentence that the owner of a system can act on.
+Every finding is a sentence that the owner of a system can act on. Of a large layer a block of rows is in memory at a
+time, and of all layers one.
 """
 
 import statistics
@@ -14,6 +15,7 @@ from spearpp.layers import Layer
 from spearpp.lowrank.rank import numerical_rank
 from spearpp.shapes import Float, Tensor
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import NUMBERS, Named, blocks, nonzero, outlines
 
 LARGEST = 16_000_000
 """Numbers of a weight up to which its spectrum is looked at."""
@@ -69,14 +71,19 @@ def check(update: ClientUpdate, layers: Iterable[Layer]) -> list[Finding]:
 
 
 def inspect(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding], float]:
-    """The findings of ``check``, and the weight decay on which all layers agree; 0 if there is none."""
+    """The findings of ``check``, and the weight decay on which all layers agree; 0 if there is none.
+
+    Raises:
+        SpearError: for an update whose files are damaged: all of it is looked through.
+    """
+    update.verify()
     found = [*_changes(update), *_format(update), *_scale(update)]
     if any(finding.level == "error" for finding in found):
         return found, 0.0
     seen = {
-        layer: spectrum(update.gradients[layer.weight], update.weights[layer.weight])
+        layer: _look(update.gradients, update.weights, layer.weight)
         for layer in layers
-        if layer.qualifies and update.gradients[layer.weight].numel() <= LARGEST
+        if layer.qualifies and outlines(update.gradients)[layer.weight].numel() <= LARGEST
     }
     decays = [each.decay for each in seen.values()]
     agreed = bool(decays) and min(decays) > 0 and max(decays) <= AGREED * min(decays)
@@ -92,16 +99,15 @@ def _changes(update: ClientUpdate) -> Iterable[Finding]:
         yield Finding("note", "update", f"{len(absent)} parameters were not sent ({absent[0]} …): they are not audited")
     if update.buffers:
         yield Finding("note", "update", f"{len(update.buffers)} running statistics were sent; they are not looked at")
-    if not any(bool(tensor.any()) for tensor in update.gradients.values()):
+    if not any(nonzero(update.gradients, name) for name in update.gradients):
         yield Finding("error", "update", "nothing changed: the client did not train, or one file was given twice")
 
 
 def _format(update: ClientUpdate) -> Iterable[Finding]:
     """What the wire, a compressor or an optimiser did to the numbers."""
-    tensor = max(update.gradients.values(), key=lambda each: each.numel())
-    name = next(name for name, each in update.gradients.items() if each is tensor)
-    values = tensor.flatten()
-    values = values[:: max(1, len(values) // SAMPLE)].float()
+    sizes = outlines(update.gradients)
+    name = max(sizes, key=lambda each: sizes[each].numel())
+    dtype, values = sizes[name].dtype, _sample(update.gradients, name)
     size = values[values != 0].abs()
     if len(size) < 100:
         return
@@ -113,29 +119,53 @@ def _format(update: ClientUpdate) -> Iterable[Finding]:
         yield Finding("error", name, why)
         return
     zeros = 1 - len(size) / len(values)
-    matrix = tensor.flatten(1) if tensor.ndim > 1 else tensor.reshape(-1, 1)
-    silent = 1 - float(matrix.any(1).float().mean() * matrix.any(0).float().mean())  # dead neurons, black pixels
-    if zeros > PRUNED and zeros > silent + 0.25 * (1 - silent):
-        yield Finding(
-            "warning", name, f"{zeros:.0%} of the entries are zero: the update was pruned, which hides inputs"
-        )
+    if zeros > PRUNED:
+        silent = _silent(update.gradients, name)
+        if zeros > silent + 0.25 * (1 - silent):
+            why = f"{zeros:.0%} of the entries are zero: the update was pruned, which hides inputs"
+            yield Finding("warning", name, why)
     if update.kind != "gradients":
         return
     if len(values.unique()) <= FEW_VALUES:
         yield Finding(
             "warning", name, f"{len(values.unique())} different values: quantised to {FEW_VALUES} levels or fewer"
         )
-    elif tensor.dtype == torch.float16 or bool((values.half().float() == values).all()):
+    elif dtype == torch.float16 or bool((values.half().float() == values).all()):
         yield Finding("note", name, "the numbers are those of float16: rounding to 5e-4 limits what comes back")
-    elif tensor.dtype == torch.bfloat16 or bool((values.bfloat16().float() == values).all()):
+    elif dtype == torch.bfloat16 or bool((values.bfloat16().float() == values).all()):
         yield Finding("note", name, "the numbers are those of bfloat16: rounding to 4e-3 limits what comes back")
+
+
+def _sample(tensors: Named, name: str) -> Float[Tensor, "taken"]:
+    """Entries of a tensor at equal distances, in float32."""
+    outline = outlines(tensors)[name]
+    step = max(1, outline.numel() // SAMPLE)
+    # Small tensors made between blocks would pin the memory of those: there is one for all, made first.
+    values = torch.empty(-(-outline.numel() // step), device=outline.device)
+    place, filled = 0, 0
+    for block in blocks(tensors, name):
+        taken = block.flatten()[-place % step :: step]
+        values[filled : filled + len(taken)] = taken
+        place, filled = place + block.numel(), filled + len(taken)
+    return values
+
+
+def _silent(tensors: Named, name: str) -> float:
+    """The share of a tensor that rows and columns of zeros take: dead neurons, black pixels."""
+    rows, columns = [], []
+    for block in blocks(tensors, name):
+        matrix = block.flatten(1) if block.ndim > 1 else block.reshape(-1, 1)
+        rows.append(matrix.any(1))
+        columns.append(matrix.any(0))
+    return 1 - float(torch.cat(rows).float().mean() * torch.stack(columns).any(0).float().mean())
 
 
 def _scale(update: ClientUpdate) -> Iterable[Finding]:
     """The gradient of a softmax classifier's last bias is mean(p - y): within ±1, and it sums to zero."""
-    name, last = list(update.gradients.items())[-1]
-    if last.ndim != 1 or len(last) < 2 or update.clients > 1:
+    name, outline = list(outlines(update.gradients).items())[-1]
+    if outline.ndim != 1 or outline.numel() < 2 or update.clients > 1:
         return
+    last = update.gradients[name]
     largest, total = float(last.abs().max()), float(last.double().sum().abs())
     if total > 1e-3 * float(last.double().abs().sum()):
         return
@@ -162,7 +192,8 @@ def _rank(layer: Layer, update: ClientUpdate, seen: Spectrum, decay: float) -> I
             "weights the client had",
         )
     elif seen.noise > 1e-5:
-        cause = "half precision" if update.gradients[layer.weight].dtype in (torch.float16, torch.bfloat16) else ""
+        dtype = outlines(update.gradients)[layer.weight].dtype
+        cause = "half precision" if dtype in (torch.float16, torch.bfloat16) else ""
         cause = cause or ("local steps, or DP noise" if update.kind != "gradients" else "DP noise, or compression")
         share = f"noise of {seen.noise:.1e} of the gradient's root mean square"
         yield Finding("note", layer.weight, f"{seen.rank} samples stand above {share} ({cause})")
@@ -174,32 +205,65 @@ def spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> Sp
     Half of the digits are lost by that, and float32 has no more than half of those of float64. Of a large gradient
     every second or third row and column is enough: it has the same rank, unless that fills what was taken.
     """
-    rows, columns = (max(1, size // most) for size, most in zip(gradient.shape, TAKEN, strict=True))
-    found = _spectrum(gradient[::rows, ::columns], weight[::rows, ::columns])
+    return _look({"it": gradient}, {"it": weight}, "it")
+
+
+def _look(gradients: Named, weights: Named, name: str) -> Spectrum:
+    shape = outlines(gradients)[name].shape
+    rows, columns = (max(1, size // most) for size, most in zip(shape, TAKEN, strict=True))
+    found = _spectrum(*(_every(each, name, rows, columns) for each in (gradients, weights)))
     whole = rows == columns == 1 or found.rank is not None or found.decay > 0
-    return found if whole else _spectrum(gradient, weight)
+    return found if whole else _spectrum(gradients[name], weights[name])
+
+
+def _every(tensors: Named, name: str, rows: int, columns: int) -> Float[Tensor, "taken_rows taken"]:
+    """So manieth rows and columns of a matrix."""
+    outline = outlines(tensors)[name]
+    height, width = outline.shape
+    values = torch.empty(-(-height // rows), -(-width // columns), dtype=outline.dtype, device=outline.device)
+    place, filled = 0, 0
+    for block in blocks(tensors, name):
+        taken = block[-place % rows :: rows, ::columns]
+        values[filled : filled + len(taken)] = taken
+        place, filled = place + len(block), filled + len(taken)
+    return values
 
 
 def _spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> Spectrum:
-    core, other = gradient.double(), weight.double()
-    if core.shape[0] > core.shape[1]:
-        core, other = core.T, other.T
+    wide = gradient.shape[0] <= gradient.shape[1]
+    core = gradient.double() if wide else gradient.double().T
     epsilon = max(torch.finfo(gradient.dtype).eps, torch.finfo(torch.float32).eps)
     squares, vectors = torch.linalg.eigh(core @ core.T)
     values = squares.clamp_min(0).sqrt().flip(0)
     rank = numerical_rank(values, (core.shape[0], core.shape[1]), epsilon)
     k = len(values) // 2 if rank is None else rank
-    if 0 < k <= len(values) - max(8, len(values) // 8) and bool(other.any()):
-        # Outside the leading singular directions on both sides, λ W is left as it is.
-        tail, lead = vectors[:, :-k].T, torch.linalg.qr(core.T @ vectors[:, -k:])[0]
-        inside, decayed = tail @ core, tail @ other
-        decayed = decayed - (decayed @ lead) @ lead.T
-        share = float((inside * decayed).sum() / decayed.square().sum())
-        left_over = torch.linalg.norm(inside - share * decayed) / torch.linalg.norm(inside)
-        if float(left_over) < EXPLAINED and share > 0:
+    if 0 < k <= len(values) - max(8, len(values) // 8) and bool(weight.any()):
+        other = weight.double() if wide else weight.double().T
+        share, left_over = _decay(core, other, vectors[:, :-k], torch.linalg.qr(core.T @ vectors[:, -k:])[0])
+        if left_over < EXPLAINED and share > 0:
             return Spectrum(rank, 0.0, share)
     size = torch.linalg.vector_norm(values)
     tail_size = torch.linalg.vector_norm(values[rank:]) if rank is not None else size
     freedom = (max(1, core.shape[0] - (rank or 0)) * max(1, core.shape[1] - (rank or 0))) ** 0.5
     noise = float(tail_size / freedom / (size / core.numel() ** 0.5).clamp_min(torch.finfo(size.dtype).tiny))
     return Spectrum(rank, noise, 0.0)
+
+
+def _decay(
+    core: Float[Tensor, "m n"], other: Float[Tensor, "m n"], tail: Float[Tensor, "m t"], lead: Float[Tensor, "n k"]
+) -> tuple[float, float]:
+    """The λ that fits best, and the share of the tail that λ W does not explain, some rows at a time.
+
+    Outside the leading singular directions on both sides, λ W is left as it is.
+    """
+    across, own, size = 0.0, 0.0, 0.0
+    for some in tail.T.split(max(1, NUMBERS // core.shape[1])):
+        inside, decayed = some @ core, some @ other
+        decayed -= (decayed @ lead) @ lead.T
+        across += float((inside * decayed).sum())
+        own += float(decayed.square().sum())
+        size += float(inside.square().sum())
+    if not own or not size:
+        return 0.0, 1.0
+    share = across / own
+    return share, max(0.0, 1 - across * share / size) ** 0.5

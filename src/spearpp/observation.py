@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spearpp.chunks import at_once
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.shapes import Float, Tensor
 
@@ -72,13 +73,9 @@ def observe(
     for name, tensor in present.items():
         if tensor is not None:
             _check_finite(prefix + name, tensor)
-    gradient, layer = grad_weight.detach().double(), weight.detach().double()
-    if grad_bias is not None and bias is not None:
-        gradient = torch.cat([gradient, grad_bias.detach().double()[:, None]], dim=1)
-        layer = torch.cat([layer, bias.detach().double()[:, None]], dim=1)
     return Observation(
-        gradient=_in_range(gradient),
-        weight=layer,
+        gradient=_in_range(_appended(grad_weight, grad_bias)),
+        weight=_appended(weight, bias),
         has_bias=bias is not None,
         gradient_epsilon=max(torch.finfo(t.dtype).eps for t in (grad_weight, grad_bias) if t is not None),
         weight_epsilon=torch.finfo(weight.dtype).eps,
@@ -86,9 +83,21 @@ def observe(
     )
 
 
+def _appended(matrix: Tensor, column: Tensor | None) -> Tensor:
+    """Both side by side in float64, without a copy on the way: large layers fill the memory."""
+    if column is None:
+        return matrix.detach().double()
+    rows, columns = matrix.shape
+    whole = torch.empty(rows, columns + 1, dtype=torch.float64, device=matrix.device)
+    whole[:, :-1] = matrix.detach()
+    whole[:, -1] = column.detach()
+    return whole
+
+
 def _in_range(gradient: Tensor) -> Tensor:
     """The gradient, times a power of two if its squares would overflow or vanish: a loss has no unit."""
-    size = float(gradient.abs().max())
+    least, most = torch.aminmax(gradient)
+    size = max(-float(least), float(most))
     if size == 0 or 1e-100 < size < 1e100:
         return gradient
     return torch.ldexp(gradient, torch.tensor(-math.frexp(size)[1], device=gradient.device))
@@ -104,7 +113,9 @@ def _check_type(name: str, tensor: object) -> None:
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:
-    if not bool(torch.isfinite(tensor).all()):
+    rows = tensor.reshape(len(tensor), -1)
+    at_a_time = at_once(tensor.device, tensor.element_size() * max(1, rows.shape[1]))
+    if not all(bool(torch.isfinite(some).all()) for some in rows.split(at_a_time)):
         nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
         raise NonFiniteError(
             f"{name} holds {nan} NaN and {inf} Inf in {tensor.numel()} values: "

@@ -1,6 +1,7 @@
 """Proof without ground truth: labels from the recovered inputs, and the whole update computed again."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,6 +14,7 @@ from spearpp.observation import observe
 from spearpp.result import Inversion
 from spearpp.shapes import Float, Int, Tensor
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import blocks, heights, outlines
 from spearpp.update.names import plain
 
 CLASSES = 1000
@@ -63,7 +65,7 @@ def labels_of(
     Raises:
         OptionError: if the model does not take the inputs, or is no classifier.
     """
-    weights, device = as_sent(model, update), update.gradients[layer.weight].device
+    weights, device = as_sent(model, update), outlines(update.gradients)[layer.weight].device
     module = weights.get_submodule(_module_name(weights, layer))
     inputs = result.inputs.to(device)
     caught: list[Tensor] = []
@@ -117,7 +119,7 @@ def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"],
         OptionError: if the model does not take the inputs.
     """
     weights = as_sent(model, update)
-    device = next(iter(update.gradients.values())).device
+    device = next(iter(outlines(update.gradients).values())).device
     named = {plain(name): each for name, each in weights.named_parameters() if plain(name) in update.gradients}
     outputs = forward(weights, inputs.to(device))
     losses = nn.functional.cross_entropy(outputs, labels.to(device), reduction="none")
@@ -148,28 +150,39 @@ def _counts(update: ClientUpdate, named: dict[str, nn.Parameter], losses: Float[
 
 def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor) -> Replay:
     again = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
-    pairs = {
-        name: (update.gradients[name].double(), torch.zeros_like(each).double() if g is None else g.double())
-        for (name, each), g in zip(named.items(), again, strict=True)
-    }
-    across = sum(float((seen * made).sum()) for seen, made in pairs.values())
-    own = sum(float(made.square().sum()) for _, made in pairs.values())
+    made = dict(zip(named, again, strict=True))
+    across, own, size = 0.0, 0.0, dict.fromkeys(made, 0.0)
+    for name, each in made.items():
+        for seen, played in _pairs(update, name, each):
+            across += float((seen * played).sum())
+            own += float(played.square().sum())
+            size[name] += float(seen.square().sum())
     scale = across / own if own > 0 else 0.0
-    apart = {name: float(torch.linalg.norm(seen - scale * made)) for name, (seen, made) in pairs.items()}
-    size = {name: float(torch.linalg.norm(seen)) for name, (seen, _) in pairs.items()}
-    whole = sum(each**2 for each in size.values()) ** 0.5
+    apart = dict.fromkeys(made, 0.0)
+    for name, each in made.items():
+        for seen, played in _pairs(update, name, each):
+            apart[name] += float((seen - scale * played).square().sum())
     return Replay(
-        difference=sum(each**2 for each in apart.values()) ** 0.5 / max(whole, 1e-300),
+        difference=(sum(apart.values()) / max(sum(size.values()), 1e-300)) ** 0.5,
         scale=scale,
-        by_parameter={name: apart[name] / max(size[name], 1e-300) for name in pairs},
+        by_parameter={name: (apart[name] / max(size[name], 1e-300)) ** 0.5 for name in made},
     )
+
+
+def _pairs(update: ClientUpdate, name: str, made: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """A parameter's gradient as it was sent and as it was made again, in float64, some rows at a time."""
+    parts = zip(heights(outlines(update.gradients)[name].shape), blocks(update.gradients, name), strict=True)
+    for (start, stop), block in parts:
+        seen = block.double()
+        rows = None if made is None else made.reshape(len(made) if made.ndim else 1, -1)[start:stop]
+        yield seen, torch.zeros_like(seen) if rows is None else rows.reshape(seen.shape).double()
 
 
 def as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:
     """A copy of the model with the weights that the client had."""
     try:
         weights = copy.deepcopy(model).eval()
-        weights.to(next(iter(update.weights.values())).device)
+        weights.to(next(iter(outlines(update.weights).values())).device)
         with torch.no_grad():
             for name, parameter in weights.named_parameters():
                 parameter.requires_grad_(True)

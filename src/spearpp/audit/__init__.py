@@ -8,10 +8,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from spearpp.audit.memory import MEMORY, check_memory, fitting, unplayed
 from spearpp.audit.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.audit.wording import caveats, summary
 from spearpp.consistency import Finding, inspect
-from spearpp.errors import OptionError, SpearError
+from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
 from spearpp.estimate import LARGEST, SECONDS, Estimate, estimate
 from spearpp.invert import invert
 from spearpp.layers import Layer, find_layers
@@ -20,6 +21,7 @@ from spearpp.result import Progress
 from spearpp.search import Gated, Search
 from spearpp.shapes import Tensor
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import elementwise, outlines
 
 __all__ = ["AuditResult", "LayerAudit", "Verdict", "audit"]
 LEAST_SECONDS = 0.5
@@ -31,6 +33,7 @@ def audit(
     model: nn.Module | None = None,
     *,
     budget: float | None = None,
+    memory: int | None = MEMORY,
     search: Search | None = None,
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
@@ -43,19 +46,24 @@ def audit(
     with evidence that it is in the batch, exactly or up to noise, or if the update can be computed again from what came
     back; NOT_FOUND if nothing does within the budget; and NOT_APPLICABLE if there is no layer to invert.
 
+    An update that is in files is looked through first, then read a layer at a time; nothing of it is kept.
+
     Ctrl-C ends the search, not the call: what was certified until then is in the result, ``interrupted`` is True.
 
     Args:
         update: what the client sent.
         model: the network, to tell which layers feed a ReLU, to find labels and to replay; None to go without.
         budget: seconds for all layers together, kept to a round of the search; None leaves it to the search.
+        memory: bytes that the work on one layer may take; larger layers are skipped, and the caveats say so. None for
+            no bound.
         search: how to look; None is ``spearpp.search.Gated()``.
         batch_size: only a check: what is read off the update counts, and a caveat says if they differ.
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round with the layer and how far it is.
 
     Raises:
-        SpearError: for an update that is none. "Nothing found" is a result, not an error.
+        SpearError: for an update that is none, or whose file is damaged, changed or gone. "Nothing found" is a result,
+            not an error.
 
     >>> import torch, spearpp
     >>> from spearpp import simulate
@@ -76,11 +84,15 @@ def audit(
         raise OptionError(f"budget={budget!r}: seconds, or None for none")
     if budget is not None and search is not None and not isinstance(search, Gated):
         raise OptionError("a budget in seconds needs the gated search; the others are bounded by their starts")
+    check_memory(memory)
     began = time.monotonic()
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     layers = find_layers(model, update)
     findings, decay = inspect(update, layers)
     update = _without_decay(update, decay)
+    sized = [fitting(layer, update, memory) for layer in layers]
+    layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]
+    unseen = None if model is None else unplayed(update, memory)
     broken = next((finding for finding in findings if finding.level == "error"), None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
     feasible.sort(key=lambda layer: layer.assumed)
@@ -106,6 +118,7 @@ def audit(
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
     audits = [done.get(layer.name) or LayerAudit(layer, False, why[layer.name]) for layer in layers]
     again, trained = None, None
+    network, model = model, None if unseen else model
     try:
         audits = [_with_labels(each, update, model) for each in audits]
         again = _replayed(audits, update, model)
@@ -119,7 +132,10 @@ def audit(
         summary=summary(verdict, audits, time.monotonic() - began, again),
         layers=audits,
         findings=[*findings, *_training(trained, update)],
-        caveats=caveats(verdict, audits, update, model, batch_size, decay, again, trained, interrupted),
+        caveats=[
+            *caveats(verdict, audits, update, network, batch_size, decay, again, trained, interrupted, unseen),
+            *left_out,
+        ],
         interrupted=interrupted,
         replay=again,
         estimated=trained,
@@ -145,7 +161,7 @@ def _without_decay(update: ClientUpdate, decay: float) -> ClientUpdate:
     """The update without weight decay, which adds a multiple of the weights to every gradient."""
     if not decay:
         return update
-    pure = {name: each - decay * update.weights[name].to(each) for name, each in update.gradients.items()}
+    pure = elementwise(lambda sent, weight: sent - decay * weight.to(sent), update.gradients, update.weights)
     return replace(update, gradients=pure)
 
 
@@ -160,11 +176,15 @@ def _invert(
         if progress is not None:
             progress(layer, state)
 
+    # A file that cannot be read any more is no outcome of this layer: it ends the audit.
+    tensors = update.layer(layer.weight, layer.bias)
+    next_gradient = None if layer.next is None else update.gradients[layer.next]
+    next_weight = None if layer.next is None else update.weights[layer.next]
     try:
         result = invert(
-            *update.layer(layer.weight, layer.bias),
-            next_grad_weight=None if layer.next is None else update.gradients[layer.next],
-            next_weight=None if layer.next is None else update.weights[layer.next],
+            *tensors,
+            next_grad_weight=next_gradient,
+            next_weight=next_weight,
             search=search,
             generator=generator,
             progress=tell,
@@ -185,6 +205,8 @@ def _with_labels(audited: LayerAudit, update: ClientUpdate, model: nn.Module | N
         labels = labels_of(model, update, audited.layer, audited.inversion)
         if update.kind != "gradients" and not bool((labels >= 0).any()):
             labels = labels_of(model, update, audited.layer, audited.inversion, uphill=True)
+    except (DataError, NonFiniteError):
+        raise
     except SpearError:
         return audited
     return replace(audited, labels=labels)
@@ -193,7 +215,7 @@ def _with_labels(audited: LayerAudit, update: ClientUpdate, model: nn.Module | N
 def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> Replay | None:
     for inputs, labels in _whole_batches(audits):
         if model is not None:
-            with suppress(SpearError):
+            with suppress(OptionError):
                 return replay(model, update, inputs, labels)
     return None
 
@@ -204,11 +226,11 @@ def _estimated(
     """How the client trained, where a replay says that these are its samples and it sent no gradient."""
     if again is None or not again.proves or again.scale <= 0 or update.kind == "gradients" or update.clients > 1:
         return None
-    if sum(each.numel() for each in update.gradients.values()) > LARGEST:
+    if sum(each.numel() for each in outlines(update.gradients).values()) > LARGEST:
         return None
     for inputs, labels in _whole_batches(audits):
         if model is not None:
-            with suppress(SpearError):
+            with suppress(OptionError):
                 return estimate(model, update, inputs, labels, seconds=seconds)
     return None
 

@@ -42,6 +42,7 @@ def caveats(
     again: Replay | None,
     trained: Estimate | None,
     interrupted: bool,
+    unseen: str | None = None,
 ) -> list[str]:
     """What a reader of the verdict has to know besides."""
     said = []
@@ -79,6 +80,8 @@ def caveats(
         said.append(f"The update is a sum of {update.clients} clients': which client an input belongs to is not told.")
     if model is None:
         said.append("Without a model neither labels nor a replay are possible.")
+    elif unseen is not None:
+        said.append(unseen)
     elif verdict is Verdict.LEAKS and again is None:
         said.append("No replay: inputs are missing, labels could not be told, or the model does not take the inputs.")
     if again is not None and again.scale < 0:

@@ -13,6 +13,7 @@ import spearpp
 from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
 from spearpp.audit.folder import REDACTIONS, Redaction, read_document
+from spearpp.audit.memory import MEMORY
 from spearpp.cli import options
 from spearpp.cli.console import (
     COLOURS,
@@ -40,6 +41,7 @@ def audit(
     lr: options.Rate = None,
     steps: options.Steps = None,
     budget: Annotated[str, typer.Option(help="Time for all layers: 60s, 2m, 1h.")] = "60s",
+    memory: options.Memory = "8G",
     out: Annotated[
         Path | None, typer.Option(help="Folder for the report; default: audit-NAME.", show_default=False)
     ] = None,
@@ -78,9 +80,9 @@ def audit(
     shown, hidden = options.shown(shape, mean, std, columns), redaction(redact)
     network = model_of(model, read)
     check_fits(read, network, batch, shown)
-    seconds, _ = options.seconds(budget), options.device_of(device)
+    seconds, most, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)
-    done = run(read, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size)
+    done = run(read, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, most)
     inside = done.best is not None and done.best.layer.sees == "features"
     with uninterrupted():
         page = reports.write(
@@ -102,13 +104,16 @@ def audit(
 
 
 def read_update(update: Path, after: Path | None, kind: str, lr: float | None, steps: int | None) -> ClientUpdate:
-    """What the client sent, from one file or two."""
+    """What the client sent, from one file or two, looked through: a damaged file leaves no folder behind."""
     if kind not in KINDS:
         raise OptionError(f"--kind {kind}: one of {', '.join(KINDS)}")
     named: UpdateKind = next(each for each in KINDS if each == kind)
     if after is None:
-        return ClientUpdate.load(update, kind=named, lr=lr, steps=steps)
-    return ClientUpdate.load(after, before=update, kind=named, lr=lr, steps=steps)
+        read = ClientUpdate.load(update, kind=named, lr=lr, steps=steps)
+    else:
+        read = ClientUpdate.load(after, before=update, kind=named, lr=lr, steps=steps)
+    read.verify()
+    return read
 
 
 def check_fits(update: ClientUpdate, model: torch.nn.Module | None, truth: Batch | None, shown: dict[str, Any]) -> None:
@@ -139,6 +144,7 @@ def run(
     device: str,
     quiet: bool,
     batch_size: int | None = None,
+    memory: int | None = MEMORY,
 ) -> AuditResult:
     """Audit with a live line for each layer."""
     place = options.device_of(device)
@@ -147,6 +153,7 @@ def run(
             update.to(place),
             model,
             budget=budget,
+            memory=memory,
             batch_size=batch_size,
             generator=torch.Generator().manual_seed(seed),
             progress=tell_progress,

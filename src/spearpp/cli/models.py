@@ -12,6 +12,7 @@ from torch import nn
 from spearpp.errors import OptionError
 from spearpp.shapes import Tensor
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import outlines
 
 
 def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
@@ -82,7 +83,7 @@ def chain(update: ClientUpdate) -> nn.Module:
     Raises:
         OptionError: if they are no chain of Linear layers.
     """
-    weights = update.weights
+    weights = outlines(update.weights)
     matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=_natural)
     layers, used = [], set(matrices)
     for name in matrices:

@@ -44,6 +44,10 @@ Columns = Annotated[
 ]
 Redact = Annotated[str, typer.Option(help="none, blur (4 x 4 blocks) or omit what was recovered.")]
 Truth = Annotated[Path | None, typer.Option(help="The client's own batch, to show beside it; the audit never sees it.")]
+Memory = Annotated[
+    str, typer.Option(help="What the work on one layer may take: 512M, 8G, none; larger ones are skipped.")
+]
+SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -59,6 +63,20 @@ def seconds(text: str | None) -> float | None:
     if not found or not float(found[1]) > 0:
         raise OptionError(f"--budget {text}: a time like 60, 90s, 2m or 1h")
     return float(found[1]) * UNITS[found[2] or ""]
+
+
+def size(text: str) -> int | None:
+    """A size like 512M or 8G in bytes; None for none.
+
+    >>> size("512M"), size("1.5GiB"), size("none")
+    (536870912, 1610612736, None)
+    """
+    if text.lower() == "none":
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if not found or not float(found[1]) * SIZES[found[2].upper()] >= 1:
+        raise OptionError(f"--memory {text}: a size like 512M or 8G, or none for no bound")
+    return int(float(found[1]) * SIZES[found[2].upper()])
 
 
 def device_of(name: str) -> torch.device:

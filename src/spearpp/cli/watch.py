@@ -27,6 +27,7 @@ def watch(
     lr: options.Rate = None,
     steps: options.Steps = None,
     budget: Annotated[str, typer.Option(help="Time for one update: 60s, 2m, 1h.")] = "60s",
+    memory: options.Memory = "8G",
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="End when every file there is was dealt with.")] = False,
     fail_on: Annotated[str, typer.Option(help="leak: with --once, exit code 1 if data was recovered.")] = "never",
@@ -48,7 +49,7 @@ def watch(
     named = next((each for each in KINDS if each == kind), None)
     if named is None:
         raise OptionError(f"--kind {kind}: one of {', '.join(KINDS)}")
-    settings = Settings(None, options.seconds(budget), out, redaction(redact), seed)
+    settings = Settings(None, options.seconds(budget), out, redaction(redact), seed, memory=options.size(memory))
     watched = Watch(
         folder,
         settings,

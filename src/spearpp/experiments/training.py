@@ -1,6 +1,7 @@
 """What a defence costs: the accuracy of a short federated training run under it."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ class Training:
         return {"accuracy": float(right.mean()), "diverged": diverged, "seconds": time.perf_counter() - began}
 
 
-def _step(model: torch.nn.Module, gradients: dict[str, Tensor], rate: float) -> None:
+def _step(model: torch.nn.Module, gradients: Mapping[str, Tensor], rate: float) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in gradients:

@@ -21,7 +21,7 @@ from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.job import SCRATCH, Job, Outcome, Settings, perform
 from spearpp.integrations.common.policy import tell
 from spearpp.update import ClientUpdate, Kind
-from spearpp.update.files import FileName, read_tensors, write_whole
+from spearpp.update.files import FileName, open_tensors, write_whole
 
 LOGGER = logging.getLogger("spearpp.integrations")
 ENDINGS = (".safetensors", ".npz", ".pt", ".pth", ".bin", ".ckpt")
@@ -118,6 +118,7 @@ class Watch:
                 LOGGER.info("%s: known, %s", path, self.memory[content].get("summary"))
                 return
             update = ClientUpdate.load(path, **self._given(path))
+            update.verify()
         except (SpearError, OSError) as error:
             seen.tries += 1
             if seen.tries < TRIES:
@@ -142,7 +143,7 @@ class Watch:
             yield outcome  # the report could not be written, time and again
 
     def _given(self, path: Path) -> dict[str, Any]:
-        if self.before is None or read_tensors(path)[1]:
+        if self.before is None or open_tensors(path)[1]:
             return {"kind": self.kind}
         return {"before": self.before, "kind": self.kind, "lr": self.lr, "steps": self.steps}
 

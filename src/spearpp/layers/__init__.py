@@ -15,6 +15,7 @@ from spearpp.layers.definition import by_definition, in_transformers
 from spearpp.layers.graph import Tracer, by_graph
 from spearpp.layers.layer import Layer, layer_of
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import nonzero, outlines
 from spearpp.update.names import plain
 
 __all__ = ["Layer", "find_layers"]
@@ -44,11 +45,12 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     else:
         model = _unwrapped(model)
         own = {plain(name): each.shape for name, each in model.named_parameters()}
-        if not own.keys() & update.weights.keys():
+        sent = {name: each.shape for name, each in outlines(update.weights).items()}
+        if not own.keys() & sent.keys():
             raise DataError("the model has none of the update's parameters: is it another model?")
-        for name in own.keys() & update.weights.keys():
-            if own[name] != update.weights[name].shape:
-                seen = f"{tuple(update.weights[name].shape)}, in the model {tuple(own[name])}"
+        for name in own.keys() & sent.keys():
+            if own[name] != sent[name]:
+                seen = f"{tuple(sent[name])}, in the model {tuple(own[name])}"
                 raise ShapeError(f"{name} has shape {seen}: is it another model?")
         found = _of_model(model)
     return [_with_gradient(layer, update) for layer in found]
@@ -76,7 +78,7 @@ def _with_gradient(layer: Layer, update: ClientUpdate) -> Layer:
         return replace(layer, qualifies=False, reason="no gradient was sent for it: it is frozen or was left out")
     if missing:
         return replace(layer, qualifies=False, reason=f"its bias has no gradient ({layer.bias} was not sent)")
-    if not bool(update.gradients[layer.weight].any()):
+    if not nonzero(update.gradients, layer.weight):
         return replace(layer, qualifies=False, reason="its gradient is zero: frozen, or no sample fires a neuron")
     known = layer.next if layer.next in update.gradients else None
     return replace(layer, next=known)

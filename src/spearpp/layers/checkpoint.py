@@ -1,21 +1,22 @@
 """Layers of two checkpoints without a model: every matrix may be one."""
 
 from spearpp.layers.layer import Layer
-from spearpp.shapes import Tensor
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import Outline, outlines
 
 
 def of_checkpoint(update: ClientUpdate) -> list[Layer]:
     """All matrices in their order; the last is an output layer."""
-    matrices = [name for name, weight in update.weights.items() if weight.ndim == 2]
+    weights = outlines(update.weights)
+    matrices = [name for name, weight in weights.items() if weight.ndim == 2]
     layers = []
     for index, name in enumerate(matrices):
-        weight = update.weights[name]
+        weight = weights[name]
         stem = name.removesuffix("weight")
-        bias = f"{stem}bias" if name.endswith("weight") else _following(update.weights, name)
-        fits = bias in update.weights and update.weights[bias].shape == weight.shape[:1] if bias else False
+        bias = f"{stem}bias" if name.endswith("weight") else _following(weights, name)
+        fits = bias in weights and weights[bias].shape == weight.shape[:1] if bias else False
         after = matrices[index + 1] if index + 1 < len(matrices) else None
-        takes = after is not None and update.weights[after].shape[1] == weight.shape[0]
+        takes = after is not None and weights[after].shape[1] == weight.shape[0]
         layers.append(
             Layer(
                 name=stem.rstrip(".") or name,
@@ -27,7 +28,7 @@ def of_checkpoint(update: ClientUpdate) -> list[Layer]:
                 reason="taken for Linear and ReLU: without a model only a certificate can tell"
                 if after is not None
                 else "the last matrix of the checkpoint: an output layer, no ReLU follows",
-                sees="inputs" if index == 0 and next(iter(update.weights)) == name else "features",
+                sees="inputs" if index == 0 and next(iter(weights)) == name else "features",
                 next=after if takes else None,
                 assumed=True,
             )
@@ -35,7 +36,7 @@ def of_checkpoint(update: ClientUpdate) -> list[Layer]:
     return layers
 
 
-def _following(weights: dict[str, Tensor], name: str) -> str | None:
+def _following(weights: dict[str, Outline], name: str) -> str | None:
     """The name after this one, as a list in parameter order has the bias after the weight."""
     names = list(weights)
     index = names.index(name) + 1

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import torch
 
+from spearpp.chunks import at_once
 from spearpp.errors import RankError
 from spearpp.lowrank.rank import CLEAR_GAP, numerical_rank
 from spearpp.lowrank.triplets import by_gram, by_sketch
@@ -87,8 +88,11 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     True
     """
     gradient = seen.gradient
-    live, used = (gradient != 0).any(1), (gradient != 0).any(0)
-    core = gradient[live][:, used]
+    entries = gradient != 0
+    live, used = entries.any(1), entries.any(0)
+    del entries
+    core = gradient if bool(live.all()) else gradient[live]
+    core = core if bool(used.all()) else core[:, used]
     u, s, vt = (
         by_gram(core, seen.gradient_epsilon, batch_size)
         or by_sketch(core, seen.gradient_epsilon, batch_size)
@@ -100,9 +104,9 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     left[live] = u[:, :b]
     right = gradient.new_zeros(b, gradient.shape[1])
     right[:, used] = s[:b, None] * vt[:b]
-    noise = gradient.new_zeros(gradient.shape[0])
-    squares = (core - u[:, :b] @ (s[:b, None] * vt[:b])).square().sum(1)
-    noise[live] = _row_noise(core, u[:, :b], s, squares, seen.gradient_epsilon)
+    noise, norms = gradient.new_zeros(gradient.shape[0]), torch.linalg.vector_norm(gradient, dim=1)
+    squares = _left_over(core, u[:, :b], s[:b, None] * vt[:b])
+    noise[live] = _row_noise((core.shape[0], core.shape[1]), u[:, :b], s, squares, norms[live], seen.gradient_epsilon)
     return Factors(
         left=left,
         right=right,
@@ -110,7 +114,7 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
         spectrum=s,
         row_noise=noise,
         live=live,
-        row_norms=torch.linalg.vector_norm(gradient, dim=1),
+        row_norms=norms,
         outside=squares.sum().sqrt(),
     )
 
@@ -148,19 +152,28 @@ def _clear(spectrum: Tensor, rank: int) -> bool:
     return rank == 0 or bool(spectrum[rank - 1] >= CLEAR_GAP * spectrum[rank])
 
 
-def _row_noise(core: Tensor, u: Tensor, s: Tensor, squares: Tensor, epsilon: float) -> Float[Tensor, "rows"]:
+def _left_over(core: Tensor, u: Tensor, right: Tensor) -> Float[Tensor, "rows"]:
+    """The squared norm of each row of Ĝ - L R, some rows at a time."""
+    size = at_once(core.device, core.element_size() * max(1, core.shape[1]))
+    parts = zip(core.split(size), u.split(size), strict=True)
+    return torch.cat([(part - some @ right).square().sum(1) for part, some in parts])
+
+
+def _row_noise(
+    shape: tuple[int, int], u: Tensor, s: Tensor, squares: Tensor, norms: Tensor, epsilon: float
+) -> Float[Tensor, "rows"]:
     """σ_k from the squared norm of row k of the residual, drawn towards the mean where that has few degrees of freedom.
 
     Never below the rounding of the dtype that the gradient arrived in, uniform within half a
     spacing and so of standard deviation ε/√12 relative to the entry.
     """
-    rows, columns = core.shape
+    rows, columns = shape
     b = u.shape[1]
     outside = torch.linalg.vector_norm(s[b:]) / max(1.0, (rows - b) * (columns - b)) ** 0.5
     leverage = u.square().sum(1)
     freedom = (columns - b) * (1 - leverage).clamp_min(0)
     prior = 8.0
     measured = ((squares + prior * outside**2) / (freedom + prior)).sqrt()
-    rounding = epsilon / 12**0.5 * core.square().mean(1).sqrt()
+    rounding = epsilon / 12**0.5 * norms / max(1, columns) ** 0.5
     arithmetic = torch.finfo(torch.float64).eps * s[:1].sum() / max(1, min(rows, columns)) ** 0.5
     return torch.maximum(torch.maximum(measured, rounding), arithmetic)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from spearpp.chunks import at_once
 from spearpp.lowrank.rank import ROUNDING, numerical_rank
 from spearpp.shapes import Float, Tensor
 
@@ -79,7 +80,7 @@ def _sketched(
     """
     rows, columns = core.shape
     small = min(rows, columns)
-    rounding = (ROUNDING * epsilon) ** 2 / 12 * core.square().sum()
+    rounding = (ROUNDING * epsilon) ** 2 / 12 * _squares(core)
     k = SKETCH if batch_size is None else max(SKETCH, 2 ** (batch_size + MARGIN).bit_length())
     while k <= small // 2:
         draw = torch.Generator(core.device).manual_seed(0)
@@ -87,13 +88,22 @@ def _sketched(
         basis = improve(torch.linalg.qr(core @ probes)[0])
         inside = basis.T @ core
         u, s, vt = solve(inside)
-        outside = (core - basis @ inside).square().sum()
+        outside = _squares(core, basis, inside)
         s = torch.cat([s, (outside / (small - k)).sqrt().expand(small - k)])
         rank = numerical_rank(s, (rows, columns), epsilon)
         if rank is not None and rank + MARGIN <= k:
             return (basis @ u, s, vt) if bool(outside <= rounding) else None
         k *= 2
     return None
+
+
+def _squares(core: Float[Tensor, "rows columns"], left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
+    """‖Ĝ‖² or ‖Ĝ - L R‖², some rows at a time: a matrix of that size more may not fit."""
+    at_a_time = at_once(core.device, core.element_size() * max(1, core.shape[1]))
+    if left is None or right is None:
+        return torch.stack([part.square().sum() for part in core.split(at_a_time)]).sum()
+    parts = zip(core.split(at_a_time), left.split(at_a_time), strict=True)
+    return torch.stack([(part - some @ right).square().sum() for part, some in parts]).sum()
 
 
 def _by_eigenvectors(inside: Float[Tensor, "rows columns"]) -> Triplets:

@@ -2,7 +2,7 @@
 
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -11,7 +11,8 @@ from torch import nn
 
 from spearpp.errors import DataError, NonFiniteError, OptionError
 from spearpp.shapes import Tensor
-from spearpp.update.files import FileName, read_tensors, write_tensors
+from spearpp.update.files import FileName, open_tensors, write_tensors
+from spearpp.update.lazy import Lazy, Named, changed, elementwise, outlines, pick
 from spearpp.update.names import Tensors, is_buffer, match, parameters_of, plain
 
 FORMAT = 1
@@ -24,6 +25,9 @@ THREAT = "the server sees one client's update and the weights it sent"
 class ClientUpdate:
     """The weights a client had, and the gradient it sent for each of them, or what stands for one.
 
+    Of a file, a tensor is read when it is asked for, anew each time, and kept by whoever asked: the update takes no
+    memory, and the file has to stay as it is. ``read`` gives one that does without it.
+
     >>> import torch
     >>> model = torch.nn.Linear(3, 2)
     >>> update = ClientUpdate.from_weights(model, [w - 0.1 for w in model.parameters()], lr=0.1)
@@ -33,9 +37,9 @@ class ClientUpdate:
     True
     """
 
-    weights: dict[str, Tensor]
+    weights: Named
     """By parameter name, as they were sent to the client."""
-    gradients: dict[str, Tensor]
+    gradients: Named
     """By parameter name: gradients, or (before - after) / (lr · steps). Parameters that were not sent are left out."""
     kind: Kind = "gradients"
     """What the client sent."""
@@ -52,14 +56,12 @@ class ClientUpdate:
     def __post_init__(self) -> None:
         if not self.gradients:
             raise DataError("the update holds no parameter of the model")
-        for what, tensors in (("weights", self.weights), ("update", self.gradients)):
-            for name, tensor in tensors.items():
-                if not bool(torch.isfinite(tensor).all()):
-                    raise NonFiniteError(f"{what}: {name} holds NaN or Inf: training diverged, or the file is damaged")
+        for field_name, what in (("weights", "weights"), ("gradients", "update")):
+            object.__setattr__(self, field_name, _checked(getattr(self, field_name), what))
         _known(self.lr, self.steps)
 
     def __repr__(self) -> str:
-        numbers = sum(tensor.numel() for tensor in self.gradients.values())
+        numbers = sum(each.numel() for each in outlines(self.gradients).values())
         parts = [
             f"{len(self.gradients)} of {len(self.weights)} parameters",
             f"{numbers:,} numbers",
@@ -94,8 +96,7 @@ class ClientUpdate:
                 raise DataError(f"grads holds {len(grads)} tensors, the model has {len(weights)} parameters")
             grads = {name: each for name, each in zip(weights, grads, strict=True) if each is not None}
         given, buffers = _split(model, grads)
-        sent = {name: each.clone() for name, each in match(weights, given, "grads").items()}
-        return cls(weights, sent, "gradients", buffers=buffers)
+        return cls(weights, _own(match(weights, given, "grads")), "gradients", buffers=buffers)
 
     @classmethod
     def from_weights(
@@ -126,7 +127,12 @@ class ClientUpdate:
         given, buffers = _split(before, after)
         sent = match(weights, _floats(given), "deltas" if deltas else "after")
         scale = 1.0 / ((1.0 if lr is None else lr) * (steps or 1))
-        gradients = {n: (-t if deltas else weights[n].to(t.device) - t) * scale for n, t in sent.items()}
+        if deltas:
+            gradients = elementwise(lambda moved: -moved * scale, sent)
+        elif isinstance(sent, Lazy):
+            gradients = elementwise(lambda late, early: (early.to(late.device) - late) * scale, sent, weights)
+        else:  # the caller may train on, and a difference is as large as a copy
+            gradients = {name: (weights[name].to(late.device) - late) * scale for name, late in sent.items()}
         kind: Kind = "deltas" if deltas else "weights"
         return cls(weights, gradients, kind, lr=lr, steps=steps, buffers=buffers)
 
@@ -167,11 +173,22 @@ class ClientUpdate:
 
     def to(self, device: torch.device | str) -> "ClientUpdate":
         """The same on another device."""
-        return replace(
-            self,
-            weights={name: tensor.to(device) for name, tensor in self.weights.items()},
-            gradients={name: tensor.to(device) for name, tensor in self.gradients.items()},
-        )
+        return replace(self, weights=_moved(self.weights, device), gradients=_moved(self.gradients, device))
+
+    def read(self) -> "ClientUpdate":
+        """The same with every tensor in memory: files that it came from may go."""
+        return replace(self, weights=dict(self.weights), gradients=dict(self.gradients))
+
+    def verify(self) -> None:
+        """Look through all that is still in files, a block at a time, so that damage is told before any work is done.
+
+        Raises:
+            SpearError: if a file is damaged, was changed or is gone, or holds NaN or Inf.
+        """
+        for tensors in (self.weights, self.gradients):
+            if isinstance(tensors, Lazy):
+                for name in tensors:
+                    tensors.nonzero(name)
 
     def save(self, path: FileName) -> None:
         """Write it as safetensors, whole or not at all; what is known goes into the header as JSON.
@@ -215,9 +232,10 @@ class ClientUpdate:
             steps: local steps, if known.
 
         Raises:
-            SpearError: for anything that is not a whole update; nothing in the file is run.
+            SpearError: for anything that is not a whole update; nothing in the file is run. Tensors are read when they
+                are looked at, and an error in the numbers comes then: call ``verify`` to have it now.
         """
-        tensors, header = read_tensors(path)
+        tensors, header = open_tensors(path)
         if header:
             if before is not None or lr is not None or steps is not None:
                 raise OptionError(f"{path} is a whole update with its weights and lr: leave out before, lr and steps")
@@ -227,22 +245,22 @@ class ClientUpdate:
         if before is None:
             raise OptionError(f"{path} holds tensors and not the weights that the client had: pass before=")
         if isinstance(before, str | os.PathLike):
-            sent, ours = read_tensors(before)
+            sent, ours = open_tensors(before)
             before = _ours(sent, ours, before).weights if ours else sent
         if kind == "gradients":
             return cls.from_gradients(before, tensors)
         return cls.from_weights(before, tensors, lr=lr, steps=steps, deltas=kind == "deltas")
 
 
-def _ours(tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: FileName) -> ClientUpdate:
+def _ours(tensors: Lazy, header: Mapping[str, Any], path: FileName) -> ClientUpdate:
     if header.get("format") != FORMAT:
         raise DataError(f"{path} has format {str(header.get('format'))[:20]}, this version reads {FORMAT}")
-    groups: dict[str, dict[str, Tensor]] = {"weights": {}, "gradients": {}}
-    for name, tensor in tensors.items():
+    groups: dict[str, dict[str, str]] = {"weights": {}, "gradients": {}}
+    for name, outline in outlines(tensors).items():
         group, _, rest = name.partition("/")
-        if group not in groups or not rest or not tensor.is_floating_point():
+        if group not in groups or not rest or not outline.dtype.is_floating_point:
             raise DataError(f"{path} holds {name[:80]!r}, which is neither a weight nor a gradient")
-        groups[group][rest] = tensor
+        groups[group][rest] = name
     lr, steps, clients, kind = (header.get(name) for name in ("lr", "steps", "clients", "kind"))
     buffers = header.get("buffers") or []
     if not isinstance(clients, int) or isinstance(clients, bool) or clients < 1 or not isinstance(buffers, list):
@@ -250,10 +268,10 @@ def _ours(tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: FileNa
     if kind not in KINDS:
         raise DataError(f"{path} has a header with a wrong kind: {str(kind)[:20]}")
     lr, steps = _known(lr, steps)
-    weights = _ordered(groups["weights"], header.get("order"))
+    weights = pick(tensors, _ordered(groups["weights"], header.get("order")))
     return ClientUpdate(
         weights,
-        match(weights, groups["gradients"], str(path)),
+        match(weights, pick(tensors, groups["gradients"]), str(path)),
         kind,
         lr=lr,
         steps=steps,
@@ -263,11 +281,11 @@ def _ours(tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: FileNa
     )
 
 
-def _ordered(tensors: dict[str, Tensor], order: object) -> dict[str, Tensor]:
+def _ordered(names: dict[str, str], order: object) -> dict[str, str]:
     """In the order they were written, where the header has it."""
-    if not isinstance(order, list) or sorted(map(str, order)) != sorted(tensors):
-        return tensors
-    return {str(name): tensors[str(name)] for name in order}
+    if not isinstance(order, list) or sorted(map(str, order)) != sorted(names):
+        return names
+    return {str(name): names[str(name)] for name in order}
 
 
 def _known(lr: Any, steps: Any) -> tuple[float | None, int | None]:
@@ -286,28 +304,57 @@ def _known(lr: Any, steps: Any) -> tuple[float | None, int | None]:
     return rate, count
 
 
-def _split(model: Tensors, given: Tensors) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _split(model: Tensors, given: Tensors) -> tuple[Named, tuple[str, ...]]:
     """Parameters, and the names of what a module has besides: buffers, and second names of tied weights."""
     found, buffers = parameters_of(given), _buffers(given)
     if isinstance(model, nn.Module):
         own = {plain(name) for name, _ in model.named_parameters()}
         extra = {plain(name) for name in model.state_dict()} - own
         buffers += tuple(name for name in found if name in extra)
-        found = {name: each for name, each in found.items() if name not in extra}
+        found = pick(found, {name: name for name in found if name not in extra})
     return found, buffers
 
 
-def _kept(tensors: Tensors) -> dict[str, Tensor]:
+def _checked(tensors: Named, what: str) -> Named:
+    """The same, of which nothing is NaN or Inf: now if they are in memory, else whenever one is read."""
+
+    def finite(name: str) -> Callable[[Tensor], Tensor]:
+        def check(tensor: Tensor) -> Tensor:
+            if not bool(torch.isfinite(tensor).all()):
+                raise NonFiniteError(f"{what}: {name} holds NaN or Inf: training diverged, or the file is damaged")
+            return tensor
+
+        return check
+
+    if isinstance(tensors, Lazy):
+        return Lazy({name: changed(finite(name), each) for name, each in tensors.stored.items()})
+    for name, each in tensors.items():
+        finite(name)(each)
+    return tensors
+
+
+def _kept(tensors: Tensors) -> Named:
     """A copy: the model may train on."""
-    return {name: each.clone() for name, each in _floats(parameters_of(tensors)).items()}
+    return _own(_floats(parameters_of(tensors)))
 
 
-def _floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _own(tensors: Named) -> Named:
+    """A copy of what is in memory; files are nobody else's already."""
+    return tensors if isinstance(tensors, Lazy) else {name: each.clone() for name, each in tensors.items()}
+
+
+def _floats(tensors: Named) -> Named:
     """In float32 at least: half precision is what the wire had, not what to compute in."""
-    return {name: each.to(torch.promote_types(each.dtype, torch.float32)) for name, each in tensors.items()}
+    return elementwise(lambda each: each.to(torch.promote_types(each.dtype, torch.float32)), tensors)
+
+
+def _moved(tensors: Named, device: torch.device | str) -> Named:
+    there = all(each.device == torch.device(device) for each in outlines(tensors).values())
+    return tensors if there else elementwise(lambda each: each.to(device), tensors)
 
 
 def _buffers(tensors: Tensors) -> tuple[str, ...]:
     if not isinstance(tensors, Mapping):
         return ()
-    return tuple(str(name) for name, each in tensors.items() if is_buffer(str(name), each))
+    named = outlines(tensors) if isinstance(tensors, Lazy) else tensors
+    return tuple(str(name) for name, each in named.items() if is_buffer(str(name), each))

@@ -8,11 +8,12 @@ from torch import nn
 
 from spearpp.errors import DataError, OptionError, ShapeError
 from spearpp.shapes import Tensor
+from spearpp.update.lazy import Lazy, Named, Outline, outlines, pick
 
 WRAPPED = re.compile(r"^(?:_module\.|module\.|_orig_mod\.)+")
 """What Opacus, DistributedDataParallel and torch.compile put before names."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-Tensors = nn.Module | Mapping[str, Tensor] | Sequence[Tensor]
+Tensors = nn.Module | Named | Sequence[Tensor]
 
 
 def plain(name: str) -> str:
@@ -24,11 +25,20 @@ def plain(name: str) -> str:
     return WRAPPED.sub("", name)
 
 
-def parameters_of(tensors: Tensors) -> dict[str, Tensor]:
+def parameters_of(tensors: Tensors) -> Named:
     """The parameters of a model, a state dict or a list, by plain name; buffers left out.
 
     A model's own order of parameters is kept; of a state dict, integers and running statistics are no parameters.
     """
+    whole: Named = tensors if isinstance(tensors, Lazy) else _dense_ones(tensors)
+    kept = [name for name, each in outlines(whole).items() if not is_buffer(name, each)]
+    found = {plain(name): name for name in kept}
+    if len(found) < len(kept):
+        raise DataError("two names are the same without the prefixes of wrappers (module., _module.)")
+    return pick(whole, found)
+
+
+def _dense_ones(tensors: Tensors) -> dict[str, Tensor]:
     if isinstance(tensors, nn.Module):
         named: Mapping[str, object] = dict(tensors.named_parameters())
     elif isinstance(tensors, Mapping):
@@ -37,12 +47,7 @@ def parameters_of(tensors: Tensors) -> dict[str, Tensor]:
         named = {str(i): each for i, each in enumerate(tensors)}
     else:
         raise OptionError(f"a {type(tensors).__name__}: expected a module, a state dict or a list of tensors")
-    whole = {str(name): dense(str(name), each) for name, each in named.items()}
-    kept = [name for name, each in whole.items() if not is_buffer(name, each)]
-    found = {plain(name): whole[name] for name in kept}
-    if len(found) < len(kept):
-        raise DataError("two names are the same without the prefixes of wrappers (module., _module.)")
-    return found
+    return {str(name): dense(str(name), each) for name, each in named.items()}
 
 
 def dense(name: str, tensor: object) -> Tensor:
@@ -63,32 +68,31 @@ def dense(name: str, tensor: object) -> Tensor:
     return tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1 else tensor
 
 
-def is_buffer(name: str, tensor: Tensor) -> bool:
+def is_buffer(name: str, tensor: Tensor | Outline) -> bool:
     """Whether it is a running statistic or a counter."""
-    return name.rsplit(".", 1)[-1] in STATISTICS or not tensor.is_floating_point()
+    return name.rsplit(".", 1)[-1] in STATISTICS or not tensor.dtype.is_floating_point
 
 
-def match(parameters: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+def match(parameters: Named, given: Named, what: str) -> Named:
     """``given`` under the names of the parameters: by name, or in order where its names are numbers.
 
     Parameters that are not given are left out. Raises DataError for unknown names, ShapeError for other shapes.
     """
-    if given and all(name.isdecimal() for name in given) and not set(given) <= set(parameters):
-        ordered = [given[name] for name in sorted(given, key=int)]
-        if len(ordered) != len(parameters):
-            raise DataError(f"{what} holds {len(ordered)} tensors, the model has {len(parameters)} parameters")
-        given = dict(zip(parameters, ordered, strict=True))
-    unknown = [name for name in given if name not in parameters]
+    wanted, found = outlines(parameters), outlines(given)
+    order = {name: name for name in found}
+    if found and all(name.isdecimal() for name in found) and not set(found) <= set(wanted):
+        if len(found) != len(wanted):
+            raise DataError(f"{what} holds {len(found)} tensors, the model has {len(wanted)} parameters")
+        order = dict(zip(wanted, sorted(found, key=int), strict=True))
+    unknown = [name for name in order if name not in wanted]
     if unknown:
-        raise DataError(
-            f"{what} has names that are not in the model: {_some(unknown)}; the model has {_some(parameters)}"
-        )
-    for name, tensor in given.items():
-        if tensor.shape != parameters[name].shape:
+        raise DataError(f"{what} has names that are not in the model: {_some(unknown)}; the model has {_some(wanted)}")
+    for name, own in order.items():
+        if found[own].shape != wanted[name].shape:
             raise ShapeError(
-                f"{what}: {name} has shape {tuple(tensor.shape)}, in the model it is {tuple(parameters[name].shape)}"
+                f"{what}: {name} has shape {tuple(found[own].shape)}, in the model it is {tuple(wanted[name].shape)}"
             )
-    return {name: given[name] for name in parameters if name in given}
+    return pick(given, {name: order[name] for name in wanted if name in order})
 
 
 def _some(names: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 import spearpp.report as reports
 from spearpp.audit import AuditResult, audit
 from spearpp.audit.folder import REDACTIONS, Redaction
+from spearpp.audit.memory import MEMORY, check_memory
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.training import Training
 from spearpp.shapes import Tensor
@@ -38,12 +39,15 @@ class Settings:
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
     """What else every report shall hold."""
+    memory: int | None = MEMORY
+    """Bytes that the work on one layer may take; None for no bound."""
 
     def __post_init__(self) -> None:
         if self.redact not in REDACTIONS:
             raise OptionError(f"redact={self.redact!r}: one of {', '.join(REDACTIONS)}")
         if self.budget is not None and not self.budget > 0:
             raise OptionError(f"budget={self.budget}: seconds, or None for none")
+        check_memory(self.memory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +135,7 @@ def perform(job: Job, settings: Settings) -> Outcome:
     try:
         update = job.update(settings.model)
         generator = torch.Generator().manual_seed(settings.seed)
-        result = audit(update, settings.model, budget=settings.budget, generator=generator)
+        result = audit(update, settings.model, budget=settings.budget, memory=settings.memory, generator=generator)
     except SpearError as error:
         return Outcome.failed(job.name, f"not audited: {error}")
     except Exception as error:  # an update from outside may break anything

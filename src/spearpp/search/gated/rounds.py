@@ -159,7 +159,7 @@ class Rounds:
         return torch.where(torch.arange(self.rows.shape[1], device=self.rows.device) < reach, self.rows, 0.0)
 
     def repair(self) -> Float[Tensor, "k b"]:
-        """Refine the p that the inverse of all directions gives, where an input has its zeros elsewhere than p has them.
+        """Refine the p that the inverse of all directions gives, of each input that has its zeros elsewhere.
 
         If one direction is wrong, all others are right, and so is its p; those of inputs mixed up with it are not.
         """
