@@ -149,7 +149,7 @@ def least_two(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
     factor = _factor(gram)
     first = _least(factor, start[:, :1])
     second = sphere.tangent(first, start[:, 1].expand_as(first))
-    for _ in range(_ITERATIONS):
+    for _ in range(_ITERATIONS // 2):  # it is compared with noise, and need not be more exact than that
         second = torch.cholesky_solve(second[..., None], factor)[..., 0]
         second = sphere.retract(sphere.tangent(first, second))
     return torch.stack([first, second], dim=-1)
@@ -182,7 +182,9 @@ def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
 
 def _inverse(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
     """The inverse of norm 1. A GPU squares it in less time than the launches of as many solves take."""
-    inverse = torch.cholesky_inverse(_factor(gram))
+    unit = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
+    half = torch.linalg.solve_triangular(_factor(gram), unit, upper=False)
+    inverse = half.mT @ half
     return inverse / torch.linalg.matrix_norm(inverse, keepdim=True)
 
 

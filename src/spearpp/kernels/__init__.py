@@ -16,7 +16,7 @@ from spearpp.shapes import Tensor
 
 WIDEST = 16_384
 """Entries of a row up to which one block of threads holds it."""
-SMALL = 2**17
+SMALL = 2**16
 """Entries of ℓ, its columns padded to a power of two, up to which one kernel does a whole descent."""
 MOST_COLUMNS = 128
 """Columns up to which a few starts' vectors fit the registers of one block of threads."""

@@ -61,7 +61,7 @@ def plan(m: int, width: int, exact: bool) -> Plan:
         return Plan(16, 32 if width > 64 and exact else 64, 8, parted=False, whole=False, ahead=True)
     all_of_them = max(128, triton.next_power_of_2(m))
     whole = all_of_them * width * (32 if exact else 16) <= SHARED  # products of three parts have each factor twice
-    return Plan(16, all_of_them if whole else 128, 8, parted=True, whole=whole)
+    return Plan(16, all_of_them if whole else 128, 4 if whole else 8, parted=True, whole=whole)
 
 
 def padded(columns: int) -> int:

@@ -41,16 +41,16 @@ class Block:
 
 
 BLOCKS = {
-    (16, False): Block(64, 64, 4),
-    (16, True): Block(64, 64, 4),
-    (32, False): Block(64, 64, 4),
-    (32, True): Block(64, 64, 4),
-    (64, False): Block(64, 64, 4),
-    (64, True): Block(64, 64, 4),
-    (128, False): Block(128, 64, 8),
-    (128, True): Block(128, 64, 8),
-    (256, False): Block(128, 32, 8),
-    (256, True): Block(128, 32, 8, shared=True),
+    (16, False): Block(64, 64, 4, 3),
+    (16, True): Block(64, 64, 4, 3),
+    (32, False): Block(64, 64, 4, 3),
+    (32, True): Block(64, 64, 4, 3),
+    (64, False): Block(64, 64, 4, 3),
+    (64, True): Block(64, 64, 4, 3),
+    (128, False): Block(128, 64, 8, 3),
+    (128, True): Block(128, 64, 8, 3),
+    (256, False): Block(128, 32, 8, 3),
+    (256, True): Block(128, 32, 8, 3, shared=True),
 }
 """By b, rounded up to a power of two, and whether products are fine.
 

@@ -27,8 +27,9 @@ from spearpp.search.gated.witnessed import WitnessedRounds
 
 MOST_STARTS = 4096
 """Starts of a round at most."""
-LEAST_STARTS, LEAST_ON_GPU = 128, 512
-"""Starts of a round at least: a GPU descends from 512 in about the time of 128, and needs fewer rounds then."""
+LEAST_STARTS, LEAST_ON_GPU = 128, (256, 512)
+"""Starts of a round at least: a GPU descends from four times as many in about the same time, and needs fewer rounds
+then; where the host looks through what it found, twice as many are best."""
 SMALL = 8192
 """Entries of L up to which a GPU's launches take longer than the host's arithmetic."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
@@ -50,7 +51,7 @@ class Gated:
     seconds: float | None = None
     """Wall-clock budget; None for none. With one, the result depends on the machine's speed."""
     round_starts: int | None = None
-    """Starts of a round at least, as many as there are samples left if that is more; None: 128, on a GPU 512."""
+    """Starts of a round at least, as many as there are samples left if that is more; None: 128, on a GPU 256 or 512."""
     efforts: tuple[Effort, ...] = EFFORTS
     rate: float = 0.1
     sparsity: float | None = 0.1
@@ -107,7 +108,7 @@ class Gated:
         rounds = Rounds(
             problem,
             Pace(
-                self.round_starts or (LEAST_ON_GPU if problem.seen.device.type == "cuda" else LEAST_STARTS),
+                self.round_starts or self._least(problem),
                 self.chunk or MOST_STARTS,
                 self.efforts,
                 self.rate,
@@ -127,6 +128,11 @@ class Gated:
             new, steps = rounds.run(size, generator)
             left -= size
             yield Proposals(new, starts=size, steps=steps, solved=True)
+
+    def _least(self, problem: Problem) -> int:
+        if problem.seen.device.type != "cuda":
+            return LEAST_STARTS
+        return LEAST_ON_GPU[problem.factors.left.is_cuda]
 
     def _next_layer(self, problem: Problem, peeled: Pairs) -> WitnessedRounds | BackwardRounds | None:
         """The rounds that the next layer allows, if it was given and says something."""
