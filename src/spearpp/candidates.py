@@ -84,21 +84,30 @@ def refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "
 
 
 def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
-    tolerance, live = problem.tolerance, problem.factors.live
     solved, moving = directions.clone(), torch.arange(len(directions), device=directions.device)
-    last = directions.new_full((len(directions), len(live)), torch.inf)
+    last = directions.new_full((len(directions), len(problem.factors.live)), torch.inf)
     for _ in range(_REFITS):
-        now = solved[moving]
-        values = now @ problem.factors.left.T
-        weight = (tolerance.entry(now) / values.abs()).clamp_max(1)
-        weight = torch.nan_to_num(weight, nan=1.0) * (live & tolerance.look_zero(values, now))
+        weight = weights(problem, solved[moving])
         changed = ((weight - last).abs() > _STEADY).any(1).nonzero()[:, 0]
         moving, last = moving[changed], weight[changed]
         if not len(moving):
             break
-        rows = picked(problem.certain_rows, last)
-        solved[moving] = least(rows.mT @ rows)
+        solved[moving] = weighted(problem, last)
     return solved
+
+
+def weights(problem: Problem, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k m"]:
+    """w_k of ``refit``; zero where L q does not look zero."""
+    values = directions @ problem.factors.left.mT
+    weight = (problem.tolerance.entry(directions) / values.abs()).clamp_max(1)
+    looks = problem.factors.live[..., None, :] & problem.tolerance.look_zero(values, directions)
+    return torch.nan_to_num(weight, nan=1.0) * looks
+
+
+def weighted(problem: Problem, weight: Float[Tensor, "*u k m"]) -> Float[Tensor, "*u k b"]:
+    """The unit q with the least Σ_k (w_k ℓ_k·q / σ_k)²."""
+    rows = picked(problem.certain_rows, weight)
+    return least(rows.mT @ rows)
 
 
 def drop_neighbours(directions: Float[Tensor, "k b"]) -> Float[Tensor, "fewer b"]:

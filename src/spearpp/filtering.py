@@ -74,9 +74,13 @@ def fix_scale(
 
 def compute_score(problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> float:
     """computeScore: λ, the share of entries where D is zero just where the neuron is silent."""
-    b, m = zeros.shape
+    return int(agreeing(problem, directions, zeros)) / zeros.numel()
+
+
+def agreeing(problem: Problem, directions: Float[Tensor, "*u b b"], zeros: Bool[Tensor, "*u b m"]) -> Int[Tensor, "*u"]:
+    """m·b·λ: how many entries of D are zero just where the neuron is silent."""
     inverse = Inverse.of(problem, directions)
-    return int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / (m * b)
+    return _agreement(problem, inverse.unscaled, inverse.scale, zeros).sum(-1)
 
 
 def greedy_filt(
@@ -212,31 +216,33 @@ def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
     return inputs_at(problem, torch.linalg.inv(chosen.directions.T), chosen.zeros)
 
 
-def inputs_at(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+def inputs_at(
+    problem: Problem, points: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
+) -> Float[Tensor, "*u k n"]:
     """x from x̂ = Rᵀp up to scale, of points whose columns of D have these zeros."""
     scale = fix_scale(problem, points, zeros)
     inputs = points @ problem.factors.right
     if problem.seen.has_bias:
-        return inputs[:, :-1] / torch.where(scale == 0, 1.0, scale)[:, None]
-    return inputs * scale[:, None] / torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
+        return inputs[..., :-1] / torch.where(scale == 0, 1.0, scale)[..., None]
+    return inputs * scale[..., None] / torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
 
 
 @dataclass(frozen=True)
 class Inverse:
     """P̄ = Q̄⁻¹ and what swapping a column of Q̄ needs of it."""
 
-    rows: Float[Tensor, "b b"]
+    rows: Float[Tensor, "*u b b"]
     """p̄_i."""
-    scale: Float[Tensor, "b"]
+    scale: Float[Tensor, "*u b"]
     """s = P̄ R[:, bias]; not used without a bias."""
-    unscaled: Float[Tensor, "b m"]
+    unscaled: Float[Tensor, "*u b m"]
     """P̄ Aᵀ: pre-activations before scaling."""
 
     @classmethod
     def of(cls, problem: Problem, directions: Tensor) -> "Inverse":
         """Invert Q̄, given as its columns one a row."""
-        rows = torch.linalg.inv(directions.T)
-        return cls(rows, rows @ problem.factors.right[:, -1], rows @ problem.preactivations.T)
+        rows = torch.linalg.inv(directions.mT)
+        return cls(rows, (rows @ problem.factors.right[..., -1:])[..., 0], rows @ problem.preactivations.mT)
 
 
 def swap_scores(

@@ -14,7 +14,11 @@ from spearpp.witness import FewOutputs, Witness
 
 @dataclass(frozen=True)
 class Problem:
-    """The factors of a gradient, what its layer's weights say about them, and what counts as zero."""
+    """The factors of a gradient, what its layer's weights say about them, and what counts as zero.
+
+    Or those of several layers of one shape and batch size, along a leading dimension: then the stages that say so
+    (``*u`` in their types) do the same for each.
+    """
 
     seen: Observation
     factors: Factors
@@ -48,11 +52,12 @@ class Problem:
         return self.factors.left[self.factors.live]
 
     @cached_property
-    def certain_rows(self) -> Float[Tensor, "m b"]:
+    def certain_rows(self) -> Float[Tensor, "*u m b"]:
         """ℓ_k / σ_k, scaled so that the longest has length 1; zero for neurons without a gradient."""
         noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
-        rows = self.factors.left / noise[:, None]
-        return rows / torch.linalg.vector_norm(rows, dim=1).max().clamp_min(torch.finfo(rows.dtype).tiny)
+        rows = self.factors.left / noise[..., None]
+        longest = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
+        return rows / longest.clamp_min(torch.finfo(rows.dtype).tiny)[..., None, None]
 
 
 def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | None = None) -> Problem:

@@ -10,59 +10,18 @@ directions is nothing but noise and tells σ_k: rounding of any float format, DP
 drift of local training all arrive here as one number a row.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import torch
 
-from spearpp.chunks import at_once
 from spearpp.errors import RankError
+from spearpp.lowrank.factors import Factors
+from spearpp.lowrank.noise import left_over, not_zero, row_noise
 from spearpp.lowrank.rank import CLEAR_GAP, numerical_rank
+from spearpp.lowrank.together import Alike, decompose_many
 from spearpp.lowrank.triplets import by_gram, by_sketch
 from spearpp.observation import Observation
-from spearpp.shapes import Bool, Float, Tensor
+from spearpp.shapes import Tensor
 
-
-@dataclass(frozen=True)
-class Factors:
-    """Ĝ ≈ L R with the noise that was left over; or those of several layers alike, along leading dimensions ``*u``."""
-
-    left: Float[Tensor, "*u m b"]
-    """L = U_b; rows of neurons whose gradient is zero are zero."""
-    right: Float[Tensor, "*u b columns"]
-    """R = Σ_b V_bᵀ."""
-    singular_values: Float[Tensor, "*u b"]
-    """The diagonal of Σ_b."""
-    spectrum: Float[Tensor, "*u r"]
-    """All singular values of Ĝ without its zero rows and columns; of a large matrix whose noise is
-    rounding, those beyond the first few hundred are given by their root mean square."""
-    row_noise: Float[Tensor, "*u m"]
-    """σ_k, the standard deviation of the noise in row k of Ĝ."""
-    live: Bool[Tensor, "*u m"]
-    """Neurons with a gradient; the others fired for no sample and say nothing."""
-    row_norms: Float[Tensor, "*u m"]
-    """‖Ĝ_k‖."""
-    outside: Float[Tensor, "*u"]
-    """‖Ĝ - L R‖: what the factors do not hold."""
-
-    @property
-    def batch_size(self) -> int:
-        """b, the number of factors."""
-        return self.left.shape[-1]
-
-    def distance(self, columns: Float[Tensor, "*u m k"], points: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u"]:
-        """‖Ĝ - D X̂ᵀ‖ for columns D and inputs x̂ = Rᵀp.
-
-        The rows of R are orthogonal and what lies outside the factors is orthogonal to L, so this is
-        ‖(L - D P) Σ‖ and ‖Ĝ - L R‖ together: no pass over the gradient.
-        """
-        within = (self.left - columns @ points) * self.singular_values[..., None, :]
-        return torch.hypot(torch.linalg.matrix_norm(within), self.outside)
-
-    @cached_property
-    def live_neurons(self) -> int:
-        """The number of rows that carry information."""
-        return int(self.live.sum())
+__all__ = ["Alike", "Factors", "decompose", "decompose_many"]
 
 
 def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
@@ -88,9 +47,7 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     True
     """
     gradient = seen.gradient
-    entries = gradient != 0
-    live, used = entries.any(1), entries.any(0)
-    del entries
+    live, used = not_zero(gradient)
     core = gradient if bool(live.all()) else gradient[live]
     core = core if bool(used.all()) else core[:, used]
     u, s, vt = (
@@ -105,8 +62,8 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     right = gradient.new_zeros(b, gradient.shape[1])
     right[:, used] = s[:b, None] * vt[:b]
     noise, norms = gradient.new_zeros(gradient.shape[0]), torch.linalg.vector_norm(gradient, dim=1)
-    squares = _left_over(core, u[:, :b], s[:b, None] * vt[:b])
-    noise[live] = _row_noise((core.shape[0], core.shape[1]), u[:, :b], s, squares, norms[live], seen.gradient_epsilon)
+    squares = left_over(core, u[:, :b], s[:b, None] * vt[:b])
+    noise[live] = row_noise((live.sum(), used.sum()), u[:, :b], s, squares, norms[live], seen.gradient_epsilon)
     return Factors(
         left=left,
         right=right,
@@ -150,30 +107,3 @@ def _agreed_rank(rank: int | None, batch_size: int | None, spectrum: Tensor, see
 
 def _clear(spectrum: Tensor, rank: int) -> bool:
     return rank == 0 or bool(spectrum[rank - 1] >= CLEAR_GAP * spectrum[rank])
-
-
-def _left_over(core: Tensor, u: Tensor, right: Tensor) -> Float[Tensor, "rows"]:
-    """The squared norm of each row of Ĝ - L R, some rows at a time."""
-    size = at_once(core.device, core.element_size() * max(1, core.shape[1]))
-    parts = zip(core.split(size), u.split(size), strict=True)
-    return torch.cat([(part - some @ right).square().sum(1) for part, some in parts])
-
-
-def _row_noise(
-    shape: tuple[int, int], u: Tensor, s: Tensor, squares: Tensor, norms: Tensor, epsilon: float
-) -> Float[Tensor, "rows"]:
-    """σ_k from the squared norm of row k of the residual, drawn towards the mean where that has few degrees of freedom.
-
-    Never below the rounding of the dtype that the gradient arrived in, uniform within half a
-    spacing and so of standard deviation ε/√12 relative to the entry.
-    """
-    rows, columns = shape
-    b = u.shape[1]
-    outside = torch.linalg.vector_norm(s[b:]) / max(1.0, (rows - b) * (columns - b)) ** 0.5
-    leverage = u.square().sum(1)
-    freedom = (columns - b) * (1 - leverage).clamp_min(0)
-    prior = 8.0
-    measured = ((squares + prior * outside**2) / (freedom + prior)).sqrt()
-    rounding = epsilon / 12**0.5 * norms / max(1, columns) ** 0.5
-    arithmetic = torch.finfo(torch.float64).eps * s[:1].sum() / max(1, min(rows, columns)) ** 0.5
-    return torch.maximum(torch.maximum(measured, rounding), arithmetic)

@@ -17,7 +17,7 @@ STEEP = 1e-4
 MARGIN = 16
 """Columns a sketch must have beyond the rank."""
 
-Triplets = tuple[Float[Tensor, "rows k"], Float[Tensor, "r"], Float[Tensor, "k columns"]]
+Triplets = tuple[Float[Tensor, "*u rows k"], Float[Tensor, "*u r"], Float[Tensor, "*u k columns"]]
 """Left vectors, all singular values (those beyond the first few hundred by their root mean square), right vectors."""
 
 
@@ -37,7 +37,7 @@ def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int
     def improve(basis: Tensor) -> Tensor:
         return torch.linalg.qr(core @ (core.T @ basis))[0]
 
-    u, s, vt = _sketched(core, epsilon, batch_size, improve, _by_eigenvectors) or _by_eigenvectors(core)
+    u, s, vt = _sketched(core, epsilon, batch_size, improve, by_eigenvectors) or by_eigenvectors(core)
     rank = numerical_rank(s, (core.shape[0], core.shape[1]), epsilon)
     b = max(rank or 0, batch_size or 0)
     exact_enough = 0 < b < len(vt) and bool(s[b - 1] >= STEEP * s[0])
@@ -106,17 +106,18 @@ def _squares(core: Float[Tensor, "rows columns"], left: Tensor | None = None, ri
     return torch.stack([(part - some @ right).square().sum() for part, some in parts]).sum()
 
 
-def _by_eigenvectors(inside: Float[Tensor, "rows columns"]) -> Triplets:
+def by_eigenvectors(inside: Float[Tensor, "*u rows columns"]) -> Triplets:
     """Left vectors of B from B Bᵀ, or from BᵀB where that is smaller, the largest first."""
-    rows, columns = inside.shape
+    rows, columns = inside.shape[-2:]
     if rows <= columns:
-        u = torch.linalg.eigh(inside @ inside.T)[1].flip(1)
+        u = torch.linalg.eigh(inside @ inside.mT)[1].flip(-1)
     else:
-        u = torch.linalg.qr(inside @ torch.linalg.eigh(inside.T @ inside)[1].flip(1))[0]
-    rotated = u.T @ inside
-    s, order = torch.linalg.vector_norm(rotated, dim=1).sort(descending=True, stable=True)
-    tiny = torch.finfo(s.dtype).tiny
-    return u[:, order], s, rotated[order] / s.clamp_min(tiny)[:, None]
+        u = torch.linalg.qr(inside @ torch.linalg.eigh(inside.mT @ inside)[1].flip(-1))[0]
+    rotated = u.mT @ inside
+    s, order = torch.linalg.vector_norm(rotated, dim=-1).sort(dim=-1, descending=True, stable=True)
+    u = torch.take_along_dim(u, order[..., None, :], dim=-1)
+    rotated = torch.take_along_dim(rotated, order[..., None], dim=-2)
+    return u, s, rotated / s.clamp_min(torch.finfo(s.dtype).tiny)[..., None]
 
 
 def _by_triangle(inside: Float[Tensor, "rows columns"]) -> Triplets:

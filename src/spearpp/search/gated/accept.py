@@ -18,15 +18,18 @@ EXCESS = 0.3
 """How far the zeros must rise from the b-1 that any vertex has to all the silent neurons."""
 
 
-def acceptable(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
+def acceptable(
+    problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
+) -> Bool[Tensor, "*u k"]:
     """Whether q has the zeros of an input, and where p says they are."""
-    zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions) & problem.factors.live
+    zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
+    zeros = zeros & problem.factors.live[..., None, :]
     silent = silent_neurons(problem, points)
-    expected = silent.sum(1)
+    expected = silent.sum(-1)
     free = problem.batch_size - 1
-    enough = zeros.sum(1) >= free + EXCESS * (expected - free)
-    agree = (zeros & silent).sum(1) >= AGREEMENT * expected
-    accepted = enough & agree & (expected > free) & (zeros.sum(1) >= problem.tolerance.least_zeros)
+    enough = zeros.sum(-1) >= free + EXCESS * (expected - free)
+    agree = (zeros & silent).sum(-1) >= AGREEMENT * expected
+    accepted = enough & agree & (expected > free) & (zeros.sum(-1) >= problem.tolerance.least_zeros)
     return accepted if problem.outputs is None else accepted & sent_back(problem, problem.outputs, directions)
 
 

@@ -5,12 +5,14 @@ import torch
 from spearpp import sphere
 from spearpp.candidates import refit
 from spearpp.chunks import at_once
-from spearpp.nullspace import least, least_two
+from spearpp.nullspace import least, least_two, taken
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 
 ALIKE = 0.9
 """Cosine from which two end points are taken for the same direction; what is lost by that a later round finds."""
+PROMISING = 0.5
+"""Share of the rows that p calls silent that must be small already."""
 SPARE = 3.0
 """Silent rows for each unknown from which the smallest of them determine a direction."""
 KEPT = (0.6, 0.8)
@@ -21,32 +23,42 @@ _REWEIGHTINGS = 12
 _SHRINK = 0.4
 
 
-def silent_neurons(problem: Problem, points: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
+def silent_neurons(problem: Problem, points: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
     """Neurons with a gradient that are silent for x̂ = Rᵀp."""
-    return (points @ problem.preactivations.T <= 0) & problem.factors.live
+    return (points @ problem.preactivations.mT <= 0) & problem.factors.live[..., None, :]
 
 
 def distinct(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Int[Tensor, "kept"]:
-    """Which end points are worth refining: promising, and each direction once.
+    """Which end points are worth refining: promising, and each direction once, the most promising first."""
+    order, worth = ranked(problem, points, directions)
+    return order[worth]
 
-    Promising: half of the rows that p calls silent are under a tenth of the root mean square of L q
-    already. Directions alike an earlier one are left out.
+
+def ranked(
+    problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
+) -> tuple[Int[Tensor, "*u n"], Bool[Tensor, "*u n"]]:
+    """Promising end points, the most promising first, and which of them are that and not alike an earlier one.
+
+    Promising: half of the rows that p calls silent are under a tenth of the root mean square of L q already.
     """
     unit = sphere.retract(directions)
-    small = (unit @ problem.factors.left.T).abs() <= 0.1 / problem.factors.left.shape[0] ** 0.5
+    small = (unit @ problem.factors.left.mT).abs() <= 0.1 / problem.factors.left.shape[-2] ** 0.5
     silent = silent_neurons(problem, points)
-    share = (small & silent).sum(1) / silent.sum(1).clamp_min(1)
-    order = share.argsort(descending=True, stable=True)
-    order = order[share[order] >= 0.5]
-    alike = (unit[order] @ unit[order].T).abs() > ALIKE
-    return order[~alike.tril(-1).any(1)]
+    share = (small & silent).sum(-1) / silent.sum(-1).clamp_min(1)
+    share, order = share.sort(dim=-1, descending=True, stable=True)
+    promising = share >= PROMISING
+    most = int(promising.sum(-1).max())
+    order, promising = order[..., :most], promising[..., :most]
+    unit = torch.take_along_dim(unit, order[..., None], dim=-2)
+    alike = (unit @ unit.mT).abs() > ALIKE
+    return order, promising & ~alike.tril(-1).any(-1)
 
 
 def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
     """The direction whose zeros are among the rows that p calls silent.
 
     p is not exact, so some of these rows are not zero and must lose their say. Where there are many, the
-    smallest of them are solved for (``_concentrated``); where there are few, or they leave more than one direction
+    smallest of them are solved for (``concentrated``); where there are few, or they leave more than one direction
     open, all are, by weights (``_reweighted``). Then the direction is solved again for all its zeros (``refit``).
     """
     m, b = problem.factors.left.shape
@@ -55,7 +67,7 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     unsure = silent_neurons(problem, points).sum(1) < SPARE * b
     solved = unit.clone()
     for part in _parts(~unsure, size):
-        solved[part], apart = _concentrated(problem, points[part], unit[part])
+        solved[part], apart = concentrated(problem, points[part], unit[part])
         unsure[part] = ~apart
     for part in _parts(unsure, size):
         solved[part] = _reweighted(problem, points[part], unit[part])
@@ -66,7 +78,9 @@ def _parts(which: Bool[Tensor, "k"], size: int) -> list[Int[Tensor, "part"]]:
     return [part for part in torch.nonzero(which)[:, 0].split(size) if len(part)]
 
 
-def _concentrated(problem: Problem, points: Tensor, directions: Tensor) -> tuple[Tensor, Bool[Tensor, "k"]]:
+def concentrated(
+    problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
+) -> tuple[Float[Tensor, "*u k b"], Bool[Tensor, "*u k"]]:
     """min ‖ℓ_k·q‖ over the smallest rows among those that p calls silent; then over more of them.
 
     The concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006). Samples that are alike
@@ -78,18 +92,18 @@ def _concentrated(problem: Problem, points: Tensor, directions: Tensor) -> tuple
         directions = least(rows.mT @ rows)
     rows = _smallest(problem, silent, directions, KEPT[-1])
     first_two = least_two(rows.mT @ rows)
-    second = torch.linalg.vector_norm(rows @ first_two[:, :, 1:], dim=1)[:, 0]
-    return first_two[:, :, 0], second >= APART
+    second = torch.linalg.vector_norm((rows @ first_two[..., 1:])[..., 0], dim=-1)
+    return first_two[..., 0], second >= APART
 
 
-def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float) -> Float[Tensor, "k r b"]:
+def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float) -> Float[Tensor, "*u k r b"]:
     """That share of each direction's silent rows of which ℓ_k·q is least; the shorter sets are padded with zeros."""
     left = problem.factors.left
-    last = (share * silent.sum(1)).long()
-    values = torch.where(silent, (directions @ left.T).abs(), torch.inf)
-    places = values.topk(int(last.max()) + 1, dim=1, largest=False).indices
-    kept = torch.arange(places.shape[1], device=last.device) <= last[:, None]
-    return kept[:, :, None] * left[places]
+    last = (share * silent.sum(-1)).long()
+    values = torch.where(silent, (directions @ left.mT).abs(), torch.inf)
+    places = values.topk(int(last.max()) + 1, dim=-1, largest=False).indices
+    kept = torch.arange(places.shape[-1], device=last.device) <= last[..., None]
+    return kept[..., None] * taken(left, places)
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
