@@ -18,9 +18,9 @@ from spearpp.shapes import Float, Tensor
 class Observation:
     """Ĝ and Ŵ in float64, and what is known of where they came from."""
 
-    gradient: Float[Tensor, "m columns"]
+    gradient: Float[Tensor, "*u m columns"]
     """Ĝ: the weight gradient, with the bias gradient as last column where the layer has one."""
-    weight: Float[Tensor, "m columns"]
+    weight: Float[Tensor, "*u m columns"]
     """Ŵ, likewise."""
     has_bias: bool
     gradient_epsilon: float

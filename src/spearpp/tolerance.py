@@ -102,18 +102,19 @@ def tolerance(seen: Observation, factors: Factors, sparsity: float | None = None
         sparsity: τ; None takes the share that a column with half of its entries zero falls below
             with probability 1e-9 (``default_sparsity``).
     """
-    m, b = factors.left.shape
-    live = factors.live_neurons
+    m, b = factors.left.shape[-2:]
+    neurons = factors.live.sum(-1)
+    live = int(neurons.max())
     share = default_sparsity(live) if sparsity is None else sparsity
     sigmas = NormalDist().inv_cdf(1 - 0.5e-3 / max(1, m * b))
-    noise = torch.linalg.vector_norm(factors.row_noise) / max(1, live) ** 0.5
+    noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) / neurons.clamp_min(1).sqrt()
     return Tolerance(
         sigmas=sigmas,
         row_noise=factors.row_noise,
         noise=noise,
         inverse_singular_values=1 / factors.singular_values,
-        weight_norms=torch.linalg.vector_norm(seen.weight, dim=1),
-        preactivation=sigmas * (noise + seen.weight_epsilon * factors.singular_values),
+        weight_norms=torch.linalg.vector_norm(seen.weight, dim=-1),
+        preactivation=sigmas * (noise[..., None] + seen.weight_epsilon * factors.singular_values),
         least_sparsity=max(share, b / max(1, live)),
         least_zeros=max(math.ceil(share * live), b),
     )

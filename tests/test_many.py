@@ -1,0 +1,151 @@
+"""Many layers at once: each comes back as if it had come alone."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import spearpp
+from conftest import Client, MakeClient
+from spearpp import many, simulate
+from spearpp.certificate import Certificates
+from spearpp.errors import NonFiniteError, ShapeError
+from spearpp.many import Layer, one_round, stack
+from spearpp.search import Gated
+
+
+def together(layers: Sequence[Layer]) -> dict[int, spearpp.Inversion]:
+    """What one round settles; on a CPU ``invert_many`` does not ask it."""
+    return dict(one_round(stack(layers), Gated(), torch.Generator().manual_seed(0)))
+
+
+@pytest.fixture(scope="module")
+def clients(make_client: MakeClient) -> list[Client]:
+    return [make_client(8, 120, 60, seed=seed) for seed in range(6)]
+
+
+class TestOneRound:
+    def test_most_batches_come_back_whole_and_certified(self, clients: list[Client]) -> None:
+        found = together([client.seen for client in clients])
+        assert len(found) >= 5
+        for place, result in found.items():
+            assert bool(result.certified.all())
+            assert clients[place].score(result).exact
+
+    def test_evidence_is_that_of_a_layer_alone(self, clients: list[Client]) -> None:
+        for place, result in together([client.seen for client in clients]).items():
+            alone = spearpp.invert(*clients[place].seen)
+            ours, theirs = result.certificates, alone.certificates
+            assert isinstance(ours, Certificates)
+            assert isinstance(theirs, Certificates)
+            for name in ("zeros", "chance", "agreeing", "hidden", "allowed", "error", "share"):
+                mine, other = (getattr(each, name).double().sort().values for each in (ours, theirs))
+                torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-12)
+            assert ours.residual == pytest.approx(theirs.residual, rel=1e-6)
+            assert result.score == alone.score
+
+    def test_batches_of_different_sizes(self, make_client: MakeClient) -> None:
+        sizes = dict(enumerate((5, 8, 5, 9)))
+        mixed = [make_client(b, 120, 60, seed=place) for place, b in sizes.items()]
+        found = together([client.seen for client in mixed])
+        assert len(found) >= 3
+        for place, result in found.items():
+            assert result.batch_size == sizes[place]
+            assert mixed[place].score(result).exact
+
+    def test_neurons_without_a_gradient(self, make_client: MakeClient) -> None:
+        layers: list[Layer] = []
+        for seed in range(3):
+            seen = make_client(5, 120, 60, seed=seed).seen
+            assert seen.bias is not None
+            assert seen.grad_bias is not None
+            dead = torch.arange(120) >= 100 + seed
+            layers.append(
+                (
+                    seen.grad_weight.masked_fill(dead[:, None], 0),
+                    seen.grad_bias.masked_fill(dead, 0),
+                    seen.weight,
+                    seen.bias.masked_fill(dead, -1e3),
+                )
+            )
+        found = together(layers)
+        assert len(found) >= 2
+        for place, result in found.items():
+            torch.testing.assert_close(
+                result.inputs.sort(0).values, spearpp.invert(*layers[place]).inputs.sort(0).values, rtol=1e-4, atol=1e-5
+            )
+
+    def test_without_a_bias(self, make_client: MakeClient) -> None:
+        layers: list[Layer] = []
+        for seed in range(3):
+            seen = make_client(6, 120, 60, seed=seed, bias=False).seen
+            layers.append((seen.grad_weight, None, seen.weight, None))
+        for place, result in together(layers).items():
+            assert not result.scale_known
+            alone = spearpp.invert(*layers[place])
+            cosine = (
+                torch.nn.functional.normalize(result.inputs, dim=1)
+                @ torch.nn.functional.normalize(alone.inputs, dim=1).T
+            )
+            assert float(cosine.abs().amax(1).min()) > 1 - 1e-6
+
+    def test_noise_is_left_to_a_closer_look(self, clients: list[Client]) -> None:
+        layers: list[Layer] = []
+        for client in clients[:2]:
+            seen = client.seen
+            noise = 1e-4 * torch.randn(seen.grad_weight.shape, generator=torch.Generator().manual_seed(0))
+            layers.append((seen.grad_weight + noise, seen.grad_bias, seen.weight, seen.bias))
+        assert not together(layers)
+
+
+class TestMany:
+    def test_results_are_in_order_whatever_the_shape(self, make_client: MakeClient) -> None:
+        mixed = [make_client(5, 100, 40, seed=1), make_client(4, 90, 50, seed=2), make_client(6, 100, 40, seed=3)]
+        told: list[int] = []
+        results = spearpp.invert_many([client.seen for client in mixed], progress=told.append)
+        assert [result.batch_size for result in results] == [5, 4, 6]
+        assert all(client.score(result).exact for client, result in zip(mixed, results, strict=True))
+        assert told == [1, 2, 3]
+
+    def test_one_seed_gives_one_result(self, clients: list[Client]) -> None:
+        seen = [client.seen for client in clients[:2]]
+        first, second = (spearpp.invert_many(seen, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+        for one, other in zip(first, second, strict=True):
+            assert torch.equal(one.inputs, other.inputs)
+
+    def test_nothing_gives_nothing(self) -> None:
+        assert spearpp.invert_many([]) == []
+
+    def test_an_error_says_which_layer(self, clients: list[Client]) -> None:
+        seen = clients[0].seen
+        broken = (torch.full_like(seen.grad_weight, torch.nan), seen.grad_bias, seen.weight, seen.bias)
+        with pytest.raises(NonFiniteError, match="layer 1 of 2: grad_weight"):
+            spearpp.invert_many([seen, broken])
+        with pytest.raises(ShapeError, match="layer 0 of 1"):
+            spearpp.invert_many([(seen.grad_weight.T, seen.grad_bias, seen.weight, seen.bias)])
+
+
+def moved_to(seen: simulate.LayerGradient, device: torch.device) -> Layer:
+    assert seen.grad_bias is not None
+    assert seen.bias is not None
+    return seen.grad_weight.to(device), seen.grad_bias.to(device), seen.weight.to(device), seen.bias.to(device)
+
+
+@pytest.mark.gpu
+def test_a_gpu_does_them_together(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = simulate.mlp(300, [200, 200], 10, generator=generator)
+    batches = [simulate.random_batch(12, features=300, generator=generator) for _ in range(20)]
+    layers = [moved_to(simulate.fedsgd(model, batch)[0], cuda) for batch in batches]
+    alone: list[int] = []
+
+    def counted(*layer: torch.Tensor, search: Gated, generator: torch.Generator) -> spearpp.Inversion:
+        alone.append(1)
+        return spearpp.invert(*layer, search=search, generator=generator)
+
+    monkeypatch.setattr(many, "invert", counted)
+    results = spearpp.invert_many(layers)
+    assert len(alone) <= 4
+    for batch, result in zip(batches, results, strict=True):
+        assert result.inputs.device.type == "cuda"
+        assert spearpp.score(result.inputs.cpu(), batch.inputs).exact
