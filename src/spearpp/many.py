@@ -23,7 +23,7 @@ from spearpp.observation import Observation, observe
 from spearpp.problem import Problem
 from spearpp.result import Inversion, Stats
 from spearpp.search import Gated
-from spearpp.search.gated.accept import acceptable
+from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import descend_many
 from spearpp.search.gated.refine import concentrated, ranked
 from spearpp.shapes import Bool, Float, Int, Tensor, moved, pick
@@ -31,8 +31,10 @@ from spearpp.tolerance import tolerance
 
 Layer = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 """grad_weight, grad_bias, weight, bias: what ``invert`` takes."""
-STARTS = 256
+STARTS = 512
 """Of each layer."""
+APART = 1e-4
+"""Least distance of a direction from the span of those before it."""
 SPARE = 2
 """End points that are refined, over the batch size."""
 LARGEST = 512
@@ -211,7 +213,7 @@ def _ends(problem: Problem, search: Gated, generator: torch.Generator) -> tuple[
 def _choose(
     problem: Problem, points: Float[Tensor, "u k b"], directions: Float[Tensor, "u k b"]
 ) -> tuple[Float[Tensor, "u b b"], Bool[Tensor, "u"]]:
-    """b independent directions of every layer, the sparsest, and where there are so many."""
+    """The b sparsest directions of every layer, and where there are so many and they are independent."""
     b = problem.batch_size
     order, worth = ranked(problem, points, directions)
     best = worth.int().argsort(dim=-1, descending=True, stable=True)[:, : SPARE * b]
@@ -221,7 +223,8 @@ def _choose(
     zeros = problem.tolerance.zeros(solved @ problem.factors.left.mT, solved).sum(-1)
     order = torch.where(good & worth, zeros, -1).argsort(dim=-1, descending=True, stable=True)
     solved = torch.take_along_dim(solved, order[..., None], dim=1)
-    kept = _independent(solved, problem.tolerance.angle(solved), (good & worth).gather(1, order))
+    again = (solved @ solved.mT).abs() > SAME
+    kept = (good & worth).gather(1, order) & ~again.tril(-1).any(-1)
     first = kept.int().argsort(dim=-1, descending=True, stable=True)[:, :b]
     if first.shape[1] < b:
         return solved.new_zeros(len(solved), b, b), torch.zeros_like(kept[:, 0])
@@ -229,7 +232,9 @@ def _choose(
     last, found = _last(problem, chosen[:, :-1])
     alone = kept.sum(-1) == b - 1
     chosen[:, -1] = torch.where(alone[:, None], last, chosen[:, -1])
-    return chosen, (kept.sum(-1) >= b) | (alone & found)
+    factor, failed = torch.linalg.cholesky_ex(chosen @ chosen.mT)
+    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > APART)
+    return chosen, basis & ((kept.sum(-1) >= b) | (alone & found))
 
 
 def _refined(problem: Problem, points: Tensor, directions: Tensor) -> tuple[Tensor, Bool[Tensor, "u k"]]:
@@ -247,21 +252,6 @@ def _last(problem: Problem, others: Float[Tensor, "u f b"]) -> tuple[Float[Tenso
     point = point * torch.where(end < 0, -1.0, 1.0)
     solved, good = _refined(problem, point, point)
     return solved[:, 0], good[:, 0]
-
-
-def _independent(
-    vectors: Float[Tensor, "u k b"], least: Float[Tensor, "u k"], good: Bool[Tensor, "u k"]
-) -> Bool[Tensor, "u k"]:
-    """Which of the good vectors of each layer stand off from the span of the kept ones before them."""
-    basis, kept = torch.zeros_like(vectors), torch.zeros_like(good)
-    for i in range(vectors.shape[1]):
-        rest = vectors[:, i : i + 1]
-        for _ in range(2):  # twice is enough (Kahan)
-            rest = rest - (rest @ basis.mT) @ basis
-        size = torch.linalg.vector_norm(rest, dim=-1)
-        kept[:, i] = (size[:, 0] > least[:, i]) & good[:, i] & (kept.sum(1) < vectors.shape[2])
-        basis[:, i] = torch.where(kept[:, i, None], rest[:, 0] / size.clamp_min(1e-300), 0.0)
-    return kept
 
 
 def _some(problem: Problem, which: Int[Tensor, "kept"]) -> Problem:

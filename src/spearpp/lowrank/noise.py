@@ -34,7 +34,7 @@ def row_noise(
     """
     rows, columns = (each.double()[..., None] for each in sizes)
     b, prior = u.shape[-1], 8.0
-    outside = s[..., b:].square().sum(-1, keepdim=True) / ((rows - b) * (columns - b)).clamp_min(1)
+    outside = squares.sum(-1, keepdim=True) / ((rows - b) * (columns - b)).clamp_min(1)
     freedom = (columns - b) * (1 - u.square().sum(-1)).clamp_min(0)
     measured = ((squares + prior * outside) / (freedom + prior)).sqrt()
     rounding = epsilon / 12**0.5 * norms / columns.clamp_min(1).sqrt()

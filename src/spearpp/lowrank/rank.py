@@ -52,16 +52,9 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
         return 0
     s = spectrum.double().cpu()  # a few hundred numbers and many questions
     s = s.clamp_min(0.01 * epsilon * float(s[0]))
-    k = torch.arange(r, device=s.device, dtype=s.dtype)
+    k = torch.arange(r, dtype=s.dtype)
     p, q = shape[0] - k, shape[1] - k
-    tail = s.square().flip(0).cumsum(0).flip(0).sqrt()
-    flatness = s * (p * q).sqrt() / (tail * (p.sqrt() + q.sqrt()))
-    rounding = s <= max(epsilon, 100 * torch.finfo(torch.float64).eps) * s[0]
-    gap = s[:-1] / s[1:]
-    possible = (flatness[1:] <= FLAT_TAIL) | rounding[1:]
-    # The last few singular values of a noise matrix fall towards zero by themselves.
-    short = r - 1 - torch.arange(r - 1, device=s.device) < max(3, r // 50)
-    gap = torch.where(possible & ~(short & (gap < CLEAR_GAP**2)), gap, 0.0)
+    tail, flatness, gap = _looks(s, shape, epsilon)
     if shape[1] == 1:  # all inputs are zero: one sample to the gradient
         return 1
     clear = torch.nonzero(gap >= CLEAR_GAP)
@@ -77,6 +70,37 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
         if _is_noise(s[candidate:], shape[0] - candidate, shape[1] - candidate):
             return int(candidate)
     return None
+
+
+def clear_ranks(spectra: Float[Tensor, "u r"], shape: tuple[int, int], epsilon: float) -> list[int | None]:
+    """``numerical_rank`` of many matrices of one shape, where a clear gap tells it; None for the others.
+
+    >>> import torch
+    >>> clear_ranks(torch.tensor([[3.0, 2.0, 1e-7, 9e-8, 8e-8], [3.0, 1e-7, 1e-7, 9e-8, 8e-8]]).double(), (5, 9), 1e-7)
+    [2, 1]
+    """
+    s = spectra.double().cpu()
+    s = torch.maximum(s, 0.01 * epsilon * s[:, :1])
+    clear = _looks(s, shape, epsilon)[2] >= CLEAR_GAP
+    last = s.shape[1] - 1 - clear.flip(1).int().argmax(1)
+    return [rank if told else None for rank, told in zip(last.tolist(), clear.any(1).tolist(), strict=True)]
+
+
+def _looks(
+    s: Float[Tensor, "*u r"], shape: tuple[int, int], epsilon: float
+) -> tuple[Float[Tensor, "*u r"], Float[Tensor, "*u r"], Float[Tensor, "*u gaps"]]:
+    """The norm of each tail, its flatness, and the gap before it where the rest may be noise, else zero."""
+    r = s.shape[-1]
+    k = torch.arange(r, dtype=s.dtype)
+    p, q = shape[0] - k, shape[1] - k
+    tail = s.square().flip(-1).cumsum(-1).flip(-1).sqrt()
+    flatness = s * (p * q).sqrt() / (tail * (p.sqrt() + q.sqrt()))
+    rounding = s <= max(epsilon, 100 * torch.finfo(torch.float64).eps) * s[..., :1]
+    gap = s[..., :-1] / s[..., 1:]
+    possible = (flatness[..., 1:] <= FLAT_TAIL) | rounding[..., 1:]
+    # The last few singular values of a noise matrix fall towards zero by themselves.
+    short = r - 1 - torch.arange(r - 1) < max(3, r // 50)
+    return tail, flatness, torch.where(possible & ~(short & (gap < CLEAR_GAP**2)), gap, 0.0)
 
 
 def _is_noise(tail: Float[Tensor, "t"], rows: int, columns: int) -> bool:
