@@ -39,7 +39,7 @@ SPARE = 2
 """End points that are refined, over the batch size."""
 LARGEST = 512
 """Neurons, or inputs if those are fewer, of layers that are done together."""
-BYTES = 2**31
+BYTES = 2**32
 """Working set of the layers that are done together."""
 
 
@@ -105,7 +105,8 @@ def _alike(layers: Sequence[Layer]) -> Iterator[list[int]]:
         return
     first = _form(layers[0])
     same = [i for i, layer in enumerate(layers) if _form(layer) == first]
-    numbers = 3 * layers[0][0].numel() + 8 * STARTS * sum(layers[0][0].shape)
+    neurons, inputs = layers[0][0].shape
+    numbers = 4 * neurons * inputs + STARTS * (STARTS + 6 * neurons)
     size = max(1, BYTES // (8 * numbers))
     for begin in range(0, len(same), size):
         part = same[begin : begin + size]
