@@ -13,10 +13,11 @@ import torch
 
 from conftest import MakeClient
 from descents import CASES, RATE, Case, far, problem
-from spearpp import kernels, sphere
-from spearpp.kernels import reference
-from spearpp.kernels.descent import for_descent
-from spearpp.kernels.descent import reference as whole_descent
+from spearpp import sphere
+from spearpp.kernels import gated as kernels
+from spearpp.kernels.gated import reference
+from spearpp.kernels.paper import for_descent
+from spearpp.kernels.paper import reference as whole_descent
 from spearpp.losses import L1, LogCosh, Loss
 from spearpp.search import RiemannianAdam
 from spearpp.search.gated.descent import Effort, descend, descend_many, repeat

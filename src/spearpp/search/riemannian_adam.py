@@ -6,7 +6,7 @@ from itertools import groupby
 
 import torch
 
-from spearpp.kernels.descent import for_descent
+from spearpp.kernels.paper import for_descent
 from spearpp.losses import L1, LogCosh, Loss
 from spearpp.search.descent import Descent, Step
 from spearpp.shapes import Float, Tensor

@@ -27,10 +27,11 @@ from spearpp.search.gated.witnessed import WitnessedRounds
 
 MOST_STARTS = 4096
 """Starts of a round at most."""
-LEAST_STARTS, ON_A_GPU, ON_A_WAITING_GPU = 128, 256, 512
-"""Starts of a round at least. A GPU that waits for launches descends from four times as many in the same time."""
-WAITING = 8192, 2**18
-"""Entries of L between which it does; below, the host looks through what was found, and above, it computes."""
+LEAST_STARTS, ON_A_GPU = 128, (256, 512)
+"""Starts of a round at least. A GPU descends from four times as many in about the same time, and needs fewer rounds
+then; where the host looks through what it found, twice as many are enough."""
+SMALL = 8192
+"""Entries of L up to which a GPU's launches take longer than the host's arithmetic."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 
 
@@ -76,7 +77,7 @@ class Gated:
     def settles_on_host(self, problem: Problem) -> bool:
         """Whether all but the descents is better done on the CPU, wherever the update lies."""
         alone = problem.witness is None and problem.outputs is None
-        return problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= WAITING[0]
+        return problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL
 
     def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
         """The new directions of each round.
@@ -131,8 +132,7 @@ class Gated:
     def _least(self, problem: Problem) -> int:
         if problem.seen.device.type != "cuda":
             return LEAST_STARTS
-        waits = WAITING[0] < problem.factors.left.numel() <= WAITING[1]
-        return ON_A_WAITING_GPU if waits else ON_A_GPU
+        return ON_A_GPU[problem.factors.left.is_cuda]
 
     def _next_layer(self, problem: Problem, peeled: Pairs) -> WitnessedRounds | BackwardRounds | None:
         """The rounds that the next layer allows, if it was given and says something."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 
-from spearpp import kernels
+from spearpp.kernels import gated as kernels
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.shapes import Float, Tensor
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.kernels import for_rows
+from spearpp.kernels.gated import for_rows
 from spearpp.shapes import Float, Tensor
 
 

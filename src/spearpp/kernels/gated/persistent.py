@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
-from spearpp.kernels.reference import TINY as _TINY
+from spearpp.kernels.gated.reference import TINY as _TINY
 from spearpp.shapes import Float, Tensor
 
 TINY = tl.constexpr(_TINY)

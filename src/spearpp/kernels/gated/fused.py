@@ -8,7 +8,7 @@ from typing import Any, no_type_check
 import triton
 import triton.language as tl
 
-from spearpp.kernels.reference import TINY as _TINY
+from spearpp.kernels.gated.reference import TINY as _TINY
 from spearpp.shapes import Tensor
 
 TINY = tl.constexpr(_TINY)

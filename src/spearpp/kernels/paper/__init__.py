@@ -10,7 +10,7 @@ from types import ModuleType
 
 import torch
 
-from spearpp.kernels.descent import reference
+from spearpp.kernels.paper import reference
 from spearpp.shapes import Float, Tensor
 
 __all__ = ["WIDEST", "for_descent", "reference"]
@@ -32,7 +32,7 @@ def _fused(device: int, wide: int, smooth: bool) -> ModuleType | None:
     """Where Triton is installed, finds its compiler and the GPU has the room: one step of one start shows it."""
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device)[0] < 8:
         return None
-    from spearpp.kernels.descent import fused
+    from spearpp.kernels.paper import fused
 
     here = torch.device("cuda", device)
     try:
