@@ -172,6 +172,13 @@ def test_it_finds_what_the_paper_cannot(make_client: MakeClient) -> None:
     assert client.score(ours).exact
 
 
+def test_starts_spread_over_devices(client: Client) -> None:
+    one, two = (spearpp.invert(*client.seen, search=Gated(devices=where)) for where in ((), ("cpu", "cpu")))
+    assert one.stats.starts == two.stats.starts
+    assert client.score(two).exact
+    torch.testing.assert_close(one.inputs, two.inputs)
+
+
 class TestGraded:
     """Samples of very different strength: looked for strongest first, in the leading singular directions."""
 
