@@ -20,8 +20,9 @@ from spearpp.kernels.paper import for_descent
 from spearpp.kernels.paper import reference as whole_descent
 from spearpp.losses import L1, LogCosh, Loss
 from spearpp.search import RiemannianAdam
-from spearpp.search.gated.descent import Effort, descend, descend_many, repeat
+from spearpp.search.gated.descent import Effort, descend, descend_many
 from spearpp.search.gated.objective import Gates
+from spearpp.search.gated.recording import repeat
 
 Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 SHAPES = [(1, 1), (3, 7), (130, 20), (64, 1000), (9, 4099)]

@@ -14,7 +14,7 @@ from spearpp.nullspace import independent, meet
 from spearpp.pairs import Pairs
 from spearpp.problem import Problem
 from spearpp.search.base import Proposals
-from spearpp.search.gated.descent import repeat
+from spearpp.search.gated.recording import repeat
 from spearpp.shapes import Bool, Float, Tensor
 from spearpp.witness import FewOutputs
 

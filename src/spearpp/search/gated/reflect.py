@@ -17,7 +17,7 @@ left, within 2 and 8; with α = 1 hardly any do (``docs/research.md``).
 import torch
 
 from spearpp import sphere
-from spearpp.search.gated.descent import repeat
+from spearpp.search.gated.recording import repeat
 from spearpp.shapes import Float, Tensor
 from spearpp.sightings import outside
 
