@@ -286,3 +286,13 @@ def test_two_samples_with_one_mask_are_not_certified_by_each_other(seed: int) ->
     first, following, _ = simulate.fedsgd(model, batch)
     result = spearpp.invert(*first, next_grad_weight=following.grad_weight, next_weight=following.weight, search=LITTLE)
     assert certified_wrongly(result, batch) == []
+
+
+def test_weights_of_another_network_are_no_error() -> None:
+    """Negated weights leave a direction without a single silent zero row, and drift."""
+    generator = torch.Generator().manual_seed(0)
+    model = simulate.mlp(30, [40, 40], 10, generator=generator)
+    seen = simulate.fedsgd(model, simulate.random_batch(3, features=30, generator=generator))[0]
+    assert seen.bias is not None
+    result = spearpp.invert(seen.grad_weight, seen.grad_bias, -seen.weight, -seen.bias, search=Gated(starts=512))
+    assert not bool(result.certified.any())

@@ -10,6 +10,7 @@ from conftest import Client, MakeClient
 from spearpp import many, simulate
 from spearpp.certificate import Certificates
 from spearpp.errors import NonFiniteError, ShapeError
+from spearpp.lowrank import decompose_many
 from spearpp.many import Layer, one_round, stack
 from spearpp.search import Gated
 
@@ -96,6 +97,59 @@ class TestOneRound:
             noise = 1e-4 * torch.randn(seen.grad_weight.shape, generator=torch.Generator().manual_seed(0))
             layers.append((seen.grad_weight + noise, seen.grad_bias, seen.weight, seen.bias))
         assert not together(layers)
+
+    def test_what_cannot_be_factored_so_spoils_no_other(self, clients: list[Client]) -> None:
+        """A layer without a gradient, one of exactly low rank, one with few live rows, one with few used inputs."""
+        seen = clients[0].seen
+        assert seen.grad_bias is not None
+
+        def with_gradient(weight: torch.Tensor, bias: torch.Tensor) -> Layer:
+            return weight, bias, seen.weight, seen.bias
+
+        grown = torch.outer(torch.arange(120.0), torch.ones(60))
+        rows, columns = torch.arange(120) < 20, torch.arange(60) < 20
+        layers = [
+            seen,
+            with_gradient(torch.zeros_like(seen.grad_weight), torch.zeros_like(seen.grad_bias)),
+            with_gradient(grown, torch.arange(120.0)),
+            with_gradient(seen.grad_weight * rows[:, None], seen.grad_bias * rows),
+            with_gradient(seen.grad_weight * columns, seen.grad_bias),
+            clients[1].seen,
+        ]
+        found = together(layers)
+        assert not {1, 2} & set(found)
+        assert {0, 5} & set(found)
+        for place in {0, 5} & set(found):
+            assert clients[min(place, 1)].score(found[place]).exact
+
+    def test_factors_are_orthonormal_or_not_vouched_for(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        for m, n in ((43, 30), (38, 50), (60, 100), (150, 40), (200, 300)):
+            dense = torch.randn(6, m, 6, generator=generator) @ torch.randn(6, 6, n, generator=generator)
+            sparse = (torch.rand(6, m, n, generator=generator) < 0.05).float()
+            for gradients in (dense.double(), sparse.double(), dense.round().double()):
+                for alike in decompose_many(gradients, torch.finfo(torch.float32).eps):
+                    left = alike.factors.left
+                    apart = left.mT @ left - torch.eye(left.shape[2], dtype=torch.float64)
+                    assert float(apart.abs().max()) < 1e-9
+                    assert alike.factors.spectrum.shape[1] == min(m, n)
+                    rest = torch.linalg.matrix_norm(gradients[alike.which] - left @ alike.factors.right)
+                    tail = torch.linalg.vector_norm(alike.factors.spectrum[:, left.shape[2] :], dim=1)
+                    torch.testing.assert_close(rest, tail, rtol=1e-3, atol=1e-6 * float(gradients.norm()))
+
+    def test_nothing_promising_is_no_error(self, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("spearpp.search.gated.refine.PROMISING", 2.0)
+        assert together([make_client(5, 120, 60, seed=seed).seen for seed in range(2)]) == {}
+
+    def test_parts_change_nothing(self, clients: list[Client], monkeypatch: pytest.MonkeyPatch) -> None:
+        layers = [client.seen for client in clients]
+        whole = together(layers)
+        monkeypatch.setattr(many, "BYTES", 2 * 48 * many.SPARE * 8 * 8 * 120)
+        cut = together(layers)
+        assert abs(len(cut) - len(whole)) <= 1  # each part has starts of its own
+        assert len(cut) >= 4
+        for place, result in cut.items():
+            assert clients[place].score(result).exact
 
 
 class TestMany:

@@ -17,7 +17,7 @@ from spearpp.clock import Clock
 from spearpp.errors import SpearError
 from spearpp.filtering import agreeing, inputs_at
 from spearpp.invert import invert
-from spearpp.lowrank import decompose_many
+from spearpp.lowrank import Alike, decompose_many
 from spearpp.nullspace import least
 from spearpp.observation import Observation, observe
 from spearpp.problem import Problem
@@ -146,7 +146,7 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
     clock = Clock()
     with clock("decompose"):
         groups = decompose_many(seen.gradient, seen.gradient_epsilon)
-    for group in groups:
+    for group in _parts(groups):
         some = replace(seen, gradient=seen.gradient[group.which], weight=seen.weight[group.which])
         with clock("decompose"):
             problem = Problem(
@@ -196,6 +196,15 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
                 )
 
 
+def _parts(groups: list[Alike]) -> Iterator[Alike]:
+    """Groups, those of many layers cut into as many at a time as their refinement has room for."""
+    for group in groups:
+        _, m, b = group.factors.left.shape
+        size = max(1, BYTES // (48 * SPARE * b * b * m))
+        for at in torch.arange(len(group.which), device=group.which.device).split(size):
+            yield Alike(group.which[at], pick(group.factors, at))
+
+
 def _ends(problem: Problem, search: Gated, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """End points and directions of one descent in every layer, from the same starts."""
     left, a = problem.factors.left, problem.preactivations
@@ -217,6 +226,9 @@ def _choose(
     """The b sparsest directions of every layer, and where there are so many and they are independent."""
     b = problem.batch_size
     order, worth = ranked(problem, points, directions)
+    none = directions.new_zeros(len(points), b, b), torch.zeros(len(points), dtype=torch.bool, device=points.device)
+    if order.shape[1] < b:
+        return none
     best = worth.int().argsort(dim=-1, descending=True, stable=True)[:, : SPARE * b]
     order, worth = order.gather(1, best), worth.gather(1, best)
     points, directions = (torch.take_along_dim(each, order[..., None], dim=1) for each in (points, directions))
@@ -227,8 +239,6 @@ def _choose(
     again = (solved @ solved.mT).abs() > SAME
     kept = (good & worth).gather(1, order) & ~again.tril(-1).any(-1)
     first = kept.int().argsort(dim=-1, descending=True, stable=True)[:, :b]
-    if first.shape[1] < b:
-        return solved.new_zeros(len(solved), b, b), torch.zeros_like(kept[:, 0])
     chosen = torch.take_along_dim(solved, first[..., None], dim=1)
     last, found = _last(problem, chosen[:, :-1])
     alone = kept.sum(-1) == b - 1
@@ -252,7 +262,7 @@ def _last(problem: Problem, others: Float[Tensor, "u f b"]) -> tuple[Float[Tenso
     end = point @ problem.factors.right[..., -1:]
     point = point * torch.where(end < 0, -1.0, 1.0)
     solved, good = _refined(problem, point, point)
-    return solved[:, 0], good[:, 0]
+    return solved[:, 0], good[:, 0] & problem.seen.has_bias  # without a bias the sign is not known
 
 
 def _some(problem: Problem, which: Int[Tensor, "kept"]) -> Problem:

@@ -117,7 +117,7 @@ def picked(rows: Float[Tensor, "*u m b"], weights: Float[Tensor, "*u sets m"]) -
     >>> picked(torch.eye(3), torch.tensor([[0.0, 2.0, 0.0]])).tolist()
     [[[0.0, 2.0, 0.0]]]
     """
-    most = int((weights > 0).sum(-1).max()) if weights.numel() else 0
+    most = max(1, int((weights > 0).sum(-1).max())) if weights.numel() else 0
     if most > _MOST * rows.shape[-2]:
         return weights[..., None] * rows[..., None, :, :]
     weight, places = weights.topk(most, dim=-1)
@@ -149,7 +149,7 @@ def least_two(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
     factor = _factor(gram)
     first = _least(factor, start[:, :1])
     second = sphere.tangent(first, start[:, 1].expand_as(first))
-    for _ in range(_ITERATIONS // 2):  # it is compared with noise, and need not be more exact than that
+    for _ in range(_ITERATIONS):
         second = torch.cholesky_solve(second[..., None], factor)[..., 0]
         second = sphere.retract(sphere.tangent(first, second))
     return torch.stack([first, second], dim=-1)

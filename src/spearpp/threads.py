@@ -12,7 +12,11 @@ two took ten times as long as one at 4,000 entries."""
 
 @contextmanager
 def as_many_as_help(entries: int, device: torch.device) -> Iterator[None]:
-    """Use one thread meanwhile if the layer is small. The setting is the calling thread's own."""
+    """Use one thread meanwhile if the layer is small.
+
+    The setting is the calling thread's own; but a thread that uses torch for the first time meanwhile takes it over,
+    and should set its own.
+    """
     before = torch.get_num_threads()
     if device.type != "cpu" or entries >= WORTH or before == 1:
         yield

@@ -1,6 +1,6 @@
 """Many small gradients factored at once: a GPU waits for launches where there is one at a time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,11 +44,11 @@ def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) ->
         rounding = (ROUNDING * epsilon) ** 2 / 12 * norms[some].square().sum(1)
         spread = (outside / max(1, small - k)).sqrt()[:, None].expand(-1, small - k)
         spectra, shapes = torch.cat([s, spread], dim=1).cpu(), torch.stack(sizes, dim=1)[some].tolist()
-        certain = [place for place, fine in enumerate((outside <= rounding).tolist()) if fine or k == small]
-        for b, places in _by_rank(spectra, shapes, certain, k, epsilon):
+        certain = torch.nonzero(outside <= rounding)[:, 0].tolist()
+        for b, places in _by_rank(spectra, shapes, certain, (gradients.shape[1], gradients.shape[2]), k, epsilon):
             at = torch.tensor(places, device=gradients.device)
             factors = _factors(gradients, some[at], (u[at], s[at], vt[at]), b, live, sizes, norms, epsilon)
-            found.append(Alike(some[at], factors))
+            found.append(Alike(some[at], replace(factors, spectrum=spectra[places].to(s.device))))
         done = {i for alike in found for i in alike.which.tolist()}
         left = [i for i in left if i not in done]
         if not left:
@@ -57,10 +57,14 @@ def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) ->
 
 
 def _by_rank(
-    spectra: Float[Tensor, "u r"], shapes: list[list[int]], certain: list[int], k: int, epsilon: float
+    spectra: Float[Tensor, "u r"],
+    shapes: list[list[int]],
+    certain: list[int],
+    largest: tuple[int, int],
+    k: int,
+    epsilon: float,
 ) -> list[tuple[int, list[int]]]:
     """Each rank that a sketch of k columns holds with some to spare, and which of the certain matrices have it."""
-    largest = max(rows for rows, _ in shapes), max(columns for _, columns in shapes)
     ranks = clear_ranks(spectra, largest, epsilon)
     told: dict[int, list[int]] = {}
     for i in certain:

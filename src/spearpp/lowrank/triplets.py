@@ -14,6 +14,8 @@ COARSE = 1e-10
 """Relative spacing of a dtype from which its own rounding exceeds what squaring loses."""
 STEEP = 1e-4
 """Least singular value over the largest down to which a Gram matrix is exact enough."""
+SOUND = 1e-10
+"""How far the products of a basis may be from those of an orthonormal one."""
 MARGIN = 16
 """Columns a sketch must have beyond the rank."""
 
@@ -132,15 +134,21 @@ def within(
 ) -> tuple[Float[Tensor, "u rows k"], Float[Tensor, "u k"], Float[Tensor, "u k columns"], Float[Tensor, "u"]]:
     """Triplets of many matrices within k random combinations of their columns, and the squared norm of what is outside.
 
-    As ``by_gram``: the combinations are those of Ĝ Ĝᵀ orth(Ĝ Ω), the same for all.
+    As ``by_gram``: the combinations are those of Ĝ Ĝᵀ orth(Ĝ Ω), the same for all. A matrix whose rank is below k to
+    all digits has no such basis: the norm is then infinite, and nothing else means anything.
     """
     draw = torch.Generator(matrices.device).manual_seed(0)
     probes = torch.randn(matrices.shape[2], k, generator=draw, dtype=matrices.dtype, device=matrices.device)
     basis = orthonormal(matrices @ probes)
     basis = orthonormal(matrices @ (matrices.mT @ basis))
+    unit = torch.eye(k, dtype=basis.dtype, device=basis.device)
+    sound = torch.linalg.matrix_norm(basis.mT @ basis - unit) < SOUND  # not if it is NaN
+    others = torch.eye(basis.shape[1], k, dtype=basis.dtype, device=basis.device)
+    basis = torch.where(sound[:, None, None], basis, others)
     inside = basis.mT @ matrices
     u, s, vt = by_eigenvectors(inside)
-    return basis @ u, s, vt, (matrices - basis @ inside).square().sum((1, 2))
+    outside = (matrices - basis @ inside).square().sum((1, 2))
+    return basis @ u, s, vt, torch.where(sound, outside, torch.inf)
 
 
 def orthonormal(vectors: Float[Tensor, "u rows k"]) -> Float[Tensor, "u rows k"]:
