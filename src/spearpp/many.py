@@ -22,7 +22,7 @@ from spearpp.nullspace import least
 from spearpp.observation import Observation, observe
 from spearpp.problem import Problem
 from spearpp.result import Inversion, Stats
-from spearpp.search import Gated
+from spearpp.search import Gated, Search
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import descend_many
 from spearpp.search.gated.refine import concentrated, ranked
@@ -46,7 +46,7 @@ BYTES = 2**32
 def invert_many(
     layers: Sequence[Layer],
     *,
-    search: Gated | None = None,
+    search: Search | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Inversion]:
@@ -55,7 +55,7 @@ def invert_many(
     Args:
         layers: the four tensors of each, as ``invert`` takes them. Those of another shape, dtype or device than the
             first are inverted one by one.
-        search: for those that need more than one round; None is ``spearpp.search.Gated()``.
+        search: how to look; None is ``spearpp.search.Gated()``, and only that is done together.
         generator: source of randomness; None is a generator with seed 0.
         progress: called with the number of layers that are done.
 
@@ -77,12 +77,12 @@ def invert_many(
     search = Gated() if search is None else search
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     done: dict[int, Inversion] = {}
-    for at in _alike(layers):
-        stacked = stack([layers[i] for i in at])
-        for place, result in one_round(stacked, search, generator):
-            done[at[place]] = result
-        if progress is not None:
-            progress(len(done))
+    if isinstance(search, Gated):
+        for at in _alike(layers):
+            for place, result in one_round(stack([layers[i] for i in at]), search, generator):
+                done[at[place]] = result
+            if progress is not None:
+                progress(len(done))
     for i, layer in enumerate(layers):
         if i not in done:
             try:
@@ -101,7 +101,7 @@ def _alike(layers: Sequence[Layer]) -> Iterator[list[int]]:
     """
     if not layers or not isinstance(layers[0][0], Tensor) or not layers[0][0].is_cuda:
         return
-    if min(layers[0][0].shape) > LARGEST:
+    if layers[0][0].ndim != 2 or min(layers[0][0].shape) > LARGEST:
         return
     first = _form(layers[0])
     same = [i for i, layer in enumerate(layers) if _form(layer) == first]
