@@ -79,7 +79,8 @@ def write(folder: Path, case: str, wide: int) -> None:
     for name, tensors in (("before", before), ("after", after)):
         save_file(tensors, folder / f"{name}.safetensors")
         torch.save(tensors, folder / f"{name}.pt")
-        numpy.savez(folder / f"{name}.npz", **{key: each.numpy() for key, each in tensors.items()})  # type: ignore[arg-type]
+        arrays = {key: each.numpy() for key, each in tensors.items()}
+        numpy.savez(folder / f"{name}.npz", allow_pickle=False, **arrays)
     ClientUpdate.from_weights(before, after, lr=RATE).save(folder / "ours.safetensors")
 
 

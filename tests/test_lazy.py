@@ -52,9 +52,9 @@ def write(path: Path, tensors: dict[str, Tensor]) -> Path:
     if path.name.endswith("fortran.npz"):
         arrays = {name: numpy.asfortranarray(each) for name, each in arrays.items()}
     if path.name.endswith("packed.npz"):
-        numpy.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+        numpy.savez_compressed(path, allow_pickle=False, **arrays)
     elif path.suffix == ".npz":
-        numpy.savez(path, **arrays)  # type: ignore[arg-type]
+        numpy.savez(path, allow_pickle=False, **arrays)
     elif path.name.endswith("transposed.pt"):
         torch.save({name: each.T.contiguous().T if each.ndim == 2 else each for name, each in tensors.items()}, path)
     elif path.name.endswith("sparse.pt"):

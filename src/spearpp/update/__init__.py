@@ -1,19 +1,27 @@
 """What a client sent, and the weights it had been sent: everything an audit needs."""
 
-import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from spearpp.errors import DataError, NonFiniteError, OptionError
+from spearpp.errors import DataError, OptionError
 from spearpp.shapes import Tensor
 from spearpp.update.files import FileName, open_tensors, write_tensors
-from spearpp.update.lazy import Lazy, Named, changed, elementwise, outlines, pick
-from spearpp.update.names import Tensors, is_buffer, match, parameters_of, plain
+from spearpp.update.given import (
+    copied,
+    copied_weights,
+    finite,
+    in_floats,
+    moved_to,
+    parameters_and_buffers,
+    plain_lr_and_steps,
+)
+from spearpp.update.lazy import Lazy, Named, elementwise, outlines, pick
+from spearpp.update.names import Tensors, match
 
 FORMAT = 1
 Kind = Literal["gradients", "weights", "deltas"]
@@ -57,8 +65,8 @@ class ClientUpdate:
         if not self.gradients:
             raise DataError("the update holds no parameter of the model")
         for field_name, what in (("weights", "weights"), ("gradients", "update")):
-            object.__setattr__(self, field_name, _checked(getattr(self, field_name), what))
-        _known(self.lr, self.steps)
+            object.__setattr__(self, field_name, finite(getattr(self, field_name), what))
+        plain_lr_and_steps(self.lr, self.steps)
 
     def __repr__(self) -> str:
         numbers = sum(each.numel() for each in outlines(self.gradients).values())
@@ -83,7 +91,7 @@ class ClientUpdate:
         Raises:
             SpearError: if names or shapes do not match, or something is not finite.
         """
-        weights = _kept(model)
+        weights = copied_weights(model)
         if grads is None:
             if not isinstance(model, nn.Module):
                 raise OptionError("grads=None reads the gradients of a module's parameters: pass the module")
@@ -95,8 +103,8 @@ class ClientUpdate:
             if len(grads) != len(weights):
                 raise DataError(f"grads holds {len(grads)} tensors, the model has {len(weights)} parameters")
             grads = {name: each for name, each in zip(weights, grads, strict=True) if each is not None}
-        given, buffers = _split(model, grads)
-        return cls(weights, _own(match(weights, given, "grads")), "gradients", buffers=buffers)
+        given, buffers = parameters_and_buffers(model, grads)
+        return cls(weights, copied(match(weights, given, "grads")), "gradients", buffers=buffers)
 
     @classmethod
     def from_weights(
@@ -122,10 +130,10 @@ class ClientUpdate:
         Raises:
             SpearError: if names or shapes do not match, or something is not finite.
         """
-        lr, steps = _known(lr, steps)
-        weights = _kept(before)
-        given, buffers = _split(before, after)
-        sent = match(weights, _floats(given), "deltas" if deltas else "after")
+        lr, steps = plain_lr_and_steps(lr, steps)
+        weights = copied_weights(before)
+        given, buffers = parameters_and_buffers(before, after)
+        sent = match(weights, in_floats(given), "deltas" if deltas else "after")
         scale = 1.0 / ((1.0 if lr is None else lr) * (steps or 1))
         if deltas:
             gradients = elementwise(lambda moved: -moved * scale, sent)
@@ -173,7 +181,7 @@ class ClientUpdate:
 
     def to(self, device: torch.device | str) -> "ClientUpdate":
         """The same on another device."""
-        return replace(self, weights=_moved(self.weights, device), gradients=_moved(self.gradients, device))
+        return replace(self, weights=moved_to(self.weights, device), gradients=moved_to(self.gradients, device))
 
     def read(self) -> "ClientUpdate":
         """The same with every tensor in memory: files that it came from may go."""
@@ -267,7 +275,7 @@ def _ours(tensors: Lazy, header: Mapping[str, Any], path: FileName) -> ClientUpd
         raise DataError(f"{path} has a header with wrong clients or buffers")
     if kind not in KINDS:
         raise DataError(f"{path} has a header with a wrong kind: {str(kind)[:20]}")
-    lr, steps = _known(lr, steps)
+    lr, steps = plain_lr_and_steps(lr, steps)
     weights = pick(tensors, _ordered(groups["weights"], header.get("order")))
     return ClientUpdate(
         weights,
@@ -286,75 +294,3 @@ def _ordered(names: dict[str, str], order: object) -> dict[str, str]:
     if not isinstance(order, list) or sorted(map(str, order)) != sorted(names):
         return names
     return {str(name): names[str(name)] for name in order}
-
-
-def _known(lr: Any, steps: Any) -> tuple[float | None, int | None]:
-    """Both as plain numbers, whatever kind of number they came as."""
-    try:
-        rate = None if lr is None else float(lr)
-        count = None if steps is None else operator.index(steps)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise OptionError(f"lr={lr!r}, steps={steps!r}: a number and a whole number, or None") from error
-    if isinstance(lr, bool | str) or isinstance(steps, bool):
-        raise OptionError(f"lr={lr!r}, steps={steps!r}: a number and a whole number, or None")
-    if rate is not None and not 0 < rate < float("inf"):
-        raise OptionError(f"lr={lr}: a learning rate is positive, or None if it is not known")
-    if count is not None and count < 1:
-        raise OptionError(f"steps={steps}: a client takes one step at least, or None if that is not known")
-    return rate, count
-
-
-def _split(model: Tensors, given: Tensors) -> tuple[Named, tuple[str, ...]]:
-    """Parameters, and the names of what a module has besides: buffers, and second names of tied weights."""
-    found, buffers = parameters_of(given), _buffers(given)
-    if isinstance(model, nn.Module):
-        own = {plain(name) for name, _ in model.named_parameters()}
-        extra = {plain(name) for name in model.state_dict()} - own
-        buffers += tuple(name for name in found if name in extra)
-        found = pick(found, {name: name for name in found if name not in extra})
-    return found, buffers
-
-
-def _checked(tensors: Named, what: str) -> Named:
-    """The same, of which nothing is NaN or Inf: now if they are in memory, else whenever one is read."""
-
-    def finite(name: str) -> Callable[[Tensor], Tensor]:
-        def check(tensor: Tensor) -> Tensor:
-            if not bool(torch.isfinite(tensor).all()):
-                raise NonFiniteError(f"{what}: {name} holds NaN or Inf: training diverged, or the file is damaged")
-            return tensor
-
-        return check
-
-    if isinstance(tensors, Lazy):
-        return Lazy({name: changed(finite(name), each) for name, each in tensors.stored.items()})
-    for name, each in tensors.items():
-        finite(name)(each)
-    return tensors
-
-
-def _kept(tensors: Tensors) -> Named:
-    """A copy: the model may train on."""
-    return _own(_floats(parameters_of(tensors)))
-
-
-def _own(tensors: Named) -> Named:
-    """A copy of what is in memory; files are nobody else's already."""
-    return tensors if isinstance(tensors, Lazy) else {name: each.clone() for name, each in tensors.items()}
-
-
-def _floats(tensors: Named) -> Named:
-    """In float32 at least: half precision is what the wire had, not what to compute in."""
-    return elementwise(lambda each: each.to(torch.promote_types(each.dtype, torch.float32)), tensors)
-
-
-def _moved(tensors: Named, device: torch.device | str) -> Named:
-    there = all(each.device == torch.device(device) for each in outlines(tensors).values())
-    return tensors if there else elementwise(lambda each: each.to(device), tensors)
-
-
-def _buffers(tensors: Tensors) -> tuple[str, ...]:
-    if not isinstance(tensors, Mapping):
-        return ()
-    named = outlines(tensors) if isinstance(tensors, Lazy) else tensors
-    return tuple(str(name) for name, each in named.items() if is_buffer(str(name), each))

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
+from spearpp.kernels.gated.blocks import along, beside, block_of, nothing, onto, over_neurons, place_of, together
 from spearpp.kernels.gated.reference import TINY as _TINY
 from spearpp.shapes import Float, Tensor
 
@@ -143,96 +144,6 @@ def _padded(matrices: Float[Tensor, "updates r c"], rows: int, columns: int) -> 
     return whole
 
 
-@triton.jit
-@no_type_check
-def _block(matrix, at, BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
-    """Some rows, [BLOCK, WIDTH], or parted among the groups, [GROUPS, BLOCK / GROUPS, WIDTH]."""
-    column = tl.arange(0, WIDTH)
-    if GROUPS == 1:
-        row = at * BLOCK + tl.arange(0, BLOCK)
-        return tl.load(matrix + row[:, None] * WIDTH + column[None, :])
-    else:
-        EACH: tl.constexpr = BLOCK // GROUPS
-        row = at * BLOCK + tl.arange(0, GROUPS)[:, None] * EACH + tl.arange(0, EACH)[None, :]
-        return tl.load(matrix + row[:, :, None] * WIDTH + column[None, None, :])
-
-
-@triton.jit
-@no_type_check
-def _kept(scratch, at, STARTS: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
-    """Where the scratch memory has what belongs to a block of neurons, in the shape of ``_onto``."""
-    base, start = scratch + at * (STARTS * BLOCK), tl.arange(0, STARTS)
-    if GROUPS == 1:
-        return base + start[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    else:
-        EACH: tl.constexpr = BLOCK // GROUPS
-        group, neuron = tl.arange(0, GROUPS), tl.arange(0, EACH)
-        return base + group[:, None, None] * (STARTS * EACH) + start[None, :, None] * EACH + neuron[None, None, :]
-
-
-@triton.jit
-@no_type_check
-def _onto(vectors, block, PRECISION: tl.constexpr, GROUPS: tl.constexpr):
-    """Every vector times every row of the block: [STARTS, BLOCK], or [GROUPS, STARTS, BLOCK / GROUPS]."""
-    if GROUPS == 1:
-        return tl.dot(vectors, tl.trans(block), input_precision=PRECISION)
-    else:
-        same = tl.broadcast_to(vectors[None, :, :], (GROUPS, vectors.shape[0], vectors.shape[1]))
-        return tl.dot(same, tl.permute(block, (0, 2, 1)), input_precision=PRECISION)
-
-
-@triton.jit
-@no_type_check
-def _nothing(STARTS: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr):
-    """Sums to begin with; a group has its own."""
-    if GROUPS == 1:
-        return tl.zeros((STARTS, WIDTH), tl.float32)
-    else:
-        return tl.zeros((GROUPS, STARTS, WIDTH), tl.float32)
-
-
-@triton.jit
-@no_type_check
-def _together(sums, GROUPS: tl.constexpr):
-    """Sums of rows, of all groups."""
-    if GROUPS == 1:
-        return sums
-    else:
-        return tl.sum(sums, axis=0)
-
-
-@triton.jit
-@no_type_check
-def _along(vectors, matrix, PRECISION: tl.constexpr, GROUPS: tl.constexpr):
-    """Vectors times a matrix that is not parted: every group does the same, and the mean of equal numbers is exact."""
-    if GROUPS == 1:
-        return tl.dot(vectors, matrix, input_precision=PRECISION)
-    else:
-        same = tl.broadcast_to(vectors[None, :, :], (GROUPS, vectors.shape[0], vectors.shape[1]))
-        other = tl.broadcast_to(matrix[None, :, :], (GROUPS, matrix.shape[0], matrix.shape[1]))
-        return tl.sum(tl.dot(same, other, input_precision=PRECISION), axis=0) / GROUPS
-
-
-@triton.jit
-@no_type_check
-def _sum(entries, GROUPS: tl.constexpr):
-    """Over the neurons of a block."""
-    if GROUPS == 1:
-        return tl.sum(entries, axis=1)
-    else:
-        return tl.sum(tl.sum(entries, axis=2), axis=0)
-
-
-@triton.jit
-@no_type_check
-def _beside(numbers, GROUPS: tl.constexpr):
-    """A number for every start, beside its neurons."""
-    if GROUPS == 1:
-        return numbers[:, None]
-    else:
-        return numbers[None, :, None]
-
-
 @triton.jit(do_not_specialize=["blocks", "b", "d", "starts", "steps", "iterations"])
 @no_type_check
 def _descend(
@@ -252,7 +163,7 @@ def _descend(
     gates += update * blocks * (BLOCK * WIDTH)
     at_basis = basis + update * (WIDTH * WIDTH) + column[:, None] * WIDTH + column[None, :]
     if WHOLE:
-        all_rows, all_gates = _block(rows, 0, BLOCK, WIDTH, GROUPS), _block(gates, 0, BLOCK, WIDTH, GROUPS)
+        all_rows, all_gates = block_of(rows, 0, BLOCK, WIDTH, GROUPS), block_of(gates, 0, BLOCK, WIDTH, GROUPS)
     else:
         program = update * tl.num_programs(1) + tl.program_id(1)
         silences = scratch + program * blocks * (2 * STARTS * BLOCK)
@@ -261,47 +172,47 @@ def _descend(
     point = tl.load(at_points, mask=(column < d)[None, :], other=0.0)
     momentum = tl.zeros((STARTS, WIDTH), tl.float32)
     second = tl.zeros((STARTS,), tl.float32)
-    solution = _along(point, tl.trans(tl.load(at_basis)), PRECISION, GROUPS)
+    solution = along(point, tl.trans(tl.load(at_basis)), PRECISION, GROUPS)
     for taken in range(-WARM_UP, steps + 1):
         # which neurons are silent, and how much so
         if WHOLE:
-            silence = tl.maximum(-_onto(point, all_gates, PRECISION, GROUPS), 0.0)
-            total = _sum(silence * silence, GROUPS)
+            silence = tl.maximum(-onto(point, all_gates, PRECISION, GROUPS), 0.0)
+            total = over_neurons(silence * silence, GROUPS)
         else:
-            squares = _nothing(STARTS, EACH, GROUPS)
+            squares = nothing(STARTS, EACH, GROUPS)
             tl.debug_barrier()  # the last step has read what it kept
             for at in range(blocks):
-                silence = tl.maximum(-_onto(point, _block(gates, at, BLOCK, WIDTH, GROUPS), PRECISION, GROUPS), 0.0)
-                tl.store(_kept(silences, at, STARTS, BLOCK, GROUPS), silence)
+                silence = tl.maximum(-onto(point, block_of(gates, at, BLOCK, WIDTH, GROUPS), PRECISION, GROUPS), 0.0)
+                tl.store(place_of(silences, at, STARTS, BLOCK, GROUPS), silence)
                 squares += silence * silence
-            total = _sum(squares, GROUPS)
+            total = over_neurons(squares, GROUPS)
             tl.debug_barrier()
         total = tl.maximum(total, TINY)
         scale = count / total
 
         # M u = p by conjugate gradients; the first time round p - M u becomes the residual
         vectors = tl.load(at_basis)
-        p = _along(point, tl.trans(vectors), PRECISION, GROUPS)
+        p = along(point, tl.trans(vectors), PRECISION, GROUPS)
         residual, search, solution = p, solution, tl.zeros((STARTS, WIDTH), tl.float32)
         size = tl.zeros((STARTS,), tl.float32)
         for iteration in range(iterations + 1):
-            sums = _nothing(STARTS, WIDTH, GROUPS)
+            sums = nothing(STARTS, WIDTH, GROUPS)
             if WHOLE:
-                image = _onto(search, all_rows, PRECISION, GROUPS)
+                image = onto(search, all_rows, PRECISION, GROUPS)
                 sums = tl.dot(image * silence * silence, all_rows, sums, input_precision=PRECISION)
             else:
                 if AHEAD:
-                    following = _block(rows, 0, BLOCK, WIDTH, GROUPS)
+                    following = block_of(rows, 0, BLOCK, WIDTH, GROUPS)
                 for at in range(blocks):
                     if AHEAD:
                         block = following
-                        following = _block(rows, tl.minimum(at + 1, blocks - 1), BLOCK, WIDTH, GROUPS)
+                        following = block_of(rows, tl.minimum(at + 1, blocks - 1), BLOCK, WIDTH, GROUPS)
                     else:
-                        block = _block(rows, at, BLOCK, WIDTH, GROUPS)
-                    silence = tl.load(_kept(silences, at, STARTS, BLOCK, GROUPS))
-                    image = _onto(search, block, PRECISION, GROUPS)
+                        block = block_of(rows, at, BLOCK, WIDTH, GROUPS)
+                    silence = tl.load(place_of(silences, at, STARTS, BLOCK, GROUPS))
+                    image = onto(search, block, PRECISION, GROUPS)
                     sums = tl.dot(image * silence * silence, block, sums, input_precision=PRECISION)
-            applied = epsilon * search + scale[:, None] * _together(sums, GROUPS)
+            applied = epsilon * search + scale[:, None] * together(sums, GROUPS)
             step = tl.where(iteration == 0, 1.0, size / tl.maximum(tl.sum(search * applied, axis=1), TINY))
             solution += step[:, None] * search
             residual -= step[:, None] * applied
@@ -312,35 +223,35 @@ def _descend(
         direction = value[:, None] * solution
 
         # what each a_k has in the gradient of f
-        sums = _nothing(STARTS, WIDTH, GROUPS)
-        factor = _beside(-2.0 * scale, GROUPS)
+        sums = nothing(STARTS, WIDTH, GROUPS)
+        factor = beside(-2.0 * scale, GROUPS)
         if WHOLE:
-            image = _onto(direction, all_rows, PRECISION, GROUPS)
+            image = onto(direction, all_rows, PRECISION, GROUPS)
             square = image * image
-            mean = _beside(_sum(silence * silence * square, GROUPS) / total, GROUPS)
+            mean = beside(over_neurons(silence * silence * square, GROUPS) / total, GROUPS)
             sums = tl.dot(silence * (square - mean) * factor, all_gates, sums, input_precision=PRECISION)
         else:
-            squares = _nothing(STARTS, EACH, GROUPS)
+            squares = nothing(STARTS, EACH, GROUPS)
             for at in range(blocks):
-                image = _onto(direction, _block(rows, at, BLOCK, WIDTH, GROUPS), PRECISION, GROUPS)
+                image = onto(direction, block_of(rows, at, BLOCK, WIDTH, GROUPS), PRECISION, GROUPS)
                 square = image * image
-                silence = tl.load(_kept(silences, at, STARTS, BLOCK, GROUPS))
-                tl.store(_kept(images, at, STARTS, BLOCK, GROUPS), square)
+                silence = tl.load(place_of(silences, at, STARTS, BLOCK, GROUPS))
+                tl.store(place_of(images, at, STARTS, BLOCK, GROUPS), square)
                 squares += silence * silence * square
-            mean = _beside(_sum(squares, GROUPS) / total, GROUPS)
+            mean = beside(over_neurons(squares, GROUPS) / total, GROUPS)
             tl.debug_barrier()
             for at in range(blocks):
-                silence = tl.load(_kept(silences, at, STARTS, BLOCK, GROUPS))
-                square = tl.load(_kept(images, at, STARTS, BLOCK, GROUPS))
-                block = _block(gates, at, BLOCK, WIDTH, GROUPS)
+                silence = tl.load(place_of(silences, at, STARTS, BLOCK, GROUPS))
+                square = tl.load(place_of(images, at, STARTS, BLOCK, GROUPS))
+                block = block_of(gates, at, BLOCK, WIDTH, GROUPS)
                 sums = tl.dot(silence * (square - mean) * factor, block, sums, input_precision=PRECISION)
 
         # a step of Riemannian Adam, but for the first evaluations and the last
         moves = (taken >= 0) & (taken < steps)
         rate = tl.load(schedule + 2 * taken, mask=moves, other=0.0)
         correction = tl.load(schedule + 2 * taken + 1, mask=moves, other=1.0)
-        gradient = _together(sums, GROUPS) / value[:, None]
-        gradient -= 2.0 * _along(direction, vectors, PRECISION, GROUPS)
+        gradient = together(sums, GROUPS) / value[:, None]
+        gradient -= 2.0 * along(direction, vectors, PRECISION, GROUPS)
         gradient -= tl.sum(point * gradient, axis=1)[:, None] * point
         drift = momentum + (gradient - momentum) * (1.0 - first_beta)
         spread = second * second_beta + tl.sum(gradient * gradient, axis=1) * (1.0 - second_beta)
