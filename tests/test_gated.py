@@ -376,7 +376,14 @@ def test_starts_are_a_bound(make_client: MakeClient) -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    for options in ({"seconds": 0.0}, {"rate": 0.0}, {"round_starts": 0}, {"efforts": ()}, {"starts": 0}):
+    for options in (
+        {"seconds": 0.0},
+        {"rate": 0.0},
+        {"round_starts": 0},
+        {"efforts": ()},
+        {"starts": 0},
+        {"devices": ("gpu",)},
+    ):
         with pytest.raises(OptionError, match="Gated"):
             Gated(**options)
 

@@ -71,6 +71,10 @@ class Gated:
                 f"Gated(round_starts={self.round_starts}, efforts={self.efforts}, rate={self.rate}): "
                 "at least one start a round, one effort, and a positive rate"
             )
+        try:
+            list(map(torch.device, self.devices))
+        except RuntimeError as error:
+            raise OptionError(f'Gated(devices={self.devices!r}): names of devices, as ("cuda:0", "cuda:1")') from error
         if self.seconds is not None and self.seconds <= 0:
             raise OptionError(f"Gated(seconds={self.seconds}): a budget is positive, or None for none")
 
