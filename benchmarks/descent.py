@@ -23,7 +23,7 @@ import torch
 
 from benchmarks import command
 from spearpp import sphere
-from spearpp.search.gated.descent import BETAS, EPSILON, ROUGH, Effort, _schedule, _step_by_step
+from spearpp.search.gated.descent import EPSILON, ROUGH, Effort, _schedule, _step_by_step
 from spearpp.search.gated.objective import Gates
 
 if TYPE_CHECKING:
@@ -111,7 +111,6 @@ def at_once(given: Problem, effort: Effort, cut: "Plan") -> tuple[torch.Tensor, 
             schedule,
             iterations=effort.iterations,
             epsilon=effort.epsilon,
-            betas=BETAS,
             least=EPSILON,
             exact=effort.epsilon < ROUGH,
             cut=cut,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp import sphere
-from spearpp.search.gated.descent import BETAS, EPSILON, Effort, _schedule, descend_many
+from spearpp.search.gated.descent import EPSILON, Effort, _schedule, descend_many
 
 RATE = 0.1
 FULL = 1e-6
@@ -71,7 +71,6 @@ def far(case: Case, device: torch.device) -> tuple[float, float, float]:
         _schedule(case.steps, RATE, torch.float32).to(device),
         iterations=effort.iterations,
         epsilon=case.epsilon,
-        betas=BETAS,
         least=EPSILON,
         exact=True,
         cut=case.cut and persistent.Plan(*case.cut),

@@ -15,7 +15,7 @@ from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.certificate import Certificates, certify, chance_of_zeros
 from spearpp.certificate.masks import UNLUCKY, most_by_chance, widened
-from spearpp.filtering import Selection, compute_score
+from spearpp.filtering import Selection
 from spearpp.problem import Problem
 from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search
 from spearpp.simulate import Batch, LayerGradient
@@ -25,7 +25,7 @@ LITTLE = Gated(starts=512)
 
 def choice(problem: Problem, directions: torch.Tensor) -> Selection:
     zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
-    return Selection(directions, zeros, len(directions), compute_score(problem, directions, zeros))
+    return Selection.of(problem, directions, zeros)
 
 
 def noisy(seen: LayerGradient, level: float, seed: int = 0) -> LayerGradient:

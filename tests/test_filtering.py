@@ -115,9 +115,7 @@ def test_greedy_swaps_never_lose_and_report_the_score_they_have(client: Client) 
     problem = client.problem
     for seed in range(6):
         pool = pool_of(problem, torch.cat([random_directions(9, 5, seed), client.true_directions(problem)]))
-        start = Selection(
-            pool.directions[:5], pool.zeros[:5], 5, compute_score(problem, pool.directions[:5], pool.zeros[:5])
-        )
+        start = Selection.of(problem, pool.directions[:5], pool.zeros[:5])
         end = greedy_filt(problem, start, pool, torch.arange(5), torch.arange(len(pool)))
         assert end.score > start.score
         assert end.score == pytest.approx(literal_score(problem, end.directions, client))
@@ -130,7 +128,7 @@ def test_one_wrong_column_is_swapped_for_the_true_one(client: Client) -> None:
         start = true.clone()
         start[place] = random_directions(1, 5, place)[0]
         pool = pool_of(problem, torch.cat([start, true[place][None], random_directions(3, 5, 7)]))
-        first = Selection(start, pool.zeros[:5], 5, compute_score(problem, start, pool.zeros[:5]))
+        first = Selection.of(problem, start, pool.zeros[:5])
         assert first.score < 1.0
         assert greedy_filt(problem, first, pool, torch.arange(5), torch.arange(len(pool))).score == 1.0
 
@@ -157,7 +155,7 @@ def test_polishing_drops_rows_that_the_input_fires(client: Client) -> None:
     spoilt[0, fires] = True
     off = exact.directions.clone()
     off[0] = torch.nn.functional.normalize(off[0] + 1e-9, dim=0)
-    polished = polish(problem, Selection(off, spoilt, 5, 0.9))
+    polished = polish(problem, Selection.of(problem, off, spoilt))
     assert polished.score == 1.0
     assert float((1 - (polished.directions * exact.directions).sum(1).abs()).max()) < 1e-12
 

@@ -1,6 +1,5 @@
 """The gated engine, stage by stage and on data harder than the paper's."""
 
-import math
 import subprocess
 import sys
 from functools import partial
@@ -359,7 +358,7 @@ def _with_true_masks(seen: simulate.LayerGradient, batch: Batch) -> torch.Tensor
     silent = batch.inputs @ seen.weight.T + seen.bias <= 0
     rows = problem.factors.left / problem.factors.row_noise[:, None]
     q = kernel_vectors(silent[:, :, None] * rows / rows.norm(dim=1).max())[0]
-    return recover(problem, Selection(q, silent, len(q), math.nan))
+    return recover(problem, Selection.of(problem, q, silent))
 
 
 def test_a_budget_of_time_is_kept_to_a_round(make_client: MakeClient) -> None:

@@ -11,7 +11,7 @@ from spearpp import sphere
 from spearpp.certificate import certify, certify_strongest
 from spearpp.certificate.masks import HEAVIER
 from spearpp.certificate.reliance import rely
-from spearpp.filtering import Selection, complete_basis, compute_score, inputs_at
+from spearpp.filtering import Selection, complete_basis, inputs_at
 from spearpp.problem import Problem
 from spearpp.search import Gated
 
@@ -27,7 +27,7 @@ def client() -> Client:
 
 def choice(problem: Problem, directions: torch.Tensor, found: int | None = None) -> Selection:
     zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
-    return Selection(directions, zeros, found or len(directions), compute_score(problem, directions, zeros))
+    return Selection.of(problem, directions, zeros, found)
 
 
 def turned(directions: torch.Tensor, place: int, seed: int, size: float = 1.0) -> torch.Tensor:

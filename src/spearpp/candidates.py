@@ -98,9 +98,10 @@ def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, 
 
 def weights(problem: Problem, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k m"]:
     """w_k of ``refit``; zero where L q does not look zero."""
-    values = directions @ problem.factors.left.mT
-    weight = (problem.tolerance.entry(directions) / values.abs()).clamp_max(1)
-    looks = problem.factors.live[..., None, :] & problem.tolerance.look_zero(values, directions)
+    sizes = (directions @ problem.factors.left.mT).abs()
+    bound = problem.tolerance.entry(directions)
+    weight = (bound / sizes).clamp_max(1)
+    looks = problem.factors.live[..., None, :] & (sizes <= problem.tolerance.at_search_precision(bound))
     return torch.nan_to_num(weight, nan=1.0) * looks
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.candidates import Pool, admit, empty_pool
-from spearpp.certificate import Certificates, certify
+from spearpp.certificate import Certificates, certify, certify_whole
 from spearpp.clock import Clock
 from spearpp.filtering import Selection, initial, polish, select
 from spearpp.pairs import Pairs
@@ -110,5 +110,7 @@ def _settling(problem: Problem, chosen: Selection) -> Certificates | None:
     """The certificates of a choice with λ = 1 or every input consistent; None for any other."""
     if not chosen.full:
         return None
-    certificates = certify(problem, chosen)
-    return certificates if chosen.score == 1.0 or bool(certificates.consistent.all()) else None
+    if chosen.score == 1.0:
+        return certify(problem, chosen)
+    certificates = certify_whole(problem, chosen)
+    return certificates if certificates is not None and bool(certificates.consistent.all()) else None

@@ -35,6 +35,17 @@ class Selection:
     """How many of the directions were found; the rest complete the basis."""
     score: float
     """λ."""
+    points: Float[Tensor, "b b"]
+    """P̄: p̄_i, one a row."""
+
+    @classmethod
+    def of(
+        cls, problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"], found: int | None = None
+    ) -> "Selection":
+        """With its inverse and its score; all directions were found unless it is said how many."""
+        inverse = Inverse.of(problem, directions)
+        score = int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / zeros.numel()
+        return cls(directions, zeros, len(directions) if found is None else found, score, inverse.rows)
 
     @property
     def full(self) -> bool:
@@ -54,7 +65,8 @@ def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int
 
 def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
     """The directions, followed by an orthonormal basis of their orthogonal complement."""
-    return torch.cat([directions, complement(directions).T])
+    k, b = directions.shape
+    return directions if k == b else torch.cat([directions, complement(directions).T])
 
 
 def fix_scale(
@@ -126,7 +138,7 @@ def greedy_filt(
             inverse = Inverse.of(problem, directions)
             score = int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / (m * b)
             at, ahead = tried.index(index, at) + 1, 1
-    return Selection(directions, zeros, chosen.found, score)
+    return Selection(directions, zeros, chosen.found, score, inverse.rows)
 
 
 def merit(problem: Problem, chosen: Selection) -> int:
@@ -149,7 +161,7 @@ def initial(
     short = len(directions) - len(first)
     zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(short, pool.zeros.shape[1])])
     zeros[len(first) :, ~problem.factors.live] = True
-    chosen = Selection(directions, zeros, len(first), compute_score(problem, directions, zeros))
+    chosen = Selection.of(problem, directions, zeros, len(first))
     return chosen, torch.cat([first, first.new_full((short,), -1)])
 
 
@@ -190,8 +202,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
     live, rows = problem.factors.live, problem.certain_rows
     size = at_once(rows.device, 8 * rows.numel())
     for _ in range(2):
-        inverse = torch.linalg.inv(chosen.directions.T)
-        signed = inverse * fix_scale(problem, inverse, chosen.zeros).sign()[:, None]
+        signed = chosen.points * fix_scale(problem, chosen.points, chosen.zeros).sign()[:, None]
         zeros = chosen.zeros & live
         confirmed = zeros & (signed @ problem.preactivations.T <= 0)
         usable = (confirmed != zeros).any(1) & (confirmed.sum(1) >= problem.batch_size)
@@ -203,7 +214,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
         if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
             return chosen
         zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
-        chosen = Selection(directions, zeros, chosen.found, compute_score(problem, directions, zeros))
+        chosen = Selection.of(problem, directions, zeros)
     return chosen
 
 
@@ -213,7 +224,7 @@ def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
     A layer without bias has no scale: inputs then have unit norm. Neither has a sample whose bias
     gradient vanishes: its input is left at the scale of Q̄.
     """
-    return inputs_at(problem, torch.linalg.inv(chosen.directions.T), chosen.zeros)
+    return inputs_at(problem, chosen.points, chosen.zeros)
 
 
 def inputs_at(

@@ -169,7 +169,7 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             inputs = inputs_at(problem, torch.linalg.inv(directions.mT), zeros).to(seen.dtype)
         stats = Stats(
             starts=STARTS,
-            steps=STARTS * search.efforts[0].steps,
+            steps=STARTS * search.efforts_for(problem)[0].steps,
             candidates=problem.batch_size,
             found=problem.batch_size,
             seconds={stage: seconds / len(group.which) for stage, seconds in clock.seconds.items()},
@@ -216,7 +216,8 @@ def _ends(problem: Problem, search: Gated, generator: torch.Generator) -> tuple[
     starts = sphere.uniform(STARTS, b, generator, dtype=search.dtype, device=left.device)
     starts = starts.expand(updates, -1, -1).contiguous()
     counts = [m] * updates
-    ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, counts, search.efforts[0], search.rate)
+    effort = search.efforts_for(problem)[0]
+    ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, counts, effort, search.rate)
     return ends.double(), directions.double()
 
 

@@ -1,6 +1,7 @@
 """Vectors that a set of rows sends to zero, for many sets at once."""
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -133,13 +134,13 @@ def taken(rows: Float[Tensor, "*u m b"], places: Int[Tensor, "*u sets r"]) -> Fl
 
 def least(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b"]:
     """The eigenvector with the least eigenvalue, by inverse iteration; ``gram`` is overwritten."""
-    start = _starts(gram)[:, :1]
+    start = _starts(gram.shape[-1], gram.dtype, gram.device)[:, :1]
     return _largest(_inverse(gram), start) if gram.is_cuda else _least(_factor(gram), start)
 
 
 def least_two(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
     """The two eigenvectors with the least eigenvalues, by inverse iteration; ``gram`` is overwritten."""
-    start = _starts(gram)
+    start = _starts(gram.shape[-1], gram.dtype, gram.device)
     if gram.is_cuda:
         inverse = _inverse(gram)
         first = _largest(inverse, start[:, :1])
@@ -162,9 +163,15 @@ def _least(factor: Float[Tensor, "*sets b b"], start: Float[Tensor, "b 1"]) -> F
     return sphere.retract(vectors[..., 0])
 
 
-def _starts(gram: Tensor) -> Float[Tensor, "b 2"]:
-    index = torch.arange(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+@lru_cache(maxsize=64)  # a GPU waits ten launches for them
+def _starts(b: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "b 2"]:
+    index = torch.arange(b, dtype=dtype, device=device)
     return torch.stack([1 + 0.5 * torch.cos(index), torch.sin(3 * index + 1)], dim=1)
+
+
+@lru_cache(maxsize=8)
+def _unit(b: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "b b"]:
+    return torch.eye(b, dtype=dtype, device=device)
 
 
 def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
@@ -181,15 +188,14 @@ def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
 
 
 def _inverse(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
-    """The inverse of norm 1. A GPU squares it in less time than the launches of as many solves take."""
-    unit = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
+    """The inverse at trace 1. A GPU squares it in less time than the launches of as many solves take."""
+    unit = _unit(gram.shape[-1], gram.dtype, gram.device).expand_as(gram)
     half = torch.linalg.solve_triangular(_factor(gram), unit, upper=False)
-    inverse = half.mT @ half
-    return inverse / torch.linalg.matrix_norm(inverse, keepdim=True)
+    return half.mT @ half
 
 
 def _largest(matrix: Float[Tensor, "*sets b b"], start: Tensor) -> Float[Tensor, "*sets b"]:
-    """M⁸ v as a unit vector: its eigenvector with the largest eigenvalue."""
+    """M⁸ v as a unit vector: its eigenvector with the largest eigenvalue, which is 1e16 at most."""
     square = matrix @ matrix
     fourth = square @ square
     return sphere.retract((fourth @ (fourth @ start))[..., 0])

@@ -79,8 +79,11 @@ class Tolerance:
 
     def look_zero(self, values: Float[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
         """Which entries of L q may be zero, given the precision of a search."""
-        resolution = SEARCH_RESOLUTION / max(1, values.shape[-1]) ** 0.5
-        return values.abs() <= self.entry(directions).clamp_min(resolution)
+        return values.abs() <= self.at_search_precision(self.entry(directions))
+
+    def at_search_precision(self, bound: Float[Tensor, "*u k m"]) -> Float[Tensor, "*u k m"]:
+        """A bound of ``entry``, or what a search can tell from zero if that is more."""
+        return bound.clamp_min(SEARCH_RESOLUTION / max(1, bound.shape[-1]) ** 0.5)
 
     def kernel(self, rows: int, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
         """Up to which norm the images of r rows are zero together."""

@@ -4,7 +4,7 @@
 ``witnessed`` needs the next layer too, and then holds for each input on its own.
 """
 
-from spearpp.certificate.masks import Certificates, certify, certify_many, chance_of_zeros
+from spearpp.certificate.masks import Certificates, certify, certify_many, certify_whole, chance_of_zeros
 from spearpp.certificate.strongest import Strongest, certify_strongest
 from spearpp.certificate.witnessed import WitnessCertificates, agreement, certify_sighted
 
@@ -17,5 +17,6 @@ __all__ = [
     "certify_many",
     "certify_sighted",
     "certify_strongest",
+    "certify_whole",
     "chance_of_zeros",
 ]

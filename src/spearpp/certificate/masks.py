@@ -121,12 +121,28 @@ class Certificates:
 
 def certify(problem: Problem, chosen: Selection) -> Certificates:
     """Collect the evidence for a choice of b directions."""
-    return evidence(problem, rely(chosen.directions), chosen.zeros)
+    return evidence(problem, _all_of(chosen), chosen.zeros)
+
+
+def certify_whole(problem: Problem, chosen: Selection) -> Certificates | None:
+    """``certify``, or None as soon as it is plain that not every input is consistent."""
+    relied = _all_of(chosen)
+    seen = _weigh(problem, relied, chosen.zeros)
+    at_best = seen.certificates(torch.ones_like(seen.share, dtype=torch.bool), 0 * seen.share, problem.batch_size)
+    return _determined(problem, relied, seen) if bool(at_best.consistent.all()) else None
+
+
+def _all_of(chosen: Selection) -> Reliance:
+    return rely(chosen.directions, chosen.points)
 
 
 def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -> Certificates:
     """The same for those directions that are relied on; what the others leave open counts as error."""
-    seen = _weigh(problem, relied, pattern)
+    return _determined(problem, relied, _weigh(problem, relied, pattern))
+
+
+def _determined(problem: Problem, relied: Reliance, seen: "_Weighed") -> Certificates:
+    """With how well each direction is determined."""
     drifted = bool(seen.drift > 0)
     line = lines(problem, relied.directions, seen.silent, drifted)
     return seen.certificates(

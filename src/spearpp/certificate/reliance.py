@@ -42,11 +42,12 @@ class Reliance:
         return torch.linalg.matrix_norm(self.open.mT @ problem.factors.right)
 
 
-def rely(directions: Float[Tensor, "*u k b"]) -> Reliance:
-    """The duals of these directions, and their complement."""
+def rely(directions: Float[Tensor, "*u k b"], points: Float[Tensor, "*u k b"] | None = None) -> Reliance:
+    """The duals of these directions, where they are not known, and their complement."""
     k, b = directions.shape[-2:]
     if k == b:
-        return Reliance(directions, torch.linalg.inv(directions.mT), directions.mT[..., :0])
+        points = torch.linalg.inv(directions.mT) if points is None else points
+        return Reliance(directions, points, directions.mT[..., :0])
     basis, triangle = torch.linalg.qr(directions.mT, mode="complete")
     points = torch.linalg.solve_triangular(triangle[..., :k, :], basis[..., :k].mT, upper=True)
     return Reliance(directions, points, basis[..., k:])

@@ -37,8 +37,7 @@ class Strongest:
 
 def strengths(problem: Problem, chosen: Selection) -> Float[Tensor, "found"]:
     """‖d_i‖ ‖x̂_i‖ = ‖Rᵀp_i‖ for unit q_i, of the directions found."""
-    points = torch.linalg.inv(chosen.directions.T)[: chosen.found]
-    return torch.linalg.vector_norm(points @ problem.factors.right, dim=1)
+    return torch.linalg.vector_norm(chosen.points[: chosen.found] @ problem.factors.right, dim=1)
 
 
 def certify_strongest(problem: Problem, chosen: Selection) -> Strongest | None:

@@ -149,7 +149,7 @@ def with_true_masks(seen: LayerGradient, batch: Batch) -> Tensor:
     silent = batch.inputs.to(seen.weight) @ seen.weight.T + seen.bias <= 0
     rows = left / noise.clamp_min(torch.finfo(noise.dtype).tiny)[:, None] * noise.max()
     directions = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in silent.split(16)])
-    return recover(problem, Selection(directions, silent, len(directions), 0.0))
+    return recover(problem, Selection.of(problem, directions, silent))
 
 
 def pixels_of(images: str, b: int) -> tuple[Tensor, Tensor]:

@@ -112,21 +112,20 @@ def pull(silence: Tensor, weight: Tensor, total: Tensor, image: Tensor) -> None:
 @_rowwise
 @no_type_check
 def _move(
-    points, through_gates, through_basis, value, momentum, second, schedule, counter, first_beta: tl.constexpr,
-    second_beta: tl.constexpr, epsilon: tl.constexpr, columns, BLOCK: tl.constexpr,
+    points, through_gates, through_basis, value, momentum, second, schedule, counter, least: tl.constexpr, columns,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
-    taken = tl.load(counter)
-    rate, correction = tl.load(schedule + 2 * taken), tl.load(schedule + 2 * taken + 1)
     point = tl.load(points + at, mask=inside, other=0.0)
     gradient = tl.load(through_gates + at, mask=inside, other=0.0) / tl.load(value + row)
     gradient -= 2.0 * tl.load(through_basis + at, mask=inside, other=0.0)
     gradient -= tl.sum(point * gradient, axis=0) * point
-    before = tl.load(momentum + at, mask=inside, other=0.0)
-    drift = before + (gradient - before) * (1.0 - first_beta)
-    spread = tl.load(second + row) * second_beta + tl.sum(gradient * gradient, axis=0) * (1.0 - second_beta)
-    point -= drift * (rate / (tl.sqrt(spread * correction) + epsilon))
+    now = schedule + 4 * tl.load(counter)
+    drift, spread = tl.load(momentum + at, mask=inside, other=0.0), tl.load(second + row)
+    drift += (gradient - drift) * tl.load(now + 2)
+    spread += (tl.sum(gradient * gradient, axis=0) - spread) * tl.load(now + 3)
+    point -= drift * (tl.load(now) / (tl.sqrt(spread * tl.load(now + 1)) + least))
     point /= tl.sqrt(tl.sum(point * point, axis=0))
     drift -= tl.sum(point * drift, axis=0) * point
     tl.store(points + at, point, mask=inside)
@@ -143,10 +142,9 @@ def move(
     second: Tensor,
     schedule: Tensor,
     counter: Tensor,
-    betas: tuple[float, float],
-    epsilon: float,
+    least: float,
 ) -> None:
     """``reference.move``."""
     rows, columns = points.shape
     moved = points, through_gates, through_basis, value, momentum, second, schedule, counter
-    _run(_move, columns, rows, *moved, *betas, epsilon)
+    _run(_move, columns, rows, *moved, least)

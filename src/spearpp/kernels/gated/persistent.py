@@ -23,7 +23,6 @@ from spearpp.kernels.gated.reference import TINY as _TINY
 from spearpp.shapes import Float, Tensor
 
 TINY = tl.constexpr(_TINY)
-WARM_UP = tl.constexpr(2)  # evaluations before the first step, for a good first solution of M u = p
 NARROWEST = 16
 """Columns of what tensor cores multiply, at least."""
 SHARED = 128 * 2**10
@@ -76,19 +75,18 @@ def descend(
     basis: Float[Tensor, "updates b d"],
     points: Float[Tensor, "updates starts d"],
     counts: Sequence[int],
-    schedule: Float[Tensor, "steps 2"],
+    schedule: Float[Tensor, "evaluations 4"],
     *,
     iterations: int,
     epsilon: float,
-    betas: tuple[float, float],
     least: float,
     exact: bool,
     cut: Plan | None = None,
 ) -> Float[Tensor, "updates starts b"] | None:
     """Move the points, contiguous and in float32, and return their directions.
 
-    ``counts`` says how many neurons each update has; its further rows are zero. ``schedule``, ``betas`` and ``least``
-    are those of ``reference.move``. Unless ``exact``, products round their factors to ten bits (TF32). None, and
+    ``counts`` says how many neurons each update has; its further rows are zero. ``schedule`` and ``least`` are those
+    of ``reference.move``. Unless ``exact``, products round their factors to ten bits (TF32). None, and
     nothing moved, where the GPU has too little shared memory for it or Triton cannot compile it; with a ``cut`` that
     is an error.
     """
@@ -117,7 +115,6 @@ def descend(
             *arguments,
             *sizes,
             epsilon,
-            *betas,
             least,
             PRECISION="tf32x3" if exact else "tf32",
             STARTS=chosen.starts,
@@ -144,13 +141,12 @@ def _padded(matrices: Float[Tensor, "updates r c"], rows: int, columns: int) -> 
     return whole
 
 
-@triton.jit(do_not_specialize=["blocks", "b", "d", "starts", "steps", "iterations"])
+@triton.jit(do_not_specialize=["blocks", "b", "d", "starts", "evaluations", "iterations"])
 @no_type_check
 def _descend(
-    rows, gates, basis, points, directions, counts, schedule, scratch, blocks, b, d, starts, steps, iterations, epsilon,
-    first_beta: tl.constexpr, second_beta: tl.constexpr, least: tl.constexpr, PRECISION: tl.constexpr,
-    STARTS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE: tl.constexpr,
-    AHEAD: tl.constexpr,
+    rows, gates, basis, points, directions, counts, schedule, scratch, blocks, b, d, starts, evaluations, iterations,
+    epsilon, least: tl.constexpr, PRECISION: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     EACH: tl.constexpr = BLOCK // GROUPS
     update = tl.program_id(0).to(tl.int64)
@@ -173,7 +169,7 @@ def _descend(
     momentum = tl.zeros((STARTS, WIDTH), tl.float32)
     second = tl.zeros((STARTS,), tl.float32)
     solution = along(point, tl.trans(tl.load(at_basis)), PRECISION, GROUPS)
-    for taken in range(-WARM_UP, steps + 1):
+    for taken in range(evaluations):
         # which neurons are silent, and how much so
         if WHOLE:
             silence = tl.maximum(-onto(point, all_gates, PRECISION, GROUPS), 0.0)
@@ -246,21 +242,17 @@ def _descend(
                 block = block_of(gates, at, BLOCK, WIDTH, GROUPS)
                 sums = tl.dot(silence * (square - mean) * factor, block, sums, input_precision=PRECISION)
 
-        # a step of Riemannian Adam, but for the first evaluations and the last
-        moves = (taken >= 0) & (taken < steps)
-        rate = tl.load(schedule + 2 * taken, mask=moves, other=0.0)
-        correction = tl.load(schedule + 2 * taken + 1, mask=moves, other=1.0)
+        # a step of Riemannian Adam; by nothing at first and at last
+        now = schedule + 4 * taken
         gradient = together(sums, GROUPS) / value[:, None]
         gradient -= 2.0 * along(direction, vectors, PRECISION, GROUPS)
         gradient -= tl.sum(point * gradient, axis=1)[:, None] * point
-        drift = momentum + (gradient - momentum) * (1.0 - first_beta)
-        spread = second * second_beta + tl.sum(gradient * gradient, axis=1) * (1.0 - second_beta)
-        moved = point - drift * (rate / (tl.sqrt(spread * correction) + least))[:, None]
-        moved /= tl.sqrt(tl.sum(moved * moved, axis=1))[:, None]
-        drift -= tl.sum(moved * drift, axis=1)[:, None] * moved
-        point, momentum = tl.where(moves, moved, point), tl.where(moves, drift, momentum)
-        second = tl.where(moves, spread, second)
-        if taken == steps:
+        momentum += (gradient - momentum) * tl.load(now + 2)
+        second += (tl.sum(gradient * gradient, axis=1) - second) * tl.load(now + 3)
+        point -= momentum * (tl.load(now) / (tl.sqrt(second * tl.load(now + 1)) + least))[:, None]
+        point /= tl.sqrt(tl.sum(point * point, axis=1))[:, None]
+        momentum -= tl.sum(point * momentum, axis=1)[:, None] * point
+        if taken == evaluations - 1:
             at_directions = directions + row[:, None] * b + column[None, :]
             tl.store(at_directions, direction, mask=(start < starts)[:, None] & (column < b)[None, :])
     tl.store(at_points, point, mask=ours)

@@ -42,7 +42,7 @@ def advance(
     solution.addcmul_(step, search)
     residual.addcmul_(step, applied, value=-1)
     shrunk = residual.square().sum(1, keepdim=True)
-    search.mul_(shrunk / size.clamp_min(TINY)).add_(residual)
+    torch.addcmul(residual, search, shrunk / size.clamp_min_(TINY), out=search)
     size.copy_(shrunk)
 
 
@@ -77,20 +77,19 @@ def move(
     value: Float[Tensor, "starts 1"],
     momentum: Float[Tensor, "starts d"],
     second: Float[Tensor, "starts 1"],
-    schedule: Float[Tensor, "steps 2"],
+    schedule: Float[Tensor, "evaluations 4"],
     counter: Int[Tensor, "1"],
-    betas: tuple[float, float],
-    epsilon: float,
+    least: float,
 ) -> None:
     """A step of Riemannian Adam along ∇ log f = through_gates / f - 2 through_basis.
 
-    ``schedule`` has, for every step, the rate over 1-β₁ᵗ and 1/(1-β₂ᵗ); ``counter`` says which it is.
+    ``schedule`` has, for every evaluation, the rate over 1-β₁ᵗ, 1/(1-β₂ᵗ), 1-β₁ and 1-β₂; ``counter`` says which it is.
     """
-    rate, correction = schedule[counter].unbind(1)
-    gradient = through_gates / value - 2 * through_basis
+    rate, correction, *news = schedule[counter].unbind(1)
+    gradient = torch.sub(through_gates / value, through_basis, alpha=2)
     gradient.addcmul_(points, (points * gradient).sum(1, keepdim=True), value=-1)
-    momentum.lerp_(gradient, 1 - betas[0])
-    second.mul_(betas[1]).add_(gradient.square().sum(1, keepdim=True), alpha=1 - betas[1])
-    points.sub_(momentum * (rate / (second * correction).sqrt_().add_(epsilon)))
+    momentum.lerp_(gradient, news[0])
+    second.lerp_(gradient.square().sum(1, keepdim=True), news[1])
+    points.sub_(momentum * (rate / (second * correction).sqrt_().add_(least)))
     points.div_(torch.linalg.vector_norm(points, dim=1, keepdim=True))
     momentum.addcmul_(points, (points * momentum).sum(1, keepdim=True), value=-1)

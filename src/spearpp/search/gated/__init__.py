@@ -33,6 +33,8 @@ then; where the host looks through what it found, twice as many are enough."""
 SMALL = 8192
 """Entries of L up to which a GPU's launches take longer than the host's arithmetic."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
+HASTY, MANY, WIDE = Effort(50, 2, 1e-4), 16, 6
+"""The first effort for that many samples, which take time, with that many neurons for each; it finds as much there."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Gated:
     """Wall-clock budget; None for none. With one, the result depends on the machine's speed."""
     round_starts: int | None = None
     """Starts of a round at least, as many as there are samples left if that is more; None: 128, on a GPU 256 or 512."""
-    efforts: tuple[Effort, ...] = EFFORTS
+    efforts: tuple[Effort, ...] | None = None
+    """How carefully rounds descend, the hardest last; None: ``EFFORTS``, of wide layers ``HASTY`` first."""
     rate: float = 0.1
     sparsity: float | None = 0.1
     """τ: inputs with far fewer zeros than half are found too, so the pool takes them."""
@@ -66,7 +69,7 @@ class Gated:
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
         least = 1 if self.round_starts is None else self.round_starts
-        if least < 1 or not self.efforts or self.rate <= 0:
+        if least < 1 or self.efforts == () or self.rate <= 0:
             raise OptionError(
                 f"Gated(round_starts={self.round_starts}, efforts={self.efforts}, rate={self.rate}): "
                 "at least one start a round, one effort, and a positive rate"
@@ -82,6 +85,13 @@ class Gated:
         """Whether all but the descents is better done on the CPU, wherever the update lies."""
         alone = problem.witness is None and problem.outputs is None
         return problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL
+
+    def efforts_for(self, problem: Problem) -> tuple[Effort, ...]:
+        """From the first to the hardest."""
+        if self.efforts is not None:
+            return self.efforts
+        b, neurons = problem.batch_size, int(problem.factors.live.sum(-1).max())
+        return (HASTY, *EFFORTS[1:]) if b >= MANY and neurons >= WIDE * b else EFFORTS
 
     def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
         """The new directions of each round.
@@ -114,7 +124,7 @@ class Gated:
             Pace(
                 self.round_starts or self._least(problem),
                 self.chunk or MOST_STARTS,
-                self.efforts,
+                self.efforts_for(problem),
                 self.rate,
                 self.dtype,
                 tuple(map(torch.device, self.devices)) or (problem.seen.device,),

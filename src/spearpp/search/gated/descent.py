@@ -18,6 +18,8 @@ BETAS = 0.9, 0.999
 EPSILON = 1e-12
 ROUGH = 1e-4
 """ε of the objective from which the rounding of tensor cores does not matter."""
+WARM_UP = 2
+"""Evaluations before the first step."""
 _SWITCHING = threading.RLock()
 
 
@@ -79,7 +81,7 @@ def _at_once(
     with torch.cuda.device(points.device):
         schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
         options = {"iterations": effort.iterations, "epsilon": effort.epsilon, "exact": effort.epsilon < ROUGH}
-        return persistent.descend(rows, gates, basis, points, counts, schedule, **options, betas=BETAS, least=EPSILON)
+        return persistent.descend(rows, gates, basis, points, counts, schedule, **options, least=EPSILON)
 
 
 def _step_by_step(
@@ -87,30 +89,33 @@ def _step_by_step(
 ) -> tuple[Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
     schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
     counter = torch.zeros(1, dtype=torch.long, device=points.device)
-    momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
     here = torch.cuda.device(points.device) if points.is_cuda else nullcontext()
     with here, tensor_cores(points.is_cuda and effort.epsilon >= ROUGH):
         objective = Objective(gates, points, epsilon=effort.epsilon, iterations=effort.iterations)
-        for _ in range(2):  # a good first solution; later steps start from the last one
-            objective.evaluate()
+        momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
 
         def step() -> None:
             objective.evaluate()
             parts = objective.through_gates, objective.through_basis, objective.value
-            objective.kernels.move(points, *parts, momentum, second, schedule, counter, BETAS, EPSILON)
+            objective.kernels.move(points, *parts, momentum, second, schedule, counter, EPSILON)
             counter.add_(1)
 
-        repeat(step, effort.steps, points.device)
-        objective.evaluate()
+        repeat(step, len(schedule), points.device)
     return points, objective.direction
 
 
 @lru_cache(maxsize=32)
-def _schedule(steps: int, rate: float, dtype: torch.dtype) -> Float[Tensor, "steps 2"]:
-    """What ``move`` reads: for every step the rate over 1-β₁ᵗ, and 1/(1-β₂ᵗ). Made on the host, to be copied."""
+def _schedule(steps: int, rate: float, dtype: torch.dtype) -> Float[Tensor, "evaluations 4"]:
+    """What ``move`` reads: for every evaluation the rate over 1-β₁ᵗ, 1/(1-β₂ᵗ), 1-β₁ and 1-β₂. Made on the host.
+
+    Nothing moves at first, until M u = p has a good solution, from which later ones start, and at last.
+    """
     done = torch.arange(steps, dtype=dtype)
+    first, second = (torch.full_like(done, 1 - beta) for beta in BETAS)
     rates = rate * 0.5 * (1 + torch.cos(math.pi * done / steps)) / (1 - BETAS[0] ** (done + 1))
-    return torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1))], dim=1)
+    moves = torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1)), first, second], dim=1)
+    still = torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=dtype)
+    return torch.cat([still.expand(WARM_UP, 4), moves, still])
 
 
 @contextmanager

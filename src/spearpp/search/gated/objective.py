@@ -43,6 +43,7 @@ class Objective:
         (m, b), (starts, d) = gates.rows.shape, points.shape
         self.gates, self.points, self.epsilon, self.iterations = gates, points, epsilon, iterations
         self.kernels = for_rows(points, max(m, b, d))
+        self._across = gates.rows.T, gates.gates.T, gates.basis.T
         self.solution = points @ gates.basis.T
         """u = M⁻¹ p; the next evaluation starts from it."""
         self.direction = torch.empty_like(self.solution)
@@ -62,9 +63,9 @@ class Objective:
 
     def evaluate(self) -> None:
         """At the points as they are now."""
-        gates, kernels = self.gates, self.kernels
-        torch.mm(self.points, gates.basis.T, out=self._p)
-        torch.mm(self.points, gates.gates.T, out=self._silence)
+        gates, kernels, (rows, across, basis) = self.gates, self.kernels, self._across
+        torch.mm(self.points, basis, out=self._p)
+        torch.mm(self.points, across, out=self._silence)
         kernels.gate(self._silence, self._weight, self._total)
         self._apply(self.solution)
         kernels.begin(self._p, self._applied, self._residual, self._search, self._size)
@@ -72,13 +73,13 @@ class Objective:
             self._apply(self._search)
             kernels.advance(self._search, self._applied, self.solution, self._residual, self._size)
         kernels.direct(self._p, self.solution, self.value, self.direction)
-        torch.mm(self.direction, gates.rows.T, out=self._image)
+        torch.mm(self.direction, rows, out=self._image)
         kernels.pull(self._silence, self._weight, self._total, self._image)
         torch.mm(self._image, gates.gates, out=self.through_gates)
         torch.mm(self.direction, gates.basis, out=self.through_basis)
 
     def _apply(self, vectors: Float[Tensor, "starts b"]) -> None:
         """M v for each start, in ``_applied``."""
-        torch.mm(vectors, self.gates.rows.T, out=self._image)
+        torch.mm(vectors, self._across[0], out=self._image)
         self._image.mul_(self._weight)
         torch.addmm(vectors, self._image, self.gates.rows, beta=self.epsilon, out=self._applied)

@@ -5,7 +5,7 @@ import torch
 from spearpp import sphere
 from spearpp.candidates import refit
 from spearpp.chunks import at_once
-from spearpp.nullspace import least, least_two, taken
+from spearpp.nullspace import kernel_vectors, least, least_two, picked, taken
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor
 
@@ -55,23 +55,31 @@ def ranked(
 
 
 def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
-    """The direction whose zeros are among the rows that p calls silent.
+    """The direction whose zeros are among the rows that p calls silent, where one is found.
 
     p is not exact, so some of these rows are not zero and must lose their say. Where there are many, the
-    smallest of them are solved for (``concentrated``); where there are few, or they leave more than one direction
-    open, all are, by weights (``_reweighted``). Then the direction is solved again for all its zeros (``refit``).
+    smallest of them are solved for (``concentrated``), and what is zero in half of them is solved again for all its
+    zeros (``refit``). Where there are few, or the zeros leave more than one direction open, all rows are solved for, by
+    weights (``_reweighted``), and then the zeros.
     """
     m, b = problem.factors.left.shape
     size = at_once(points.device, 8 * m * b)
-    unit = sphere.retract(directions)
-    unsure = silent_neurons(problem, points).sum(1) < SPARE * b
-    solved = unit.clone()
+    solved = sphere.retract(directions)
+    silent = silent_neurons(problem, points)
+    unsure = silent.sum(1) < SPARE * b
     for part in _parts(~unsure, size):
-        solved[part], apart = concentrated(problem, points[part], unit[part])
+        found, apart = concentrated(problem, points[part], solved[part])
+        zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & silent[part]
+        held = zeros.sum(1) >= PROMISING * silent[part].sum(1)
+        part, found, apart = part[held], refit(problem, found[held]), apart[held]
+        doubted = (~apart).nonzero()[:, 0]
+        if len(doubted):
+            apart[doubted] = _told_apart(problem, found[doubted])
         unsure[part] = ~apart
+        solved[part[apart]] = found[apart]
     for part in _parts(unsure, size):
-        solved[part] = _reweighted(problem, points[part], unit[part])
-    return refit(problem, solved)
+        solved[part] = refit(problem, _reweighted(problem, points[part], solved[part]))
+    return solved
 
 
 def _parts(which: Bool[Tensor, "k"], size: int) -> list[Int[Tensor, "part"]]:
@@ -94,6 +102,14 @@ def concentrated(
     first_two = least_two(rows.mT @ rows)
     second = torch.linalg.vector_norm((rows @ first_two[..., 1:])[..., 0], dim=-1)
     return first_two[..., 0], second >= APART
+
+
+def _told_apart(problem: Problem, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
+    """Whether the zeros of each direction leave no other open."""
+    left = problem.factors.left
+    zeros = problem.tolerance.zeros(directions @ left.T, directions) & problem.factors.live
+    _, values = kernel_vectors(picked(left, zeros.to(left)))
+    return values[:, 1] >= APART
 
 
 def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float) -> Float[Tensor, "*u k r b"]:
