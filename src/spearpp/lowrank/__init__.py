@@ -10,16 +10,18 @@ directions is nothing but noise and tells σ_k: rounding of any float format, DP
 drift of local training all arrive here as one number a row.
 """
 
+from functools import partial
+
 import torch
 
 from spearpp.errors import RankError
 from spearpp.lowrank.factors import Factors
 from spearpp.lowrank.noise import left_over, not_zero, row_noise
-from spearpp.lowrank.rank import CLEAR_GAP, numerical_rank
+from spearpp.lowrank.rank import CLEAR_GAP
 from spearpp.lowrank.together import Alike, decompose_many
-from spearpp.lowrank.triplets import by_gram, by_sketch
+from spearpp.lowrank.triplets import by_gram, by_sketch, ranked
 from spearpp.observation import Observation
-from spearpp.shapes import Tensor
+from spearpp.shapes import Bool, Float, Tensor
 
 __all__ = ["Alike", "Factors", "decompose", "decompose_many"]
 
@@ -46,27 +48,27 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     >>> bool(torch.allclose(factors.left @ factors.right, gradient.double(), atol=1e-5))
     True
     """
-    gradient = seen.gradient
+    gradient, epsilon = seen.gradient, seen.gradient_epsilon
     live, used = not_zero(gradient)
-    core = gradient if bool(live.all()) else gradient[live]
-    core = core if bool(used.all()) else core[:, used]
-    u, s, vt = (
-        by_gram(core, seen.gradient_epsilon, batch_size)
-        or by_sketch(core, seen.gradient_epsilon, batch_size)
-        or torch.linalg.svd(core, full_matrices=False)
+    rows, columns = bool(live.all()), bool(used.all())
+    core = gradient if rows else gradient[live]
+    core = core if columns else core[:, used]
+    u, s, vt, rank = (
+        by_gram(core, epsilon, batch_size)
+        or by_sketch(core, epsilon, batch_size)
+        or ranked(core, partial(torch.linalg.svd, full_matrices=False), epsilon)
     )
-    rank = numerical_rank(s, (core.shape[0], core.shape[1]), seen.gradient_epsilon)
     b = _agreed_rank(rank, batch_size, s, seen)
-    left = gradient.new_zeros(gradient.shape[0], b)
-    left[live] = u[:, :b]
-    right = gradient.new_zeros(b, gradient.shape[1])
-    right[:, used] = s[:b, None] * vt[:b]
-    noise, norms = gradient.new_zeros(gradient.shape[0]), torch.linalg.vector_norm(gradient, dim=1)
-    squares = left_over(core, u[:, :b], s[:b, None] * vt[:b])
-    noise[live] = row_noise((live.sum(), used.sum()), u[:, :b], s, squares, norms[live], seen.gradient_epsilon)
+    left, right, norms = u[:, :b], s[:b, None] * vt[:b], torch.linalg.vector_norm(core, dim=1)
+    squares = left_over(core, left, right)
+    noise = row_noise((live.sum(), used.sum()), left, s, squares, norms, epsilon)
+    if not rows:
+        left, noise, norms = (_with_zeros(each, live) for each in (left, noise, norms))
+    if not columns:
+        right = _with_zeros(right.T, used).T
     return Factors(
-        left=left,
-        right=right,
+        left=left.contiguous(),
+        right=right.contiguous(),
         singular_values=s[:b],
         spectrum=s,
         row_noise=noise,
@@ -74,6 +76,13 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
         row_norms=norms,
         outside=squares.sum().sqrt(),
     )
+
+
+def _with_zeros(rows: Float[Tensor, "some ..."], where: Bool[Tensor, "all"]) -> Float[Tensor, "all ..."]:
+    """These rows where they belong, and zeros elsewhere."""
+    whole = rows.new_zeros(len(where), *rows.shape[1:])
+    whole[where] = rows
+    return whole
 
 
 def _agreed_rank(rank: int | None, batch_size: int | None, spectrum: Tensor, seen: Observation) -> int:

@@ -1,6 +1,7 @@
 """Leading singular triplets faster than by a complete decomposition, where they can be vouched for."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
@@ -19,11 +20,23 @@ SOUND = 1e-10
 MARGIN = 16
 """Columns a sketch must have beyond the rank."""
 
+
+class Leading(NamedTuple):
+    """The leading singular triplets of a matrix."""
+
+    u: Float[Tensor, "rows k"]
+    s: Float[Tensor, "r"]
+    """All singular values; those beyond the first few hundred by their root mean square."""
+    vt: Float[Tensor, "k columns"]
+    rank: int | None
+    """``numerical_rank`` of the matrix."""
+
+
 Triplets = tuple[Float[Tensor, "*u rows k"], Float[Tensor, "*u r"], Float[Tensor, "*u k columns"]]
-"""Left vectors, all singular values (those beyond the first few hundred by their root mean square), right vectors."""
+"""Left vectors, singular values, right vectors."""
 
 
-def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None) -> Triplets | None:
+def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None) -> Leading | None:
     """Leading singular triplets from eigenvectors of a Gram matrix; None where that is not exact enough.
 
     With B = Yᵀ Ĝ for an orthonormal Y, the eigenvectors of B Bᵀ are those of Ĝ Ĝᵀ within span(Y). Squaring costs
@@ -39,14 +52,13 @@ def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int
     def improve(basis: Tensor) -> Tensor:
         return torch.linalg.qr(core @ (core.T @ basis))[0]
 
-    u, s, vt = _sketched(core, epsilon, batch_size, improve, by_eigenvectors) or by_eigenvectors(core)
-    rank = numerical_rank(s, (core.shape[0], core.shape[1]), epsilon)
-    b = max(rank or 0, batch_size or 0)
-    exact_enough = 0 < b < len(vt) and bool(s[b - 1] >= STEEP * s[0])
-    return (u, s, vt) if exact_enough else None
+    found = _sketched(core, epsilon, batch_size, improve, by_eigenvectors) or ranked(core, by_eigenvectors, epsilon)
+    b = max(found.rank or 0, batch_size or 0)
+    exact_enough = 0 < b < len(found.vt) and bool(found.s[b - 1] >= STEEP * found.s[0])
+    return found if exact_enough else None
 
 
-def by_sketch(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None) -> Triplets | None:
+def by_sketch(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None) -> Leading | None:
     """The same to all digits, by a randomised range finder; None if it cannot tell.
 
     An orthonormal basis of k random combinations of the columns, improved by two power steps (Halko,
@@ -64,13 +76,19 @@ def by_sketch(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: i
     return _sketched(core, epsilon, batch_size, improve, _by_triangle)
 
 
+def ranked(core: Float[Tensor, "rows columns"], solve: Callable[[Tensor], Triplets], epsilon: float) -> Leading:
+    """All triplets, and the rank."""
+    u, s, vt = solve(core)
+    return Leading(u, s, vt, numerical_rank(s, (core.shape[0], core.shape[1]), epsilon))
+
+
 def _sketched(
     core: Float[Tensor, "rows columns"],
     epsilon: float,
     batch_size: int | None,
     improve: Callable[[Tensor], Tensor],
     solve: Callable[[Tensor], Triplets],
-) -> Triplets | None:
+) -> Leading | None:
     """The triplets within the span of k random combinations of the columns, where nothing but rounding lies outside it.
 
     Args:
@@ -94,7 +112,7 @@ def _sketched(
         s = torch.cat([s, (outside / (small - k)).sqrt().expand(small - k)])
         rank = numerical_rank(s, (rows, columns), epsilon)
         if rank is not None and rank + MARGIN <= k:
-            return (basis @ u, s, vt) if bool(outside <= rounding) else None
+            return Leading(basis @ u, s, vt, rank) if bool(outside <= rounding) else None
         k *= 2
     return None
 

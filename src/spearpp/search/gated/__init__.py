@@ -91,7 +91,7 @@ class Gated:
         if self.efforts is not None:
             return self.efforts
         b, neurons = problem.batch_size, int(problem.factors.live.sum(-1).max())
-        return (HASTY, *EFFORTS[1:]) if b >= MANY and neurons >= WIDE * b else EFFORTS
+        return (HASTY, *EFFORTS) if b >= MANY and neurons >= WIDE * b else EFFORTS
 
     def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
         """The new directions of each round.

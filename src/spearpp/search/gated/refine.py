@@ -70,13 +70,13 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     for part in _parts(~unsure, size):
         found, apart = concentrated(problem, points[part], solved[part])
         zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & silent[part]
-        held = zeros.sum(1) >= PROMISING * silent[part].sum(1)
-        part, found, apart = part[held], refit(problem, found[held]), apart[held]
+        held = (zeros.sum(1) >= PROMISING * silent[part].sum(1)).nonzero()[:, 0]
+        part, apart, found = part[held], apart[held], refit(problem, found[held])
         doubted = (~apart).nonzero()[:, 0]
         if len(doubted):
             apart[doubted] = _told_apart(problem, found[doubted])
+        solved[part] = torch.where(apart[:, None], found, solved[part])
         unsure[part] = ~apart
-        solved[part[apart]] = found[apart]
     for part in _parts(unsure, size):
         solved[part] = refit(problem, _reweighted(problem, points[part], solved[part]))
     return solved
