@@ -270,4 +270,7 @@ def complement(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "b d"]:
     >>> complement(torch.tensor([[0.0, 0.0, 2.0]]))[2].tolist()
     [0.0, 0.0]
     """
-    return torch.linalg.qr(vectors.T, mode="complete")[0][:, len(vectors) :]
+    k, b = vectors.shape
+    if not k:
+        return torch.eye(b, dtype=vectors.dtype, device=vectors.device)
+    return torch.linalg.qr(vectors.T, mode="complete")[0][:, k:]

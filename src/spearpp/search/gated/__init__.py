@@ -33,7 +33,7 @@ then; where the host looks through what it found, twice as many are enough."""
 SMALL = 8192
 """Entries of L up to which a GPU's launches take longer than the host's arithmetic."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
-HASTY, MANY, WIDE = Effort(50, 2, 1e-4), 16, 6
+HASTY, MANY, WIDE = Effort(50, 2, 1e-4), 16, 8
 """The first effort for that many samples, which take time, with that many neurons for each; it finds as much there."""
 
 
