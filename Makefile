@@ -5,7 +5,7 @@ READY := .venv/.ready
 OUT ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types imports unit format docs pictures bench bench-paper bench-fused bench-descent bench-gated bench-frontier bench-certificates bench-audit bench-federation bench-memory clean
+.PHONY: help venv demo test lint types imports unit format docs pictures bench bench-paper bench-fused bench-descent bench-overhead bench-gated bench-frontier bench-certificates bench-audit bench-federation bench-memory clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,9 @@ bench-fused: $(READY) ## The paper's search in one kernel against the same step 
 
 bench-descent: $(READY) ## The gated descent in one kernel against the same step by step, on a GPU
 	$(BIN)/python -m benchmarks.descent $(ARGS)
+
+bench-overhead: $(READY) ## What Python costs a descent on one core
+	$(BIN)/python -m benchmarks.overhead
 
 bench-gated: $(READY) ## The gated engine, measured (SPEARPP_DATA as above; ARGS="--rows m200")
 	$(BIN)/python -m benchmarks.gated $(ARGS)

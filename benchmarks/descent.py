@@ -154,7 +154,7 @@ def measured(given: Problem, effort: Effort, cut: "Plan", expected: torch.Tensor
 def stepwise(given: Problem, effort: Effort, expected: torch.Tensor) -> str:
     """The same for single steps, recorded and replayed."""
     gates, points = given.single()
-    few = _step_by_step(gates, points.clone(), replace(effort, steps=FEW), RATE)[0]
+    few = _step_by_step(gates, points.clone(), replace(effort, steps=FEW), RATE).points
     far = float(torch.linalg.vector_norm(few.double() - expected, dim=1).max())
     taken = milliseconds(lambda: _step_by_step(gates, points.clone(), effort, RATE))
     rate = given.operations / len(given.rows) / taken / 1e9
@@ -164,7 +164,7 @@ def stepwise(given: Problem, effort: Effort, expected: torch.Tensor) -> str:
 def reference(given: Problem, effort: Effort) -> torch.Tensor:
     """Where a few steps of the first update end in float64."""
     gates = Gates(given.rows[0], given.gates[0], given.basis[0])
-    return _step_by_step(gates, given.points[0].clone(), replace(effort, steps=FEW), RATE)[0]
+    return _step_by_step(gates, given.points[0].clone(), replace(effort, steps=FEW), RATE).points
 
 
 def main() -> int:

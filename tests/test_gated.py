@@ -20,7 +20,7 @@ from spearpp.pairs import no_pairs
 from spearpp.problem import Problem
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import acceptable, new_directions
-from spearpp.search.gated.descent import Effort, descend
+from spearpp.search.gated.descent import Effort, _step_by_step, descend
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.search.gated.refine import distinct, refine
 from spearpp.search.gated.rounds import Pace, Rounds, leads
@@ -98,14 +98,31 @@ def test_the_objective_is_least_at_the_inputs(client: Client, problem: Problem) 
 def test_descent_ends_at_inputs_and_refining_makes_them_exact(client: Client, problem: Problem) -> None:
     q = client.true_directions(problem)
     starts = sphere.uniform(64, 8, torch.Generator().manual_seed(0))
-    ends, directions = descend(gates_of(problem, dtype=torch.float32), starts, Effort(150, 8, 1e-4), 0.1)
-    points, directions = ends.double(), directions.double()
+    ended = descend(gates_of(problem, dtype=torch.float32), starts, Effort(150, 8, 1e-4), 0.1)
+    points, directions = ended.points.double(), ended.directions.double()
     kept = distinct(problem, points, directions)
     assert len(kept) < 40  # most starts end at the same few inputs
     refined = refine(problem, points[kept], directions[kept])
     accepted = refined[acceptable(problem, points[kept], refined)]
     assert len(accepted) >= 4
     assert float((1 - (accepted @ q.T).abs().amax(1)).max()) < 1e-10
+
+
+def test_starts_that_go_the_same_way_leave_and_nothing_is_lost_by_it(client: Client, problem: Problem) -> None:
+    gates, effort = gates_of(problem, dtype=torch.float32), Effort(50, 4, 1e-4)
+    starts = sphere.uniform(64, 8, torch.Generator().manual_seed(0))
+    everyone, ended = _step_by_step(gates, starts.clone(), effort, 0.1), descend(gates, starts, effort, 0.1)
+    assert everyone.steps == 64 * 50
+    assert len(ended.points) <= 32
+    assert 64 * 15 + len(ended.points) * 35 <= ended.steps < everyone.steps  # the first doubles leave after 15 steps
+    found = []
+    for each in (everyone, ended):
+        points, directions = each.points.double(), each.directions.double()
+        refined = refine(problem, points, directions)
+        near = (refined[acceptable(problem, points, refined)] @ client.true_directions(problem).T).abs() > 1 - 1e-9
+        found.append(near.any(0).tolist())
+    assert found[0] == found[1]
+    assert sum(found[0]) >= 6
 
 
 def test_refining_survives_neurons_that_p_has_wrong(client: Client, problem: Problem) -> None:

@@ -1,18 +1,22 @@
-"""Descent of the gated objective on the sphere of p, all starts at once; that of a small problem in one kernel."""
+"""Descent of the gated objective on the sphere of p, all starts at once; that of a small problem in one kernel.
+
+Many starts go the same way. Those that are on the way of another leave as soon as that shows.
+"""
 
 import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
+from spearpp import sphere
 from spearpp.kernels import gated as kernels
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.search.gated.recording import repeat
-from spearpp.shapes import Float, Tensor
+from spearpp.shapes import Float, Int, Tensor
 
 BETAS = 0.9, 0.999
 EPSILON = 1e-12
@@ -20,6 +24,14 @@ ROUGH = 1e-4
 """ε of the objective from which the rounding of tensor cores does not matter."""
 WARM_UP = 2
 """Evaluations before the first step."""
+HALTS = 0.3, 0.6
+"""Shares of the steps after which doubles leave."""
+SAME_WAY = 0.95
+"""Cosine of their directions from which two starts end at the same."""
+WORTH = 0.8
+"""Share of the starts up to which those that are left are worth their own tensors."""
+LARGE = 2**20
+"""Entries of L from which the arithmetic of a step takes a GPU longer than to record it anew."""
 _SWITCHING = threading.RLock()
 
 
@@ -34,13 +46,25 @@ class Effort:
     """ε of the objective."""
 
 
-def descend(
-    gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float
-) -> tuple[Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
-    """Riemannian Adam with a cosine schedule; returns the end points c, moved in place, and their directions q."""
+@dataclass(frozen=True)
+class Ends:
+    """Where starts ended."""
+
+    points: Float[Tensor, "ends d"]
+    """c."""
+    directions: Float[Tensor, "ends b"]
+    """q."""
+    steps: int
+    """Start-steps taken."""
+
+
+def descend(gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float) -> Ends:
+    """Riemannian Adam with a cosine schedule; one end for starts that go the same way. The points are overwritten."""
     rows = gates.rows
     directions = _at_once(rows[None], gates.gates[None], gates.basis[None], points[None], [len(rows)], effort, rate)
-    return (points, directions[0]) if directions is not None else _step_by_step(gates, points, effort, rate)
+    if directions is not None:
+        return Ends(points, directions[0], len(points) * effort.steps)
+    return _step_by_step(gates, points, effort, rate, () if points.is_cuda and rows.numel() < LARGE else HALTS)
 
 
 def descend_many(
@@ -60,7 +84,7 @@ def descend_many(
     directions = _at_once(rows, gates, basis, points, counts, effort, rate)
     if directions is None:
         problems = [Gates(rows[i, :count], gates[i, :count], basis[i]) for i, count in enumerate(counts)]
-        each = [_step_by_step(one, c, effort, rate)[1] for one, c in zip(problems, points, strict=True)]
+        each = [_step_by_step(one, c, effort, rate).directions for one, c in zip(problems, points, strict=True)]
         directions = torch.stack(each) if each else rows.new_zeros(*points.shape[:2], rows.shape[2])
     return points, directions
 
@@ -85,23 +109,53 @@ def _at_once(
 
 
 def _step_by_step(
-    gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float
-) -> tuple[Float[Tensor, "starts d"], Float[Tensor, "starts b"]]:
+    gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float, halts: tuple[float, ...] = ()
+) -> Ends:
     schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
     counter = torch.zeros(1, dtype=torch.long, device=points.device)
     here = torch.cuda.device(points.device) if points.is_cuda else nullcontext()
     with here, tensor_cores(points.is_cuda and effort.epsilon >= ROUGH):
-        objective = Objective(gates, points, epsilon=effort.epsilon, iterations=effort.iterations)
-        momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
+        starts, done, taken = _Starts(gates, points, effort), 0, 0
+        for stop in (*(WARM_UP + int(share * effort.steps) for share in halts), len(schedule)):
+            repeat(partial(starts.step, schedule, counter), stop - done, points.device)
+            taken += len(starts) * (min(stop, WARM_UP + effort.steps) - max(done, WARM_UP))
+            done = stop
+            if stop < len(schedule):
+                starts = starts.without_doubles()
+    return Ends(starts.points, starts.objective.direction, taken)
 
-        def step() -> None:
-            objective.evaluate()
-            parts = objective.through_gates, objective.through_basis, objective.value
-            objective.kernels.move(points, *parts, momentum, second, schedule, counter, EPSILON)
-            counter.add_(1)
 
-        repeat(step, len(schedule), points.device)
-    return points, objective.direction
+class _Starts:
+    """Points on their way."""
+
+    def __init__(self, gates: Gates, points: Float[Tensor, "starts d"], effort: Effort) -> None:
+        self.gates, self.points, self.effort = gates, points, effort
+        self.objective = Objective(gates, points, epsilon=effort.epsilon, iterations=effort.iterations)
+        self.momentum, self.second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def step(self, schedule: Float[Tensor, "evaluations 4"], counter: Int[Tensor, "1"]) -> None:
+        """Evaluate, and move by what the schedule says."""
+        here = self.objective
+        here.evaluate()
+        parts = here.through_gates, here.through_basis, here.value
+        here.kernels.move(self.points, *parts, self.momentum, self.second, schedule, counter, EPSILON)
+        counter.add_(1)
+
+    def without_doubles(self) -> "_Starts":
+        """Of those that go the same way the one that is farthest down; all of them if that is nearly all."""
+        order = self.objective.value[:, 0].argsort(stable=True)
+        unit = sphere.retract(self.objective.direction[order])
+        first = ~((unit @ unit.T).abs() > SAME_WAY).tril(-1).any(1)
+        kept = order[first].sort().values
+        if len(kept) > WORTH * len(self):
+            return self
+        others = _Starts(self.gates, self.points[kept], self.effort)
+        others.objective.solution.copy_(self.objective.solution[kept])
+        others.momentum, others.second = self.momentum[kept], self.second[kept]
+        return others
 
 
 @lru_cache(maxsize=32)

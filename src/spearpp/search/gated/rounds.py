@@ -17,7 +17,7 @@ from spearpp.nullspace import complement
 from spearpp.pairs import Pairs
 from spearpp.problem import Problem
 from spearpp.search.gated.accept import acceptable, new_directions
-from spearpp.search.gated.descent import Effort, descend
+from spearpp.search.gated.descent import Effort, Ends, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine, silent_neurons
 from spearpp.shapes import Bool, Float, Tensor, moved
@@ -119,8 +119,8 @@ class Rounds:
             starts = sphere.uniform(size, dimension, generator, dtype=dtype)
             gates, apart = (self.gates @ basis).to(dtype), self.apart
             confined = Gates(self._rows(reach) @ apart, gates, apart.T @ basis.to(dtype))
-            ends, directions = self._descend(confined, starts, effort)
-            points, directions, steps = ends @ basis.T, directions @ apart.double().T, size * effort.steps
+            ends = self._descend(confined, starts, effort)
+            points, directions, steps = ends.points @ basis.T, ends.directions @ apart.double().T, ends.steps
             chosen = distinct(self.problem, points, directions)
         refined = refine(self.problem, points[chosen], directions[chosen])
         kept = acceptable(self.problem, points[chosen], refined) & leads(refined, reach)
@@ -129,14 +129,17 @@ class Rounds:
         self.found = torch.cat([self.found, new])
         return new, steps
 
-    def _descend(self, gates: Gates, starts: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+    def _descend(self, gates: Gates, starts: Tensor, effort: Effort) -> Ends:
         """End points and directions in float64; every device has begun before the first is waited for."""
         devices = self.pace.devices
         parts = zip(devices, starts.chunk(len(devices)), strict=False)
         ended = [descend(moved(gates, there), part.to(there), effort, self.pace.rate) for there, part in parts]
         here = self.problem.factors.left.device
-        ends, directions = (torch.cat([each.to(here) for each in all_]) for all_ in zip(*ended, strict=True))
-        return ends.double(), directions.double()
+        points, directions = (
+            torch.cat([each.to(here) for each in all_]).double()
+            for all_ in zip(*((each.points, each.directions) for each in ended), strict=True)
+        )
+        return Ends(points, directions, sum(each.steps for each in ended))
 
     def _either_sign(self, points: Float[Tensor, "k b"]) -> Float[Tensor, "n b"]:
         """Every p and -p, or only those of which x̂ = Rᵀp ends above zero, as it must, where all are above noise."""
