@@ -1,6 +1,6 @@
 """Descent of the gated objective on the sphere of p, all starts at once; that of a small problem in one kernel.
 
-Many starts go the same way. Those that are on the way of another leave as soon as that shows.
+Many starts go the same way. On a CPU those that are on the way of another leave as soon as that shows.
 """
 
 import math
@@ -30,8 +30,6 @@ SAME_WAY = 0.95
 """Cosine of their directions from which two starts end at the same."""
 WORTH = 0.8
 """Share of the starts up to which those that are left are worth their own tensors."""
-LARGE = 2**20
-"""Entries of L from which the arithmetic of a step takes a GPU longer than to record it anew."""
 _SWITCHING = threading.RLock()
 
 
@@ -64,7 +62,8 @@ def descend(gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rat
     directions = _at_once(rows[None], gates.gates[None], gates.basis[None], points[None], [len(rows)], effort, rate)
     if directions is not None:
         return Ends(points, directions[0], len(points) * effort.steps)
-    return _step_by_step(gates, points, effort, rate, () if points.is_cuda and rows.numel() < LARGE else HALTS)
+    # A GPU takes as long for few starts as for many, and longer to record their steps anew.
+    return _step_by_step(gates, points, effort, rate, () if points.is_cuda else HALTS)
 
 
 def descend_many(
