@@ -64,7 +64,7 @@ def test_replacing_any_column_lowers_the_score(client: Client, place: int, seed:
     directions = client.true_directions(problem).clone()
     directions[place] = random_directions(1, 5, seed)[0]
     pool = pool_of(problem, directions)
-    assert compute_score(problem, pool.directions, pool.zeros) < 1.0
+    assert compute_score(problem, Inverse.of(problem, pool.directions), pool.zeros) < 1.0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -72,7 +72,7 @@ def test_the_score_is_the_papers(client: Client, seed: int) -> None:
     problem = client.problem
     for directions in (client.true_directions(problem), random_directions(5, 5, seed)):
         pool = pool_of(problem, directions)
-        assert compute_score(problem, directions, pool.zeros) == pytest.approx(
+        assert compute_score(problem, Inverse.of(problem, directions), pool.zeros) == pytest.approx(
             literal_score(problem, directions, client)
         )
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import MakeClient
-from spearpp.nullspace import kernel_vectors, lines, random_subsets
+from spearpp.nullspace import _inverse, _largest, _starts, kernel_vectors, lines, random_subsets
 
 
 @given(st.integers(2, 25), st.integers(-1, 12), st.integers(0, 10_000))
@@ -20,6 +20,19 @@ def test_kernel_of_rows_orthogonal_to_a_planted_vector(b: int, extra: int, seed:
     torch.testing.assert_close((found * q).sum(1).abs(), torch.ones(3, dtype=torch.float64), atol=1e-9, rtol=0)
     torch.testing.assert_close((found * oracle).sum(1).abs(), torch.ones(3, dtype=torch.float64), atol=1e-9, rtol=0)
     assert float(values[:, 0].max()) < 1e-9 < float(values[:, 1].min())
+
+
+@given(st.integers(2, 40), st.integers(-1, 12), st.integers(0, 10_000))
+def test_powers_of_the_inverse_as_a_gpu_takes_them_end_at_the_kernel_too(b: int, extra: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.nn.functional.normalize(torch.randn(3, b, generator=generator, dtype=torch.float64))
+    rows = torch.randn(3, b + extra, b, generator=generator, dtype=torch.float64)
+    rows = rows - (rows @ q[:, :, None]) * q[:, None, :]
+    here = torch.device("cpu")
+    for dtype, far in ((torch.float64, 1e-9), (torch.float32, 1e-2)):
+        gram = (rows.mT @ rows).to(dtype)
+        found = _largest(_inverse(gram), _starts(b, dtype, here)[:, :1])
+        torch.testing.assert_close((found * q).sum(1).abs(), torch.ones(3, dtype=torch.float64), atol=far, rtol=0)
 
 
 def test_two_dimensional_kernels_show() -> None:

@@ -44,7 +44,7 @@ class Selection:
     ) -> "Selection":
         """With its inverse and its score; all directions were found unless it is said how many."""
         inverse = Inverse.of(problem, directions)
-        score = int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / zeros.numel()
+        score = compute_score(problem, inverse, zeros)
         return cls(directions, zeros, len(directions) if found is None else found, score, inverse.rows)
 
     @property
@@ -84,14 +84,13 @@ def fix_scale(
     return torch.where(2 * straight >= zeros.shape[-1], 1.0, -1.0).to(inverse)
 
 
-def compute_score(problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> float:
+def compute_score(problem: Problem, inverse: "Inverse", zeros: Bool[Tensor, "b m"]) -> float:
     """computeScore: λ, the share of entries where D is zero just where the neuron is silent."""
-    return int(agreeing(problem, directions, zeros)) / zeros.numel()
+    return int(agreeing(problem, inverse, zeros)) / zeros.numel()
 
 
-def agreeing(problem: Problem, directions: Float[Tensor, "*u b b"], zeros: Bool[Tensor, "*u b m"]) -> Int[Tensor, "*u"]:
+def agreeing(problem: Problem, inverse: "Inverse", zeros: Bool[Tensor, "*u b m"]) -> Int[Tensor, "*u"]:
     """m·b·λ: how many entries of D are zero just where the neuron is silent."""
-    inverse = Inverse.of(problem, directions)
     return _agreement(problem, inverse.unscaled, inverse.scale, zeros).sum(-1)
 
 
@@ -116,8 +115,8 @@ def greedy_filt(
     """
     directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
     b, m = zeros.shape
-    best, score, before = merit(problem, chosen), chosen.score, -1
-    inverse, taken = Inverse.of(problem, directions), held.tolist()
+    best, score, before = merit(chosen), chosen.score, -1
+    inverse, taken = Inverse.at(problem, chosen.points), held.tolist()
     tried = order.tolist()
     most = max(1, (_CACHE_BYTES if directions.device.type == "cpu" else _DEVICE_BYTES) // (8 * b * b * m))
     while before < best and score < 1:
@@ -136,15 +135,14 @@ def greedy_filt(
             best, taken[place] = int(scores[first, place]), index
             directions[place], zeros[place] = pool.directions[index], pool.zeros[index]
             inverse = Inverse.of(problem, directions)
-            score = int(_agreement(problem, inverse.unscaled, inverse.scale, zeros).sum()) / (m * b)
+            score = compute_score(problem, inverse, zeros)
             at, ahead = tried.index(index, at) + 1, 1
     return Selection(directions, zeros, chosen.found, score, inverse.rows)
 
 
-def merit(problem: Problem, chosen: Selection) -> int:
+def merit(chosen: Selection) -> int:
     """What GreedyFilt improves: the number of agreeing entries of D, m·b·λ, and of zeros."""
-    inverse = Inverse.of(problem, chosen.directions)
-    return int(_agreement(problem, inverse.unscaled, inverse.scale, chosen.zeros).sum() + chosen.zeros.sum())
+    return round(chosen.score * chosen.zeros.numel()) + int(chosen.zeros.sum())
 
 
 def steadiest_first(problem: Problem, pool: Pool) -> Int[Tensor, "candidates"]:
@@ -187,7 +185,7 @@ def select(
     if before is None or fresh.score == 1.0:
         return fresh
     again = greedy_filt(problem, before, pool, torch.full_like(held, -1), order[: AGAIN * len(held)])
-    return again if merit(problem, again) > merit(problem, fresh) else fresh
+    return again if merit(again) > merit(fresh) else fresh
 
 
 def polish(problem: Problem, chosen: Selection) -> Selection:
@@ -252,7 +250,11 @@ class Inverse:
     @classmethod
     def of(cls, problem: Problem, directions: Tensor) -> "Inverse":
         """Invert Q̄, given as its columns one a row."""
-        rows = torch.linalg.inv(directions.mT)
+        return cls.at(problem, torch.linalg.inv(directions.mT))
+
+    @classmethod
+    def at(cls, problem: Problem, rows: Tensor) -> "Inverse":
+        """With the rows as they are."""
         return cls(rows, (rows @ problem.factors.right[..., -1:])[..., 0], rows @ problem.preactivations.mT)
 
 

@@ -15,7 +15,7 @@ from spearpp.candidates import weighted, weights
 from spearpp.certificate import certify_many
 from spearpp.clock import Clock
 from spearpp.errors import SpearError
-from spearpp.filtering import agreeing, inputs_at
+from spearpp.filtering import Inverse, agreeing, inputs_at
 from spearpp.invert import invert
 from spearpp.lowrank import Alike, decompose_many
 from spearpp.nullspace import least
@@ -24,7 +24,7 @@ from spearpp.problem import Problem
 from spearpp.result import Inversion, Stats
 from spearpp.search import Gated, Search
 from spearpp.search.gated.accept import SAME, acceptable
-from spearpp.search.gated.descent import descend_many
+from spearpp.search.gated.descent import Effort, descend_many
 from spearpp.search.gated.refine import concentrated, ranked
 from spearpp.shapes import Bool, Float, Int, Tensor, moved, pick
 from spearpp.tolerance import tolerance
@@ -156,7 +156,8 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
                 some.weight @ group.factors.right.mT,
             )
         with clock("search"):
-            points, directions = _ends(problem, search, generator)
+            effort = search.efforts_for(problem)[0]
+            points, directions = _ends(problem, search, effort, generator)
             chosen, whole = _choose(problem, points, directions)
         kept = whole.nonzero()[:, 0]
         if not len(kept):
@@ -165,11 +166,12 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             problem, directions = _some(problem, kept), chosen[kept]
             zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
             certificates = certify_many(problem, directions, zeros)
-            scores = (agreeing(problem, directions, zeros) / zeros[0].numel()).tolist()
-            inputs = inputs_at(problem, torch.linalg.inv(directions.mT), zeros).to(seen.dtype)
+            inverse = Inverse.of(problem, directions)
+            scores = (agreeing(problem, inverse, zeros) / zeros[0].numel()).tolist()
+            inputs = inputs_at(problem, inverse.rows, zeros).to(seen.dtype)
         stats = Stats(
             starts=STARTS,
-            steps=STARTS * search.efforts_for(problem)[0].steps,
+            steps=STARTS * effort.steps,
             candidates=problem.batch_size,
             found=problem.batch_size,
             seconds={stage: seconds / len(group.which) for stage, seconds in clock.seconds.items()},
@@ -205,7 +207,7 @@ def _parts(groups: list[Alike]) -> Iterator[Alike]:
             yield Alike(group.which[at], pick(group.factors, at))
 
 
-def _ends(problem: Problem, search: Gated, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _ends(problem: Problem, search: Gated, effort: Effort, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """End points and directions of one descent in every layer, from the same starts."""
     left, a = problem.factors.left, problem.preactivations
     updates, m, b = left.shape
@@ -216,7 +218,6 @@ def _ends(problem: Problem, search: Gated, generator: torch.Generator) -> tuple[
     starts = sphere.uniform(STARTS, b, generator, dtype=search.dtype, device=left.device)
     starts = starts.expand(updates, -1, -1).contiguous()
     counts = [m] * updates
-    effort = search.efforts_for(problem)[0]
     ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, counts, effort, search.rate)
     return ends.double(), directions.double()
 

@@ -170,8 +170,9 @@ def _starts(b: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "
 
 
 @lru_cache(maxsize=8)
-def _unit(b: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "b b"]:
-    return torch.eye(b, dtype=dtype, device=device)
+def _scaled_unit(b: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "b b"]:
+    """√ε I."""
+    return torch.finfo(dtype).eps ** 0.5 * torch.eye(b, dtype=dtype, device=device)
 
 
 def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
@@ -188,14 +189,14 @@ def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
 
 
 def _inverse(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
-    """The inverse at trace 1. A GPU squares it in less time than the launches of as many solves take."""
-    unit = _unit(gram.shape[-1], gram.dtype, gram.device).expand_as(gram)
+    """ε (A / tr A + ε I)⁻¹, about 1 at most. A GPU squares it in less time than as many solves take to launch."""
+    unit = _scaled_unit(gram.shape[-1], gram.dtype, gram.device).expand_as(gram)
     half = torch.linalg.solve_triangular(_factor(gram), unit, upper=False)
     return half.mT @ half
 
 
 def _largest(matrix: Float[Tensor, "*sets b b"], start: Tensor) -> Float[Tensor, "*sets b"]:
-    """M⁸ v as a unit vector: its eigenvector with the largest eigenvalue, which is 1e16 at most."""
+    """M⁸ v as a unit vector: its eigenvector with the largest eigenvalue."""
     square = matrix @ matrix
     fourth = square @ square
     return sphere.retract((fourth @ (fourth @ start))[..., 0])

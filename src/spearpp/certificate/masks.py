@@ -121,19 +121,16 @@ class Certificates:
 
 def certify(problem: Problem, chosen: Selection) -> Certificates:
     """Collect the evidence for a choice of b directions."""
-    return evidence(problem, _all_of(chosen), chosen.zeros)
+    return evidence(problem, rely(chosen.directions, chosen.points), chosen.zeros)
 
 
 def certify_whole(problem: Problem, chosen: Selection) -> Certificates | None:
     """``certify``, or None as soon as it is plain that not every input is consistent."""
-    relied = _all_of(chosen)
+    relied = rely(chosen.directions, chosen.points)
     seen = _weigh(problem, relied, chosen.zeros)
-    at_best = seen.certificates(torch.ones_like(seen.share, dtype=torch.bool), 0 * seen.share, problem.batch_size)
+    untold = torch.zeros_like(seen.share)
+    at_best = seen.certificates(untold == 0, untold, problem.batch_size)
     return _determined(problem, relied, seen) if bool(at_best.consistent.all()) else None
-
-
-def _all_of(chosen: Selection) -> Reliance:
-    return rely(chosen.directions, chosen.points)
 
 
 def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -> Certificates:

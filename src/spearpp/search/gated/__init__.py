@@ -55,7 +55,7 @@ class Gated:
     round_starts: int | None = None
     """Starts of a round at least, as many as there are samples left if that is more; None: 128, on a GPU 256 or 512."""
     efforts: tuple[Effort, ...] | None = None
-    """How carefully rounds descend, the hardest last; None: ``EFFORTS``, of wide layers ``HASTY`` first."""
+    """How carefully rounds descend, the hardest last; None: ``EFFORTS``, after ``HASTY`` where that finds as much."""
     rate: float = 0.1
     sparsity: float | None = 0.1
     """τ: inputs with far fewer zeros than half are found too, so the pool takes them."""
@@ -69,7 +69,8 @@ class Gated:
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
         least = 1 if self.round_starts is None else self.round_starts
-        if least < 1 or self.efforts == () or self.rate <= 0:
+        none = self.efforts is not None and not self.efforts
+        if least < 1 or none or self.rate <= 0:
             raise OptionError(
                 f"Gated(round_starts={self.round_starts}, efforts={self.efforts}, rate={self.rate}): "
                 "at least one start a round, one effort, and a positive rate"

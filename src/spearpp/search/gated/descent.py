@@ -57,7 +57,7 @@ class Ends:
 
 
 def descend(gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float) -> Ends:
-    """Riemannian Adam with a cosine schedule; one end for starts that go the same way. The points are overwritten."""
+    """Riemannian Adam with a cosine schedule; one end for starts that go the same way. The points given are used up."""
     rows = gates.rows
     directions = _at_once(rows[None], gates.gates[None], gates.basis[None], points[None], [len(rows)], effort, rate)
     if directions is not None:
@@ -144,7 +144,7 @@ class _Starts:
         counter.add_(1)
 
     def without_doubles(self) -> "_Starts":
-        """Of those that go the same way the one that is farthest down; all of them if that is nearly all."""
+        """Those that go the way of none that is farther down; all of them if that is nearly all."""
         order = self.objective.value[:, 0].argsort(stable=True)
         unit = sphere.retract(self.objective.direction[order])
         first = ~((unit @ unit.T).abs() > SAME_WAY).tril(-1).any(1)
