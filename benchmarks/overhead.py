@@ -16,10 +16,9 @@ from collections.abc import Callable
 import torch
 
 from spearpp import sphere
-from spearpp.kernels.gated import reference
 from spearpp.search.gated import EFFORTS
-from spearpp.search.gated.descent import EPSILON, _schedule
-from spearpp.search.gated.objective import Gates, Objective
+from spearpp.search.gated.descent import _schedule, _Starts
+from spearpp.search.gated.objective import Gates
 from spearpp.shapes import Tensor
 
 SIZES = ((20, 200), (30, 200), (100, 1000))
@@ -29,55 +28,45 @@ RATE = 0.1
 
 
 class Descent:
-    """Random rows and gates, and all tensors that a step changes."""
+    """Random rows and gates, and starts on their way."""
 
     def __init__(self, b: int, m: int) -> None:
         generator = torch.Generator().manual_seed(b)
         rows, gates = (torch.randn(m, b, generator=generator) / b**0.5 for _ in range(2))
         self.begin = sphere.uniform(STARTS, b, generator)
-        effort = EFFORTS[0]
-        self.objective = Objective(
-            Gates(rows, gates, torch.eye(b)), self.begin.clone(), epsilon=effort.epsilon, iterations=effort.iterations
-        )
-        self.moments = torch.zeros_like(self.begin), torch.zeros(STARTS, 1)
-        self.schedule = _schedule(effort.steps, RATE, torch.float32)
+        self.starts = _Starts(Gates(rows, gates, torch.eye(b)), self.begin.clone(), EFFORTS[0])
+        self.schedule = _schedule(EFFORTS[0].steps, RATE, torch.float32)
         self.counter = torch.zeros(1, dtype=torch.long)
-        self.names = [name for name, value in vars(self.objective).items() if isinstance(value, Tensor)]
 
     def step(self) -> None:
-        """One evaluation and move."""
-        here = self.objective
-        here.evaluate()
-        parts = here.through_gates, here.through_basis, here.value
-        reference.move(here.points, *parts, *self.moments, self.schedule, self.counter, EPSILON)
-        self.counter.add_(1)
+        """One evaluation and move, as the search does it."""
+        self.starts.step(self.schedule, self.counter)
 
     def recorded(self) -> Callable[[], object]:
-        """The same operators on the same tensors, without Python."""
-        tensors = [getattr(self.objective, name) for name in self.names]
+        """The same operators on the same tensors, without Python: whatever a step changes is an argument."""
+        owners = self.starts, self.starts.objective
+        places = [(owner, name) for owner in owners for name, value in vars(owner).items() if isinstance(value, Tensor)]
+        tensors = [getattr(*place) for place in places]
 
-        def on(*given: Tensor) -> Tensor:
-            mine = self.moments, self.counter
-            for name, tensor in zip(self.names, given, strict=False):
-                setattr(self.objective, name, tensor)
-            self.moments, self.counter = (given[-3], given[-2]), given[-1]
-            self.step()
-            self.moments, self.counter = mine
-            return self.objective.points
+        def on(counter: Tensor, *given: Tensor) -> Tensor:
+            for place, tensor in zip(places, given, strict=True):
+                setattr(*place, tensor)
+            self.starts.step(self.schedule, counter)
+            return self.starts.points
 
-        everything = *tensors, *self.moments, self.counter
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            replayed = torch.jit.trace(on, everything, check_trace=False)
-        for name, tensor in zip(self.names, tensors, strict=True):
-            setattr(self.objective, name, tensor)
-        return lambda: replayed(*everything)
+            replayed = torch.jit.trace(on, (self.counter, *tensors), check_trace=False)
+        for place, tensor in zip(places, tensors, strict=True):
+            setattr(*place, tensor)
+        return lambda: replayed(self.counter, *tensors)
 
     def seconds(self, step: Callable[[], object]) -> float:
         """A whole descent from the beginning."""
-        self.objective.points.copy_(self.begin)
-        self.objective.solution.copy_(self.begin)
-        for tensor in (*self.moments, self.counter):
+        starts = self.starts
+        for tensor in (starts.points, starts.objective.solution):
+            tensor.copy_(self.begin)
+        for tensor in (starts.momentum, starts.second, self.counter):
             tensor.zero_()
         began = time.perf_counter()
         for _ in range(len(self.schedule)):
@@ -92,9 +81,9 @@ def main() -> int:
         descent = Descent(b, m)
         replayed = descent.recorded()
         descent.seconds(replayed)
-        apart = descent.objective.points.clone()
+        apart = descent.starts.points.clone()
         descent.seconds(descent.step)
-        far = float((apart - descent.objective.points).abs().max())
+        far = float((apart - descent.starts.points).abs().max())
         turns = [(descent.seconds(descent.step), descent.seconds(replayed)) for _ in range(TURNS)]
         ours, without = (statistics.median(each) for each in zip(*turns, strict=True))
         share = 100 * (1 - without / ours)

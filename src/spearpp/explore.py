@@ -110,7 +110,4 @@ def _settling(problem: Problem, chosen: Selection) -> Certificates | None:
     """The certificates of a choice with λ = 1 or every input consistent; None for any other."""
     if not chosen.full:
         return None
-    if chosen.score == 1.0:
-        return certify(problem, chosen)
-    certificates = certify_whole(problem, chosen)
-    return certificates if certificates is not None and bool(certificates.consistent.all()) else None
+    return certify(problem, chosen) if chosen.score == 1.0 else certify_whole(problem, chosen)

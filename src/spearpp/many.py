@@ -25,7 +25,7 @@ from spearpp.result import Inversion, Stats
 from spearpp.search import Gated, Search
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import Effort, descend_many
-from spearpp.search.gated.refine import concentrated, ranked
+from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
 from spearpp.shapes import Bool, Float, Int, Tensor, moved, pick
 from spearpp.tolerance import tolerance
 
@@ -252,7 +252,7 @@ def _choose(
 
 def _refined(problem: Problem, points: Tensor, directions: Tensor) -> tuple[Tensor, Bool[Tensor, "u k"]]:
     """Directions solved for their zeros, and which of them are determined and have the zeros of an input."""
-    solved, apart = concentrated(problem, points, directions)
+    solved, apart = concentrated(problem, silent_neurons(problem, points), directions)
     for _ in range(2):
         solved = weighted(problem, weights(problem, solved))
     return solved, apart & acceptable(problem, points, solved)

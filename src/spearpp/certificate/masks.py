@@ -125,12 +125,15 @@ def certify(problem: Problem, chosen: Selection) -> Certificates:
 
 
 def certify_whole(problem: Problem, chosen: Selection) -> Certificates | None:
-    """``certify``, or None as soon as it is plain that not every input is consistent."""
+    """``certify`` where every input is consistent, else None, as soon as that is plain."""
     relied = rely(chosen.directions, chosen.points)
     seen = _weigh(problem, relied, chosen.zeros)
     untold = torch.zeros_like(seen.share)
     at_best = seen.certificates(untold == 0, untold, problem.batch_size)
-    return _determined(problem, relied, seen) if bool(at_best.consistent.all()) else None
+    if not bool(at_best.consistent.all()):
+        return None
+    certificates = _determined(problem, relied, seen)
+    return certificates if bool(certificates.consistent.all()) else None
 
 
 def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -> Certificates:

@@ -50,9 +50,9 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     """
     gradient, epsilon = seen.gradient, seen.gradient_epsilon
     live, used = not_zero(gradient)
-    rows, columns = bool(live.all()), bool(used.all())
-    core = gradient if rows else gradient[live]
-    core = core if columns else core[:, used]
+    all_rows, all_columns = bool(live.all()), bool(used.all())
+    core = gradient if all_rows else gradient[live]
+    core = core if all_columns else core[:, used]
     u, s, vt, rank = (
         by_gram(core, epsilon, batch_size)
         or by_sketch(core, epsilon, batch_size)
@@ -62,9 +62,9 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     left, right, norms = u[:, :b], s[:b, None] * vt[:b], torch.linalg.vector_norm(core, dim=1)
     squares = left_over(core, left, right)
     noise = row_noise((live.sum(), used.sum()), left, s, squares, norms, epsilon)
-    if not rows:
+    if not all_rows:
         left, noise, norms = (_with_zeros(each, live) for each in (left, noise, norms))
-    if not columns:
+    if not all_columns:
         right = _with_zeros(right.T, used).T
     return Factors(
         left=left.contiguous(),

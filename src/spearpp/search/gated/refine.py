@@ -68,9 +68,10 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     silent = silent_neurons(problem, points)
     unsure = silent.sum(1) < SPARE * b
     for part in _parts(~unsure, size):
-        found, apart = concentrated(problem, points[part], solved[part])
-        zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & silent[part]
-        held = (zeros.sum(1) >= PROMISING * silent[part].sum(1)).nonzero()[:, 0]
+        said = silent[part]
+        found, apart = concentrated(problem, said, solved[part])
+        zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & said
+        held = (zeros.sum(1) >= PROMISING * said.sum(1)).nonzero()[:, 0]
         part, apart, found = part[held], apart[held], refit(problem, found[held])
         doubted = (~apart).nonzero()[:, 0]
         if len(doubted):
@@ -87,14 +88,13 @@ def _parts(which: Bool[Tensor, "k"], size: int) -> list[Int[Tensor, "part"]]:
 
 
 def concentrated(
-    problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
+    problem: Problem, silent: Bool[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]
 ) -> tuple[Float[Tensor, "*u k b"], Bool[Tensor, "*u k"]]:
-    """min ‖ℓ_k·q‖ over the smallest rows among those that p calls silent; then over more of them.
+    """min ‖ℓ_k·q‖ over the smallest rows among those that p calls ``silent``; then over more of them.
 
     The concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006). Samples that are alike
     share most of their zeros, which do not tell them apart: which directions are told from all others is returned too.
     """
-    silent = silent_neurons(problem, points)
     for share in KEPT[:-1]:
         rows = _smallest(problem, silent, directions, share)
         directions = least(rows.mT @ rows)
