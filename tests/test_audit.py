@@ -31,7 +31,7 @@ def psnr(result: spearpp.AuditResult, batch: Batch) -> float:
 class TestVerdicts:
     def test_a_gradient_leaks_with_labels_and_replay(self) -> None:
         model, batch = mlp(), batch_of(12)
-        result = audit(FedSGD()(model, batch), model)
+        result = audit(FedSGD()(model, batch), model, batch_size=12)
         assert result.verdict is Verdict.LEAKS
         assert result.summary == "LEAKS: 12 of 12 training inputs were recovered exactly from layer 0"
         assert psnr(result, batch) > 90
@@ -65,8 +65,15 @@ class TestVerdicts:
             result = audit(each)
             assert result.verdict is Verdict.LEAKS
             assert psnr(result, batch) > 90
-            assert result.replay is None
             assert any("assumed" in caveat for caveat in result.caveats)
+
+    def test_without_a_model_a_replay_proves_the_network_that_was_assumed(self) -> None:
+        model, batch = mlp(), batch_of(10)
+        result = audit(FedSGD()(model, batch), batch_size=10)
+        assert "10 of 10 training inputs were recovered exactly" in result.summary
+        assert result.replay is not None
+        assert result.replay.difference < 1e-5
+        assert any("No model was given" in caveat for caveat in result.caveats)
 
     def test_a_batch_that_fills_the_layer_is_not_applicable(self) -> None:
         model = mlp(widths=(20, 20))
@@ -86,11 +93,11 @@ class TestVerdicts:
         assert result.verdict is Verdict.NOT_APPLICABLE
         assert "GELU" in result.summary
 
-    def test_given_batch_size_is_only_a_check(self) -> None:
+    def test_a_batch_size_that_the_update_does_not_show_is_said(self) -> None:
         model, batch = mlp(), batch_of(8)
         result = audit(FedSGD()(model, batch), model, batch_size=9)
         assert result.verdict is Verdict.LEAKS
-        assert any("8 samples were read off the update, 9 were given" in caveat for caveat in result.caveats)
+        assert any("its gradient shows 8 samples, the client has 9" in caveat for caveat in result.caveats)
 
     def test_weight_decay_is_taken_off(self) -> None:
         model, batch = mlp(), batch_of(8)

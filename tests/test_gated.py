@@ -432,7 +432,7 @@ class TestSamplesAlikeUnderLocalTraining:
     @pytest.mark.parametrize("seed", [1, 3])
     def test_a_witness_of_the_first_mini_batch_alone_does_not_hide_the_others(self, seed: int) -> None:
         result, score = local_training(seed, simulate.FedAvg(1, 8, 0.01), witness=True)
-        assert int(result.certified.sum()) >= 22  # two that one neuron alone tells apart may be left
+        assert int(result.certified.sum()) >= 21  # some are told apart by a single neuron whose sign is not clear
         assert score.exact
 
     def test_a_mixture_that_drift_would_excuse_is_not_certified(self) -> None:

@@ -126,7 +126,7 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     "change",
     [
-        lambda c: c.update(version=2),
+        lambda c: c.update(version=1),
         lambda c: c.update(schema="other"),
         lambda c: c.update(verdict="SAFE"),
         lambda c: c.pop("layers"),

@@ -1,5 +1,6 @@
 """From what a search left behind to inputs with their evidence."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +13,20 @@ from spearpp.certificate import (
     certify,
     certify_sighted,
     certify_strongest,
+    coins,
 )
 from spearpp.explore import Outcome
 from spearpp.filtering import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
 from spearpp.pairs import Pairs, fits
 from spearpp.problem import Problem
-from spearpp.shapes import Tensor, pick
+from spearpp.shapes import Bool, Tensor, pick
 from spearpp.sightings import inputs_of, settle
+from spearpp.tolerance import RARE
+
+NEAR_ZERO = 0.02
+"""Pre-activations below this share of their root mean square have no sign where inputs are approximate."""
+CONFLICTS = 0.01
+"""Share of the neurons that an input may silence and that have a gradient from it all the same."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,26 @@ class Recovered:
     directions: Tensor
     certificates: Certificates | WitnessCertificates | None
     score: float
+
+    def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
+        """Which inputs fit the gradient: wherever they silence a neuron it has no gradient from them, beyond chance.
+
+        It is weaker than a certificate. Dropout, noise and samples that were not found do not hide it.
+        """
+        found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
+        if not len(self.directions) or problem.batch_size == 1:
+            return found
+        weight, live = problem.seen.weight.to(self.inputs), problem.factors.live
+        inputs = self.inputs[: len(self.directions)].double()
+        if problem.seen.has_bias:
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+        z = inputs @ weight.T
+        silent = live & (z < -NEAR_ZERO * z.square().mean(1, keepdim=True).sqrt())
+        zeros = problem.tolerance.zeros(self.directions @ problem.factors.left.T, self.directions) & live
+        bits = coins(live.sum(), zeros.sum(1), (silent & zeros).sum(1), problem.batch_size - 1)
+        conflicts = (silent & ~zeros).sum(1) <= CONFLICTS * live.sum()
+        found[: len(z)] = conflicts & (bits >= math.log2(problem.batch_size / RARE))
+        return found
 
 
 def conclude(problem: Problem, outcome: Outcome) -> Recovered:

@@ -31,6 +31,7 @@ def invert(
     search: Search | None = None,
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
+    dropout: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> Inversion:
     """Recover the inputs of a Linear layer followed by ReLU from its gradient.
@@ -46,6 +47,10 @@ def invert(
     batches of nearly m/2 samples then come back, and each input is exact and certified on its own.
     Only the gated search uses it; whether it helps is decided by what it finds.
 
+    A gradient of rank one is inverted whatever follows the layer: its rows are multiples of the input. Such an
+    input, and every other certified one, is one training sample or the weighted mean of several that activate the
+    same neurons with proportional signals; nothing in one layer's gradient tells these apart.
+
     Ctrl-C ends the search, not the call: what was found until then is certified and returned, and
     ``stats.interrupted`` says so. A second one ends the call.
 
@@ -59,6 +64,7 @@ def invert(
         search: how to look; None is ``spearpp.search.Gated()``.
         batch_size: b; None reads it off the spectrum.
         generator: source of randomness; None is a generator with seed 0.
+        dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
         progress: called after every chunk of starts.
 
     Returns:
@@ -84,7 +90,7 @@ def invert(
         seen = observe(grad_weight, grad_bias, weight, bias)
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
         next_layer = consult(next_grad_weight, next_weight, problem.preactivations)
-        problem = replace(problem, witness=next_layer.witness, outputs=next_layer.outputs)
+        problem = replace(problem, witness=next_layer.witness, outputs=next_layer.outputs, dropout=dropout)
     if problem.batch_size == 0:
         return _nothing(problem, next_layer.why, clock)
     if isinstance(search, Gated) and search.settles_on_host(problem):
@@ -101,6 +107,7 @@ def invert(
                 outcome = replace(outcome, interrupted=True)
                 recovered = conclude(problem, outcome)
     zeros = _zeros(problem, recovered.directions).to(seen.device)
+    fits = (recovered.certified | recovered.fits(problem)).to(seen.device)
     recovered = moved(recovered, seen.device)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
@@ -112,6 +119,7 @@ def invert(
         certificates=recovered.certificates,
         spectrum=problem.factors.spectrum.to(seen.device),
         zeros=zeros,
+        fits=fits,
         witness=next_layer.why if problem.witness is None else _heard(outcome.sightings),
         stats=Stats(
             starts=outcome.starts,
@@ -153,6 +161,7 @@ def _nothing(problem: Problem, witness: str, clock: Clock) -> Inversion:
         certificates=None,
         spectrum=left.new_zeros(0),
         zeros=torch.zeros(0, dtype=torch.int64, device=left.device),
+        fits=torch.zeros(0, dtype=torch.bool, device=left.device),
         witness=witness,
         stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample fires a neuron of this layer"),
     )

@@ -192,6 +192,7 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
                         certificates=moved(certificates[i], seen.device),
                         spectrum=problem.factors.spectrum[i],
                         zeros=certificates[i].zeros.to(seen.device),
+                        fits=certificates[i].exact.to(seen.device),
                         witness="not given",
                         stats=stats,
                     ),

@@ -27,6 +27,8 @@ class Problem:
     """A = Ŵ Rᵀ with rows a_k, so that the pre-activations of the input x̂ = Rᵀp are A p."""
     witness: Witness | None = None
     """The next layer's gradient, where there is one and it says something."""
+    dropout: bool = False
+    """Whether Dropout follows the ReLU: firing neurons may then have no gradient."""
     outputs: FewOutputs | None = None
     """What the weights of a next layer of few outputs say, where that layer is no witness."""
 

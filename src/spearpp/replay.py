@@ -1,4 +1,10 @@
-"""Proof without ground truth: labels from the recovered inputs, and the whole update computed again."""
+"""Proof without ground truth: the whole update computed again from the recovered inputs and labels.
+
+A small difference alone proves nothing: where all samples are alike, as temperatures of neighbouring days are, any of
+them reproduces the update fairly well. So the same replay is done with inputs that are wrong in two ways, on this very
+update: each input averaged with another one ("mixed"), and inputs whose columns are shuffled among the samples
+("unrelated").
+"""
 
 import copy
 from collections.abc import Iterator
@@ -9,9 +15,6 @@ from torch import nn
 
 from spearpp.errors import OptionError
 from spearpp.layers import Layer
-from spearpp.lowrank import Factors, decompose
-from spearpp.observation import observe
-from spearpp.result import Inversion
 from spearpp.shapes import Float, Int, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import blocks, heights, outlines
@@ -19,16 +22,8 @@ from spearpp.update.names import plain
 
 CLASSES = 1000
 """Outputs up to which every label is tried."""
-FITS = 0.6
-"""Share of a gradient outside the update's span up to which its label fits: 1e-6 for exact inputs, up to 0.5 for
-those that noise has moved by 7 %, and 0.7 to 0.9 for wrong labels."""
-APART = 1.3
-"""How much farther outside the next best label must be."""
-TOLD = 0.01
-"""Share outside from which on a label is told from the best: less may be rounding."""
-PROVEN = 0.4
-"""Difference up to which a replay proves that the inputs are the client's. Images of others with the right labels
-gave 0.95 and more, raw pixels 0.65, and the mean image of the batch 0.56 (``docs/research.md``)."""
+PROVES = 0.5
+"""A replay proves something if its difference is at most this share of what mixed and unrelated inputs leave."""
 UNEQUAL = 1e-3
 """Difference from which on it is tried whether samples count unequally: clipping, class weights, several steps."""
 
@@ -45,84 +40,49 @@ class Replay:
     """The same difference for each parameter."""
     weighted: bool = False
     """Whether samples had to count unequally, as clipping makes them."""
+    mixed: float = 0.0
+    """The difference that remains with each input averaged with another one; 0 if there is only one."""
+    unrelated: float = 0.0
+    """The difference that remains with the columns of the inputs shuffled among the samples; 0 if there is only one."""
+
+    @property
+    def baseline(self) -> float:
+        """The difference that wrong inputs leave on this update."""
+        return min(self.mixed, self.unrelated)
 
     @property
     def proves(self) -> bool:
-        """Whether these inputs explain the whole update, which inputs of others do not."""
-        return self.difference <= PROVEN
-
-
-def labels_of(
-    model: nn.Module, update: ClientUpdate, layer: Layer, result: Inversion, *, uphill: bool = False
-) -> Int[Tensor, "k"]:
-    """The label of each recovered input, told by its gradient; -1 where none fits.
-
-    With the right label y, dL/dz of input i is a column of D, so it lies in the column space of the layer's
-    gradient. With a wrong one it does not: no other sample is needed to tell. Of two classes both do, and only
-    the sign tells: the gradient must point to where L q_i does, or away from it for an update that goes ``uphill``,
-    as one with the weights before and after swapped.
-
-    Raises:
-        OptionError: if the model does not take the inputs, or is no classifier.
-    """
-    weights, device = as_sent(model, update), outlines(update.gradients)[layer.weight].device
-    module = weights.get_submodule(_module_name(weights, layer))
-    inputs = result.inputs.to(device)
-    caught: list[Tensor] = []
-
-    def catch(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        caught.append(output)
-        return output.clone()  # a ReLU in place would change what was caught
-
-    handle = module.register_forward_hook(catch)
-    try:
-        outputs = forward(weights, inputs)
-    finally:
-        handle.remove()
-    if len(caught) != 1 or caught[0].shape != (len(inputs), layer.neurons):
-        raise OptionError("the layer does not see one row for each sample: labels cannot be told")
-    factors = decompose(observe(*update.layer(layer.weight, layer.bias)), result.batch_size)
-    span, towards = factors.left, _columns(factors, result) * (-1 if uphill else 1)
-    outside = []
-    for label in range(outputs.shape[1]):
-        loss = nn.functional.cross_entropy(outputs, torch.full_like(outputs[:, 0], label).long(), reduction="sum")
-        column = torch.autograd.grad(loss, caught[0], retain_graph=True)[0].double().flatten(1)
-        left_over = torch.linalg.vector_norm(column - (column @ span) @ span.T, dim=1)
-        size = torch.linalg.vector_norm(column, dim=1).clamp_min(torch.finfo(column.dtype).tiny)
-        against = (column[: len(towards)] * towards).sum(1) <= 0
-        share = left_over / size
-        share[: len(towards)][against] = torch.inf
-        outside.append(share)
-    shares, labels = torch.stack(outside, dim=1).sort(dim=1)
-    sure = (shares[:, 0] <= FITS) & (shares[:, 1] >= (APART * shares[:, 0]).clamp_min(TOLD))
-    return torch.where(sure, labels[:, 0], -1)
-
-
-def _columns(factors: Factors, result: Inversion) -> Float[Tensor, "found m"]:
-    """L q_i, up to a positive factor, for every input whose direction was found: q_i·p_i is positive."""
-    found = result.directions.to(factors.left)
-    inputs = result.inputs[: len(found)].to(factors.left)
-    if factors.right.shape[1] > inputs.shape[1]:
-        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
-    points = inputs @ factors.right.T / factors.singular_values.square()
-    sign = (points * found).sum(1).sign()
-    return (sign[:, None] * found) @ factors.left.T
+        """Whether these inputs reproduce the update clearly better than wrong ones do."""
+        return self.baseline > 0 and self.difference <= PROVES * self.baseline
 
 
 def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]) -> Replay:
     """Compute the update again, as one gradient of the mean cross-entropy, and compare.
 
     Where that leaves a difference, the samples may count unequally (clipping). How much each counts follows from
-    the gradients of the biases alone, which are few: least squares over as many unknowns as samples.
+    the gradients of the biases alone, which are few: least squares over as many unknowns as samples. The same is done
+    with wrong inputs, for comparison.
 
     Raises:
         OptionError: if the model does not take the inputs.
     """
     weights = as_sent(model, update)
     device = next(iter(outlines(update.gradients).values())).device
+    inputs, labels = inputs.to(device), labels.to(device)
+    played = _played(weights, update, inputs, labels)
+    if len(inputs) < 2:
+        return played
+    generator = torch.Generator().manual_seed(0)
+    order = torch.stack([torch.randperm(len(inputs), generator=generator) for _ in range(inputs.shape[1])], dim=1)
+    wrong = ((inputs + inputs.roll(1, 0)) / 2, inputs.gather(0, order.to(device)))
+    mixed, unrelated = (_played(weights, update, each, labels).difference for each in wrong)
+    return replace(played, mixed=mixed, unrelated=unrelated)
+
+
+def _played(weights: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]) -> Replay:
     named = {plain(name): each for name, each in weights.named_parameters() if plain(name) in update.gradients}
-    outputs = forward(weights, inputs.to(device))
-    losses = nn.functional.cross_entropy(outputs, labels.to(device), reduction="none")
+    outputs = forward(weights, inputs)
+    losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
     plainly = _compare(update, named, losses.mean())
     if plainly.difference <= UNEQUAL:
         return plainly
@@ -193,7 +153,8 @@ def as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:
     return weights
 
 
-def _module_name(model: nn.Module, layer: Layer) -> str:
+def module_name(model: nn.Module, layer: Layer) -> str:
+    """The name of a layer's module in a model that may be wrapped."""
     wanted = layer.weight.removesuffix("weight").rstrip(".")
     return next(name for name, _ in model.named_modules() if plain(f"{name}." if name else "").rstrip(".") == wanted)
 

@@ -61,7 +61,9 @@ class Inversion:
     """Recovered inputs, certified ones first. Where only two witnesses certify them, just the k they have seen; where
     only the strongest are certified, just those."""
     certified: Bool[Tensor, "k"]
-    """Exact by certificate, which needs no truth; see ``certificates``."""
+    """Exact by certificate, which needs no truth; see ``certificates``. A certified input is one training sample, or
+    the weighted mean of several that activate the same neurons with proportional signals: from this layer alone nobody
+    can tell these apart. ``spearpp.audit`` can where it knows the model and the loss."""
     score: float
     """λ, the sparsity matching coefficient: the share of entries of D that are zero just where the
     recovered inputs silence the neuron."""
@@ -79,6 +81,8 @@ class Inversion:
     """Singular values of the gradient, largest first: b of them stand above the noise."""
     zeros: Int[Tensor, "found"]
     """For each direction found, how many neurons have no gradient from its input, of those that have one at all."""
+    fits: Bool[Tensor, "k"]
+    """Which inputs fit the gradient, certified or not: they silence no neuron that has a gradient from them."""
     witness: str
     """What became of the next layer's gradient, in words: "not given", "used", or why not used."""
     stats: Stats

@@ -16,7 +16,7 @@ FIRES = 5.0
 SPREAD = 4.0
 """The error along the direction that is determined least, times this, stands for that along all of them."""
 UNCLEAR = 3
-"""Neurons of a point for which both is tried where that is hidden."""
+"""Number of neurons whose sign is uncertain and is therefore tried both ways."""
 SIGMAS = 5.0
 """How many times its expected size noise may have in a true input."""
 
@@ -141,6 +141,7 @@ def settle(
     # A neuron that hardly fires determines nothing: p may have been bent until it fires.
     masks = z > FIRES * noise[:, None]
     solved, norms = _pinned(problem.preactivations, masks, witness.activations, others.directions, weights)
+    norms[:, 1] = _least_gap(problem, witness, z.abs() <= FIRES * noise[:, None], masks, others, weights, norms[:, 1])
     solved = solved * (solved[:, 0] * points).sum(1).sign()[:, None, None]
     unit = torch.linalg.vector_norm(solved[:, 0], dim=1)
     return Settled(
@@ -149,6 +150,33 @@ def settle(
         turned=noise / length / norms[:, 1],
         gap=norms[:, 1] / size,
     )
+
+
+def _least_gap(
+    problem: Problem,
+    witness: Witness,
+    doubtful: Bool[Tensor, "k m"],
+    masks: Bool[Tensor, "k m"],
+    others: Sightings,
+    weights: Float[Tensor, "k others"],
+    gap: Float[Tensor, "k"],
+) -> Float[Tensor, "k"]:
+    """The smallest second norm over all signs that the doubtful neurons may have; zero if these are too many to try.
+
+    A mixture of two samples with one pattern may lie exactly on z_k = 0. It is unique among the points where neuron k
+    is silent, but not among those where it fires.
+    """
+    gap = torch.where(doubtful.sum(1) > UNCLEAR, 0.0, gap)
+    rows = torch.nonzero(doubtful.any(1) & (gap > 0))[:, 0]
+    if not len(rows):
+        return gap
+    nearest = doubtful[rows].int().argsort(dim=1, descending=True, stable=True)[:, :UNCLEAR]
+    for signs in itertools.product((False, True), repeat=nearest.shape[1]):
+        tried = masks[rows].scatter(1, nearest, torch.tensor(signs, device=masks.device).expand_as(nearest))
+        tried = torch.where(doubtful[rows], tried, masks[rows])
+        found = _pinned(problem.preactivations, tried, witness.activations, others.directions, weights[rows])[1]
+        gap = gap.index_copy(0, rows, torch.minimum(gap[rows], found[:, 1]))
+    return gap
 
 
 def unclear(problem: Problem, witness: Witness, settled: Settled) -> Bool[Tensor, "k m"]:

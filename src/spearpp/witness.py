@@ -22,6 +22,7 @@ import torch
 from spearpp import sphere
 from spearpp.errors import DtypeError, RankError, ShapeError
 from spearpp.lowrank import Factors, decompose
+from spearpp.lowrank.rank import CLEAR_GAP
 from spearpp.observation import Observation, observe
 from spearpp.shapes import Float, Tensor
 from spearpp.tolerance import INDEPENDENT
@@ -126,6 +127,12 @@ def consult(
     except RankError:
         why = f"not used: its gradient has a rank below the {batch_size} samples of the batch"
         return _without_rank(seen, batch_size, why)
+    held = _clear_rank(seen)
+    if held > batch_size:
+        why = (
+            f"not used: its gradient shows {held} samples, this layer's only {batch_size}: inputs depend on each other"
+        )
+        return NextLayer(why)
     witness = _of(factors, seen.weight)
     for name, matrix in (("this layer's weights", preactivations), ("the next layer's", witness.back)):
         # Columns are as long as the samples are strong, which says nothing about what tells them apart.
@@ -133,6 +140,17 @@ def consult(
         if bool(pivots.min() <= INDEPENDENT):
             return NextLayer(f"not used: {name} do not tell {batch_size} samples apart")
     return NextLayer("used", witness)
+
+
+def _clear_rank(seen: Observation) -> int:
+    """How many samples a gradient shows, where the spectrum has a clear gap after them; 0 where it has none."""
+    try:
+        factors = decompose(seen)
+    except RankError:
+        return 0
+    rank = factors.batch_size
+    clear = rank < len(factors.spectrum) and bool(factors.spectrum[rank - 1] >= CLEAR_GAP * factors.spectrum[rank])
+    return rank if clear else 0
 
 
 def _without_rank(seen: Observation, batch_size: int, why: str) -> NextLayer:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from spearpp.audit.claims import UNJUDGED
 from spearpp.audit.result import AuditResult, LayerAudit
 from spearpp.certificate import Certificates
 from spearpp.result import Inversion
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SCHEMA = "spearpp-report"
-VERSION = 1
+VERSION = 2
 """Rises when a field changes its meaning or goes; new fields do not raise it."""
 
 
@@ -29,6 +30,8 @@ def document(result: AuditResult) -> dict[str, Any]:
         "batch_size": None if best is None else best.batch_size,
         "recovered": 0 if best is None else best.recovered,
         "approximate": 0 if best is None else len(result.inputs) - best.recovered,
+        "fitting": result.fitting,
+        "why_not_certified": result.why_not_certified,
         "best_layer": None if best is None else best.layer.name,
         "seconds": result.seconds,
         "budget": result.budget,
@@ -50,11 +53,12 @@ def _layer(audited: LayerAudit) -> dict[str, Any]:
         "batch_size": audited.batch_size,
         "recovered": audited.recovered,
         "approximate": audited.approximate,
-        "inversion": None if audited.inversion is None else _inversion(audited.inversion, audited.labels),
+        "fitting": audited.fitting,
+        "inversion": None if audited.inversion is None else _inversion(audited, audited.inversion),
     }
 
 
-def _inversion(inversion: Inversion, labels: Tensor | None) -> dict[str, Any]:
+def _inversion(audited: LayerAudit, inversion: Inversion) -> dict[str, Any]:
     evidence = inversion.certificates
     kind = None if evidence is None else "masks" if isinstance(evidence, Certificates) else "witnesses"
     return {
@@ -66,19 +70,25 @@ def _inversion(inversion: Inversion, labels: Tensor | None) -> dict[str, Any]:
         "spectrum": inversion.spectrum.tolist(),
         "evidence": kind,
         "batch_evidence": {} if evidence is None else _scalars(evidence),
-        "samples": [_sample(inversion, row, labels) for row in range(len(inversion.inputs))],
+        "samples": [_sample(audited, inversion, row) for row in range(len(inversion.inputs))],
     }
 
 
-def _sample(inversion: Inversion, row: int, labels: Tensor | None) -> dict[str, Any]:
-    evidence = inversion.certificates
+def _sample(audited: LayerAudit, inversion: Inversion, row: int) -> dict[str, Any]:
+    evidence, labels = inversion.certificates, audited.labels
+    claim = audited.claims[row] if row < len(audited.claims) else UNJUDGED
     columns = {} if evidence is None else {f.name: getattr(evidence, f.name) for f in fields(evidence)}
     numbers = {name: each[row].item() for name, each in columns.items() if isinstance(each, Tensor)}
     if row < len(inversion.zeros):
         numbers["zeros"] = int(inversion.zeros[row])
+    numbers["noise_error"] = numbers.pop("error", math.inf)
     return {
-        "certified": bool(inversion.certified[row]),
-        "consistent": evidence is not None and bool(evidence.consistent[row]),
+        "claim": str(claim.kind),
+        "certified": claim.certified,
+        "error": claim.error,
+        "samples": claim.samples,
+        "apart": claim.apart,
+        "why": claim.why,
         "label": None if labels is None or int(labels[row]) < 0 else int(labels[row]),
         **numbers,
     }

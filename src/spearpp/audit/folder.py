@@ -6,6 +6,7 @@ still holds a whole audit or is recognised.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from spearpp.audit.claims import Claim, Kind
 from spearpp.audit.document import SCHEMA, VERSION, document, plain
 from spearpp.audit.result import AuditResult, LayerAudit, Verdict
 from spearpp.certificate import Certificates, WitnessCertificates
@@ -155,7 +157,7 @@ def _tensors(prefix: str, audited: LayerAudit) -> list[tuple[str, Tensor]]:
     inversion = audited.inversion
     if inversion is None:
         return []
-    names = ("inputs", "certified", "directions", "spectrum", "zeros")
+    names = ("inputs", "certified", "directions", "spectrum", "zeros", "fits")
     found = [(f"{prefix}/{name}", cast(Tensor, getattr(inversion, name))) for name in names]
     if audited.labels is not None:
         found.append((f"{prefix}/labels", audited.labels))
@@ -193,15 +195,22 @@ def _layer(content: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor
         certificates=evidence,
         spectrum=tensors[f"{prefix}/spectrum"],
         zeros=tensors[f"{prefix}/zeros"],
+        fits=tensors[f"{prefix}/fits"],
         witness=str(found["witness"]),
         stats=Stats(**found["stats"]),
     )
     rows = {len(inversion.inputs), len(inversion.certified), *(len(each) for each in _columns(evidence).values())}
     if len(rows) > 1:
         raise ValueError("its numbers have different lengths")
-    return LayerAudit(
-        layer, bool(content["feasible"]), str(content["outcome"]), inversion, tensors.get(f"{prefix}/labels")
-    )
+    if len(found["samples"]) != len(inversion.inputs):
+        raise ValueError("it does not describe as many samples as it holds")
+    labels, claims = tensors.get(f"{prefix}/labels"), tuple(_claim(each) for each in found["samples"])
+    return LayerAudit(layer, bool(content["feasible"]), str(content["outcome"]), inversion, labels, claims)
+
+
+def _claim(content: Mapping[str, Any]) -> Claim:
+    error, apart = (math.inf if content[name] is None else float(content[name]) for name in ("error", "apart"))
+    return Claim(Kind(content["claim"]), error, _finite(content["samples"]), str(content["why"]), apart)
 
 
 def _replay(content: Mapping[str, Any] | None) -> Replay | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spearpp.audit.claims import Claim, Kind, reasons
 from spearpp.consistency import Finding
 from spearpp.estimate import Estimate
 from spearpp.layers import Layer
@@ -40,6 +41,8 @@ class LayerAudit:
     inversion: Inversion | None = None
     labels: Int[Tensor, "k"] | None = None
     """The class of each recovered input, -1 where none fits; None where labels cannot be told."""
+    claims: tuple[Claim, ...] = ()
+    """What is claimed of each input of the inversion, in its order; empty before that is judged."""
 
     @property
     def batch_size(self) -> int | None:
@@ -53,36 +56,38 @@ class LayerAudit:
 
     @property
     def recovered(self) -> int:
-        """How many of them came back exactly, with a certificate."""
-        return 0 if self.inversion is None else int(self.inversion.certified.sum())
+        """How many of them were recovered exactly: each one sample, or a mean of samples that cannot be told apart."""
+        return sum(each.certified for each in self.claims)
 
     @property
     def approximate(self) -> int:
-        """How many more came back up to noise, with evidence that they are in the batch."""
+        """How many more were recovered up to an error that is stated."""
         return len(self.inputs) - self.recovered
 
     @property
+    def fitting(self) -> int:
+        """How many more fit the gradient without being proved to be samples; their claims say why."""
+        return sum(each.kind in (Kind.SEVERAL, Kind.FITS) for each in self.claims)
+
+    @property
     def inputs(self) -> Tensor:
-        """The inputs that are in the batch by their certificates, exact ones first."""
+        """The inputs that count as recovered."""
         if self.inversion is None:
             return torch.zeros(0, self.layer.features)
-        return self.inversion.inputs[self.held]
+        return self.inversion.inputs[self.held.to(self.inversion.inputs.device)]
 
     @property
     def error(self) -> float:
-        """The largest implied error of these inputs, over their root mean square."""
-        if self.inversion is None or self.inversion.certificates is None or not bool(self.held.any()):
-            return 0.0
-        return float(self.inversion.certificates.error[self.held].max())
+        """The largest stated error of these inputs, over their norm."""
+        return max((each.error for each in self.claims if each.recovered), default=0.0)
 
     @property
     def held(self) -> Bool[Tensor, "k"]:
-        """Which rows of the inversion are in the batch by their certificates."""
-        if self.inversion is None or self.inversion.certificates is None:
-            return torch.zeros(0 if self.inversion is None else len(self.inversion.inputs), dtype=torch.bool)
-        # A single direction above noise may be the mean of many alike: nothing tells them apart.
-        alone = self.inversion.batch_size == 1
-        return self.inversion.certified if alone else self.inversion.certified | self.inversion.certificates.consistent
+        """Which rows of the inversion count as recovered."""
+        if self.inversion is None:
+            return torch.zeros(0, dtype=torch.bool)
+        known = [each.recovered for each in self.claims] or [False] * len(self.inversion.inputs)
+        return torch.tensor(known, dtype=torch.bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +114,26 @@ class AuditResult:
     @property
     def best(self) -> LayerAudit | None:
         """The layer that gives away most: the model's inputs before features, then the larger number."""
-        return best_of(self.layers, self.replay)
+        return best_of(self.layers)
+
+    @property
+    def fitting(self) -> int:
+        """How many inputs fit a layer's gradient without being proved to be samples, in the layer with most of them."""
+        return max((each.fitting for each in self.layers), default=0)
+
+    @property
+    def why_not_certified(self) -> str | None:
+        """Why these are not certified: the most frequent reason; None if there are none."""
+        if not self.fitting:
+            return None
+        return reasons(max(self.layers, key=lambda each: each.fitting).claims, Kind.SEVERAL, Kind.FITS)
+
+    @property
+    def shown(self) -> LayerAudit | None:
+        """The layer to show: the one that gives away most, or else the one with most inputs that fit."""
+        if self.best is not None or not self.fitting:
+            return self.best
+        return max(self.layers, key=lambda each: (each.layer.sees != "features", each.fitting > 0, each.fitting))
 
     @property
     def rows(self) -> Int[Tensor, "k"]:
@@ -117,11 +141,11 @@ class AuditResult:
         best = self.best
         if best is None or best.inversion is None:
             return torch.zeros(0, dtype=torch.int64)
-        return best.held.nonzero()[:, 0] if bool(best.held.any()) else torch.arange(len(best.inversion.inputs))
+        return best.held.nonzero()[:, 0]
 
     @property
     def inputs(self) -> Tensor:
-        """What the layer that gives away most gave: inputs with evidence, or all that a replay proves."""
+        """The recovered inputs of the layer that gives away most."""
         best = self.best
         if best is None or best.inversion is None:
             return torch.zeros(0, 0)
@@ -178,8 +202,7 @@ class AuditResult:
         return load(folder)
 
 
-def best_of(audits: list[LayerAudit], again: Replay | None) -> LayerAudit | None:
-    """The layer that gives away most: inputs before features, be they proved by certificates or by a replay."""
-    proven = again is not None and again.proves
-    found = [each for each in audits if len(each.inputs) or (proven and each.labels is not None)]
+def best_of(audits: list[LayerAudit]) -> LayerAudit | None:
+    """The layer that gives away most: inputs before features, then the larger number; None if none does."""
+    found = [each for each in audits if len(each.inputs)]
     return max(found, key=lambda each: (each.layer.sees != "features", len(each.inputs)), default=None)

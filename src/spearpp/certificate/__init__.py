@@ -4,11 +4,12 @@
 ``witnessed`` needs the next layer too, and then holds for each input on its own.
 """
 
-from spearpp.certificate.masks import Certificates, certify, certify_many, certify_whole, chance_of_zeros
+from spearpp.certificate.masks import EXACT, Certificates, certify, certify_many, certify_whole, chance_of_zeros, coins
 from spearpp.certificate.strongest import Strongest, certify_strongest
 from spearpp.certificate.witnessed import WitnessCertificates, agreement, certify_sighted
 
 __all__ = [
+    "EXACT",
     "Certificates",
     "Strongest",
     "WitnessCertificates",
@@ -19,4 +20,5 @@ __all__ = [
     "certify_strongest",
     "certify_whole",
     "chance_of_zeros",
+    "coins",
 ]

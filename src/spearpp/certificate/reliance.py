@@ -8,10 +8,10 @@ from spearpp.problem import Problem
 from spearpp.shapes import Float, Tensor
 
 LEVER = 1.0
-"""‖n_i‖ / ‖u_i‖ at most: how far a point may reach into what is left open, against its own length."""
-TYPICAL = 0.3
-"""The same, typically. Networks that know their data, 43,484 pairs of an input and a cut by strength: nine in ten
-were off by less than 0.26 ‖RᵀN‖ ‖u‖, the farthest by 1.1 times that product."""
+"""‖n_i‖ / ‖u_i‖: how far a point reaches into what is left open, against its own length. In networks that know their
+data nine in ten of 43,484 points reached 0.26, the farthest 1.1."""
+FARTHEST = 10.0
+"""The same, for the error that is stated: with contrast copies in the batch points reached 8."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +26,11 @@ class Reliance:
     """N: orthonormal basis of the complement of the directions, empty where k = b."""
 
     def input_error(self, problem: Problem) -> Float[Tensor, "*u k"]:
-        """0.3 ‖RᵀN‖ ‖u_i‖: how far Rᵀu_i is off."""
+        """10 ‖RᵀN‖ ‖u_i‖: how far Rᵀu_i may be off."""
         if not self.open.shape[-1]:
             return torch.zeros_like(self.points[..., 0])
         rest = torch.linalg.matrix_norm(self.open.mT @ problem.factors.right, 2)
-        return TYPICAL * rest * torch.linalg.vector_norm(self.points, dim=-1)
+        return FARTHEST * rest * torch.linalg.vector_norm(self.points, dim=-1)
 
     def preactivation_error(self, problem: Problem) -> Float[Tensor, "*u k m"]:
         """‖Nᵀa_k‖ ‖u_i‖: how far a_k·u_i may be off."""

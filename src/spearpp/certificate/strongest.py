@@ -7,9 +7,9 @@ u_i·q_j = δ_ij differ from the true ones by n_i in the complement N of those d
 
     x̂_i = Rᵀu_i + Rᵀn_i,        Rᵀn_i = -Σ_{j not relied on} (d_j·L u_i) x̂_j
 
-and with ‖n_i‖ ≤ ‖u_i‖ the error is at most ‖RᵀN‖ ‖u_i‖, that of z_k at most ‖Nᵀa_k‖ ‖u_i‖ (``reliance``). That
-inequality was measured, not proved, and fails where a sample not relied on has nearly the gradient of one that is:
-such a pair shares its zeros, and ``lines`` refuses it. The weaker the others, the less they leave open.
+and with ‖n_i‖ ≤ c ‖u_i‖ the error is at most c ‖RᵀN‖ ‖u_i‖, that of z_k at most c ‖Nᵀa_k‖ ‖u_i‖ (``reliance``).
+The factor c was measured, not proved. It fails where a sample not relied on has nearly the signal of one that is: these
+two are recovered as their weighted mean, as certificates say. The weaker the others, the less they leave open.
 """
 
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ class WitnessCertificates:
     twin: Int[Tensor, "k"]
     """Neurons in which the mask of the input most like it differs; m if it is alone."""
     error: Float[Tensor, "k"]
-    """Implied standard deviation of an entry of the input over the input's root mean square."""
+    """Bound on the error of the input over the input's norm."""
     share: Float[Tensor, "k"]
     """‖d_i‖ ‖x̂_i‖ / ‖Ĝ‖: the size of what this input explains of the gradient."""
     residual: float
@@ -95,7 +95,7 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
         gap=settled.gap,
         chance=chance_of_another(problem, forward, backward),
         twin=_twins(fires),
-        error=SPREAD * turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
+        error=SIGMAS * SPREAD * turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
         share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
         residual=float(problem.factors.distance(columns.T, settled.points) / whole),
     )

@@ -45,7 +45,7 @@ def audit(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the report; default: audit-NAME.", show_default=False)
     ] = None,
-    fail_on: Annotated[str, typer.Option(help="leak: exit code 1 if data was recovered; or never.")] = "never",
+    fail_on: options.FailOn = "never",
     as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
     as_sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF for code-scanning gates.")] = False,
     truth: options.Truth = None,
@@ -54,7 +54,9 @@ def audit(
     std: options.Deviation = None,
     columns: options.Columns = None,
     redact: options.Redact = "none",
-    batch_size: Annotated[int | None, typer.Option(help="Only a check: what the update shows counts.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="How many samples the client trained on, if you know.", show_default=False)
+    ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -67,11 +69,10 @@ def audit(
     spearpp audit round3.npz deltas.npz --kind deltas --fail-on leak --sarif > leak.sarif
 
     \b
-    Exit codes: 0 done, 1 leak (with --fail-on leak), 2 bad input, 3 not applicable.
+    Exit codes: 0 done, 1 leak (with --fail-on), 2 bad input, 3 not applicable.
     Ctrl-C ends the search and keeps what was certified so far.
     """  # noqa: D301
-    if fail_on not in ("leak", "never"):
-        raise OptionError(f"--fail-on {fail_on}: leak or never")
+    options.check_fail_on(fail_on)
     if as_json and as_sarif:
         raise OptionError("--json and --sarif: one of them; both files are in the folder")
     read = read_update(update, after, kind, lr, steps)
@@ -171,9 +172,10 @@ def tell(result: AuditResult, page: Path, quiet: bool) -> None:
     print_layers(console, [each.layer for each in result.layers], result.layers)
     print_findings(console, result.findings)
     if result.replay is not None:
-        console.print(
-            f"replay: computed again from what was recovered, the update differs by {result.replay.difference:.1e}"
-        )
+        words = f"replay: computed again from what was recovered, the update differs by {result.replay.difference:.1e}"
+        if result.replay.baseline:
+            words += f" (mixed inputs: {result.replay.mixed:.2g}, unrelated inputs: {result.replay.unrelated:.2g})"
+        console.print(words)
     for caveat in result.caveats:
         console.print(f"- {safe(caveat)}")
     console.print(f"report: {page}", markup=False)
@@ -181,7 +183,7 @@ def tell(result: AuditResult, page: Path, quiet: bool) -> None:
 
 def exit_code(result: AuditResult, fail_on: str) -> int:
     """What a gate needs to know."""
-    if result.verdict is Verdict.LEAKS and fail_on == "leak":
+    if options.fails(fail_on, leaks=result.verdict is Verdict.LEAKS, fitting=result.fitting):
         return LEAK
     if result.interrupted:
         return INTERRUPTED

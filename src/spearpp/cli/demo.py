@@ -40,11 +40,11 @@ def demo(
         output().print(
             f"A client takes one training step on {samples} photographs (32 x 32 colour pixels) with a fresh network\n"
             f"of three hidden ReLU layers of {WIDTH}. Its update is {sent}.\n"
-            "The audit sees this file and the model, nothing else.\n",
+            "The audit sees this file, the model and the number of samples, nothing else.\n",
             markup=False,
         )
     received = ClientUpdate.load(sent)
-    result = run(received, model, 60.0, seed, device, quiet)
+    result = run(received, model, 60.0, seed, device, quiet, samples)
     with uninterrupted():
         page = reports.write(
             out,

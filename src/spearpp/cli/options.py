@@ -142,3 +142,27 @@ def _names(text: str | None) -> tuple[str, ...]:
         first = content.splitlines()[0] if content else ""
         text = first if "," in first else ",".join(line for line in content.splitlines() if line.strip())
     return tuple(part.strip().strip('"') for part in text.split(","))
+
+
+FAIL_ON = ("leak", "certified", "never")
+FailOn = Annotated[
+    str,
+    typer.Option(
+        help="Exit code 1 on leak (an input was recovered, or fits without proof), certified (recovered), or never."
+    ),
+]
+
+
+def check_fail_on(fail_on: str) -> None:
+    """Refuse what is no condition for a gate."""
+    if fail_on not in FAIL_ON:
+        raise OptionError(f"--fail-on {fail_on}: one of {', '.join(FAIL_ON)}")
+
+
+def fails(fail_on: str, *, leaks: bool, fitting: int) -> bool:
+    """Whether a gate stops an update with this verdict and as many inputs that fit without proof.
+
+    >>> fails("leak", leaks=False, fitting=3), fails("certified", leaks=False, fitting=3)
+    (True, False)
+    """
+    return (leaks and fail_on != "never") or (fitting > 0 and fail_on == "leak")

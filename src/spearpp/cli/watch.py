@@ -30,7 +30,7 @@ def watch(
     memory: options.Memory = "8G",
     interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="End when every file there is was dealt with.")] = False,
-    fail_on: Annotated[str, typer.Option(help="leak: with --once, exit code 1 if data was recovered.")] = "never",
+    fail_on: options.FailOn = "never",
     redact: options.Redact = "none",
     seed: options.Seed = 0,
 ) -> None:
@@ -44,8 +44,9 @@ def watch(
     from spearpp.integrations.common.job import Settings
     from spearpp.integrations.watch import Watch
 
-    if fail_on not in ("leak", "never") or not interval > 0:
-        raise OptionError(f"--fail-on {fail_on}, --interval {interval}: leak or never, and seconds")
+    options.check_fail_on(fail_on)
+    if not interval > 0:
+        raise OptionError(f"--interval {interval}: a positive number of seconds")
     named = next((each for each in KINDS if each == kind), None)
     if named is None:
         raise OptionError(f"--kind {kind}: one of {', '.join(KINDS)}")
@@ -61,13 +62,17 @@ def watch(
     )
     console, leaked, broken = output(), False, False
     for outcome in watched.run(interval, once=once):
-        leaked, broken = leaked or outcome.leaks, broken or outcome.verdict is None
+        leaked = leaked or options.fails(fail_on, leaks=outcome.leaks, fitting=outcome.fitting)
+        broken = broken or outcome.verdict is None
         console.print(
             f"{outcome.name}: {outcome.summary}", style=STYLES.get(outcome.verdict or "", "red"), markup=False
         )
         if outcome.problem not in (None, outcome.summary):
             console.print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
-    known = any(each.get("verdict") == "LEAKS" for each in watched.memory.values())
-    if fail_on == "leak" and (leaked or known):
+    known = any(
+        options.fails(fail_on, leaks=each.get("verdict") == "LEAKS", fitting=int(each.get("fitting") or 0))
+        for each in watched.memory.values()
+    )
+    if leaked or known:
         raise typer.Exit(LEAK)
-    raise typer.Exit(BAD_INPUT if fail_on == "leak" and broken else 0)  # a gate that could not look does not open
+    raise typer.Exit(BAD_INPUT if fail_on != "never" and broken else 0)  # a gate that could not look does not open

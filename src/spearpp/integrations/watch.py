@@ -152,6 +152,7 @@ class Watch:
             "file": str(path.relative_to(self.folder)),
             "report": None if outcome.folder is None else Path(outcome.folder).name,
             "verdict": outcome.verdict,
+            "fitting": outcome.fitting,
             "summary": outcome.summary,
         }
         try:

@@ -10,15 +10,16 @@ from dataclasses import replace
 from torch import nn
 
 from spearpp.errors import DataError, ShapeError
-from spearpp.layers.checkpoint import of_checkpoint
+from spearpp.layers.checkpoint import assumed_networks, of_checkpoint
 from spearpp.layers.definition import by_definition, in_transformers
 from spearpp.layers.graph import Tracer, by_graph
 from spearpp.layers.layer import Layer, layer_of
+from spearpp.layers.operations import is_linear
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, outlines
 from spearpp.update.names import plain
 
-__all__ = ["Layer", "find_layers"]
+__all__ = ["Layer", "assumed_networks", "find_layers"]
 
 
 def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
@@ -99,5 +100,7 @@ def _of_model(model: nn.Module) -> list[Layer]:
         if any(name.startswith(f"{outer}." if outer else "") for outer in attention):
             found[name] = layer_of(model, name, qualifies=False, reason="it is part of an attention: no ReLU follows")
     unused = "it was not seen in use when the model was traced"
+    traced_into = {name for name in names if not is_linear(model.get_submodule(name)) and f"{name}.weight" in found}
+    names = [name for name in names if name not in traced_into]
     names += [name for name in found if name not in names]
     return [found.get(name) or layer_of(model, name, qualifies=False, reason=unused) for name in names]

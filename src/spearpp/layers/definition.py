@@ -6,14 +6,14 @@ from dataclasses import replace
 from torch import nn
 
 from spearpp.layers.layer import Layer, layer_of
-from spearpp.layers.operations import RELU_FUNCTIONS
+from spearpp.layers.operations import Behaviour, behaviour, is_linear
 from spearpp.update.names import plain
 
 
 def by_definition(model: nn.Module) -> Iterable[tuple[str, Layer]]:
     """Linear layers in the order of their definition, where the model cannot be traced."""
     leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
-    linear = [index for index, (_, module) in enumerate(leaves) if isinstance(module, nn.Linear)]
+    linear = [index for index, (_, module) in enumerate(leaves) if is_linear(module)]
     for place, index in enumerate(linear):
         name, module = leaves[index]
         after = leaves[index + 1][1] if index + 1 < len(leaves) else None
@@ -44,7 +44,7 @@ def in_transformers(model: nn.Module) -> Iterable[tuple[str, Layer]]:
         if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
             prefix = f"{name}." if name else ""
             activation = module.activation
-            relu = isinstance(activation, nn.ReLU) or activation in RELU_FUNCTIONS
+            relu = behaviour(activation) is Behaviour.RELU
             label = getattr(activation, "__name__", type(activation).__name__)
             reason = (
                 "its output goes to ReLU; every token counts as a sample" if relu else f"its output goes to {label}"

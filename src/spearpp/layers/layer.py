@@ -27,6 +27,8 @@ class Layer:
     """The weight of the Linear layer that takes its ReLU and nothing else."""
     assumed: bool = False
     """The ReLU was not seen, only guessed; a certificate proves it."""
+    dropout: bool = False
+    """Dropout follows the ReLU, so that firing neurons may have no gradient."""
 
 
 def layer_of(

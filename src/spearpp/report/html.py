@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from spearpp.audit import AuditResult, LayerAudit, Verdict
+from spearpp.audit import AuditResult, Kind, LayerAudit, Verdict
 from spearpp.audit.folder import Redaction
 from spearpp.errors import MissingExtraError
 from spearpp.metrics import Score
@@ -60,9 +60,10 @@ def page(
         samples=samples[:PICTURES],
         hidden=max(0, len(samples) - PICTURES),
         missed=_missed(presentation, originals, compared),
+        states=list(dict.fromkeys(each["state"] for each in samples)),
         labels=sorted({each["label"] for each in samples if each["label"] is not None}),
         shape=presentation.shape,
-        records=presentation.shape is None or result.inputs.shape[1] == 0 or _features(result),
+        records=presentation.shape is None or not _columns(result, presentation) or _features(result),
         columns=_columns(result, presentation),
         scaled=presentation.shape is not None and not presentation.mean,
         plots=_plots(result),
@@ -79,11 +80,12 @@ def _template(name: str) -> str:
 
 
 def _features(result: AuditResult) -> bool:
-    return result.best is not None and result.best.layer.sees == "features"
+    return result.shown is not None and result.shown.layer.sees == "features"
 
 
 def _columns(result: AuditResult, presentation: Presentation) -> list[str]:
-    count = result.inputs.shape[1]
+    shown = result.shown
+    count = 0 if shown is None or shown.inversion is None else shown.inversion.inputs.shape[1]
     names = list(presentation.columns) if len(presentation.columns) == count else []
     return names or [f"x{index}" for index in range(min(count, COLUMNS))]
 
@@ -98,6 +100,7 @@ def _layer(audited: LayerAudit) -> dict[str, Any]:
         "batch_size": audited.batch_size,
         "recovered": audited.recovered,
         "approximate": audited.approximate,
+        "fitting": audited.fitting,
         "reason": audited.reason,
         "witness": "" if inversion is None else inversion.witness,
         "seconds": None if inversion is None else sum(inversion.stats.seconds.values()),
@@ -112,26 +115,30 @@ def _samples(
     originals: Tensor | None,
     compared: Score | None,
 ) -> list[dict[str, Any]]:
-    best = result.best
+    best = result.shown
     if best is None or best.inversion is None:
         return []
     told = next(each for each in content["layers"] if each["name"] == best.layer.name)["inversion"]["samples"]
-    shown = result.inputs if _features(result) else presentation.own_scale(result.inputs)
+    others = [row for row, each in enumerate(best.claims) if each.kind in (Kind.SEVERAL, Kind.FITS)]
+    rows = [*(result.rows.tolist() if best is result.best else []), *others]
+    inputs = best.inversion.inputs[rows]
+    shown = inputs if _features(result) else presentation.own_scale(inputs)
     true = None if originals is None else presentation.own_scale(originals)
     psnr, of = _matches(compared, len(shown))
     samples = []
-    for place, row in enumerate(result.rows.tolist()):
+    for place, row in enumerate(rows):
         facts = told[row]
-        state, words = evidence(facts, best.inversion.scale_known)
+        style, state, words = evidence(facts, best.inversion.scale_known)
         original = true[of[place]] if true is not None and of[place] is not None else None
         samples.append(
             {
                 "number": place + 1,
+                "style": style,
                 "state": state,
                 "words": words,
                 "label": facts["label"],
                 "psnr": psnr[place],
-                "facts": {name: value for name, value in facts.items() if name not in ("certified", "label")},
+                "facts": {name: value for name, value in facts.items() if name not in ("certified", "label", "why")},
                 "error": facts.get("error"),
                 "picture": _picture(shown[place], presentation, result),
                 "original": None if original is None else _picture(original, presentation, result),
@@ -169,7 +176,7 @@ def _picture(values: Tensor, presentation: Presentation, result: AuditResult) ->
 
 
 def _plots(result: AuditResult) -> Sequence[str]:
-    best = result.best or next((each for each in result.layers if each.inversion is not None), None)
+    best = result.shown or next((each for each in result.layers if each.inversion is not None), None)
     if best is None or best.inversion is None:
         return []
     inversion = best.inversion

@@ -4,23 +4,27 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-RULE = "spearpp/recoverable-training-data"
+RULE, UNPROVED = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
 
 
 def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``report.json`` as a SARIF log: one result where training data came back, none where not."""
+    """The content of ``report.json`` as a SARIF log.
+
+    It has an error where training data was recovered, a warning where inputs fit the gradient without being proved to
+    be samples, and no result where neither is so.
+    """
     source = content.get("source") or ["update"]
+    names = ("batch_size", "recovered", "approximate", "fitting", "best_layer")
     results = []
-    if content["verdict"] == "LEAKS":
+    if content["verdict"] == "LEAKS" or content["fitting"]:
+        leaks = content["verdict"] == "LEAKS"
         results.append(
             {
-                "ruleId": RULE,
-                "level": "error",
+                "ruleId": RULE if leaks else UNPROVED,
+                "level": "error" if leaks else "warning",
                 "message": {"text": content["summary"]},
                 "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(str(source[-1]))}}}],
-                "properties": {
-                    name: content[name] for name in ("batch_size", "recovered", "approximate", "best_layer")
-                },
+                "properties": {name: content[name] for name in names},
             }
         )
     levels = {"error": "error", "warning": "warning", "note": "note"}
@@ -42,7 +46,18 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
                 "help": {
                     "text": "Add noise (DP-SGD), or sum the updates of more clients, before the server sees them."
                 },
-            }
+            },
+            {
+                "id": UNPROVED,
+                "shortDescription": {"text": "Inputs fit a client's update, but are not proved to be training data"},
+                "fullDescription": {
+                    "text": "Inputs were computed that fit this update. They may be training samples, or means of them."
+                },
+                "defaultConfiguration": {"level": "warning"},
+                "help": {
+                    "text": "Look at the report: it says why they are not certified. Treat them as a likely leak."
+                },
+            },
         ],
     }
     return {

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from spearpp.audit import AuditResult, Verdict
+from spearpp.audit import AuditResult, Kind, Verdict
 
 SEES = {"inputs": "the model's inputs", "features": "features of an earlier layer"}
 
@@ -17,11 +17,14 @@ def headline(result: AuditResult) -> str:
     """The verdict for a manager, in a sentence."""
     best = result.best
     if best is None:
+        if result.fitting:
+            noun = "input was" if result.fitting == 1 else "inputs were"
+            return f"{result.fitting} {noun} computed that fit this update; they may be training data, or means of it."
         if result.verdict is Verdict.NOT_FOUND:
             return "No training data was recovered from this update with the time it was given."
         return "This audit does not apply to this update."
     count, of = len(result.inputs), best.batch_size
-    how = "exactly" if best.recovered == count else "recognisably, up to noise"
+    how = "exactly" if best.recovered == count else "recognisably, up to a stated error"
     if best.layer.sees == "features":
         return (
             f"This update gives training data away: the inner features of {count} of {of} samples were recovered {how}."
@@ -41,6 +44,11 @@ def meaning(result: AuditResult) -> str:
             "Whoever can see this update and the weights the client had been sent can compute the data it was trained "
             "on. No guess is involved, and no access to the client."
         )
+    if result.fitting:
+        return (
+            f"They are not certified: {result.why_not_certified}. Treat them as a likely leak until you know better; a "
+            "gate with --fail-on leak stops this update."
+        )
     if result.verdict is Verdict.NOT_FOUND:
         return (
             "That is no proof of safety: a longer search, another attack, or another round may find what this one did "
@@ -49,30 +57,24 @@ def meaning(result: AuditResult) -> str:
     return "No layer could be inverted; the table below says why for each. Other attacks may still work."
 
 
-def evidence(sample: Mapping[str, Any], scale_known: bool) -> tuple[str, str]:
-    """Whether an input is certified, "close" or neither, and why, in words."""
+STATES = {
+    Kind.ONE: ("certified", "one sample"),
+    Kind.ONE_OR_MEAN: ("certified", "one sample or a mean"),
+    Kind.APPROXIMATE: ("close", "approximate"),
+    Kind.SEVERAL: ("approximate", "several samples"),
+    Kind.FITS: ("approximate", "fits, not certified"),
+    Kind.NONE: ("approximate", "nothing claimed"),
+}
+"""The style and the words for each kind of claim."""
+
+
+def evidence(sample: Mapping[str, Any], scale_known: bool) -> tuple[str, str, str]:
+    """What is claimed of an input: its style, a few words, and a sentence."""
     size = "" if scale_known else " Its brightness is unknown, since the layer has no bias."
-    error = sample.get("error")
-    if sample["certified"]:
-        known = f" What noise leaves unknown of it is {error:.0e} of its size." if error is not None else ""
-        return (
-            "certified",
-            f"In the batch, and exact: the odds of such agreement by chance are {_odds(sample)}.{known}{size}",
-        )
-    if sample["consistent"]:
-        known = f"up to {error:.1%} of its size" if error is not None else "up to noise"
-        return "close", f"In the batch, {known}: the odds of such agreement by chance are {_odds(sample)}.{size}"
-    return (
-        "approximate",
-        f"Not certified by itself; it is shown because the whole update follows from all of these.{size}",
-    )
-
-
-def _odds(sample: Mapping[str, Any]) -> str:
-    chance = sample.get("chance")
-    if chance is None or chance < 1e-30:
-        return "below 1 in 10^30"
-    return f"below {chance:.0e}"
+    style, words = STATES[Kind(sample["claim"])]
+    error = "" if sample["error"] is None else f" Largest relative error: {sample['error']:.0e}."
+    why = str(sample["why"])
+    return style, words, f"{why[:1].upper()}{why[1:]}.{error}{size}"
 
 
 def number(value: Any) -> str:

@@ -63,6 +63,8 @@ class Job:
     kind: Kind = "weights"
     training: Training = Training()
     about: Mapping[str, Any] = field(default_factory=dict)
+    samples: int | None = None
+    """How many samples the client says it trained on."""
 
     def update(self, model: nn.Module | None = None) -> ClientUpdate:
         """The client's update, in the model's names where it came as a list.
@@ -91,7 +93,9 @@ class Outcome:
     summary: str
     """The verdict in a sentence, or why there is none."""
     recovered: int = 0
-    """Inputs that came back, exactly or up to noise."""
+    """Inputs that were recovered, exactly or up to a stated error."""
+    fitting: int = 0
+    """Further inputs that fit the update without being proved to be samples."""
     batch_estimate: int = 0
     """Samples that the update shows; 0 where that cannot be read."""
     seconds: float = 0.0
@@ -135,7 +139,14 @@ def perform(job: Job, settings: Settings) -> Outcome:
     try:
         update = job.update(settings.model)
         generator = torch.Generator().manual_seed(settings.seed)
-        result = audit(update, settings.model, budget=settings.budget, memory=settings.memory, generator=generator)
+        result = audit(
+            update,
+            settings.model,
+            budget=settings.budget,
+            memory=settings.memory,
+            batch_size=job.samples,
+            generator=generator,
+        )
     except SpearError as error:
         return Outcome.failed(job.name, f"not audited: {error}")
     except Exception as error:  # an update from outside may break anything
@@ -154,6 +165,7 @@ def perform(job: Job, settings: Settings) -> Outcome:
         verdict=str(result.verdict),
         summary=result.summary,
         recovered=len(result.inputs),
+        fitting=result.fitting,
         batch_estimate=max(sizes, default=0) if best is None else best.batch_size or 0,
         seconds=result.seconds,
         folder=None if folder is None else str(folder),

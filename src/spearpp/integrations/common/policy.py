@@ -16,9 +16,9 @@ LOGGER = logging.getLogger("spearpp.integrations")
 class Gate:
     """Audits what is about to leave, on the spot, and lets it pass, stops it or has noise put on it.
 
-    ``warn`` always lets it pass. ``block`` stops what leaks. ``noise`` hands what leaks to a defence and audits again
-    what that gives back; what still leaks is stopped. Both stop what cannot be audited: a gate that opens when its
-    lock is broken is none.
+    ``warn`` always lets an update pass. ``block`` stops an update that leaks, or that recovered inputs fit without
+    proof. ``noise`` hands such an update to a defence, audits the result again, and stops it if it still leaks. Both
+    stop what cannot be audited: a gate must not open because its check failed.
     """
 
     def __init__(self, policy: Policy, settings: Settings, *, has_noise: bool) -> None:
@@ -60,17 +60,19 @@ class Gate:
 
 def tell(outcome: Outcome) -> None:
     """Log what came of an audit: a leak or a problem as a warning."""
-    serious = outcome.leaks or outcome.problem is not None
+    serious = outcome.leaks or outcome.fitting > 0 or outcome.problem is not None
     words = outcome.summary if outcome.problem in (None, outcome.summary) else f"{outcome.summary} ({outcome.problem})"
     LOGGER.log(logging.WARNING if serious else logging.INFO, "%s: %s", outcome.name, words)
 
 
 def _stops(outcome: Outcome) -> bool:
-    return outcome.leaks or outcome.verdict is None
+    return outcome.leaks or outcome.fitting > 0 or outcome.verdict is None
 
 
 def _refusal(outcome: Outcome) -> str:
     if outcome.verdict is None:
         return f"spearpp refused to send this update: {outcome.summary}"
     found = f"{outcome.recovered} of {outcome.batch_estimate} training inputs can be recovered from it"
+    if not outcome.recovered:
+        found = f"{outcome.fitting} inputs fit it, which may be training inputs"
     return f"spearpp refused to send this update: {found}"

@@ -11,7 +11,7 @@ from torch import nn
 from spearpp.audit.folder import Redaction
 from spearpp.errors import DataError, OptionError
 from spearpp.integrations.common import Choice, Gate, Job, Policy, Settings, Training, round_name
-from spearpp.integrations.flower.records import Sent, first_record, job_of
+from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
 from spearpp.update import KINDS, Kind
 
 Next = Callable[[Message, Context], Message]
@@ -72,7 +72,8 @@ def audit_mod(
                 names = ", ".join(what.content.array_records)
                 raise DataError(f"the reply holds several records of arrays ({names}), of which one would be audited")
             training = Training.of(*configs)
-            return job_of(name, Sent(*sent, training), what.content.array_records, kind, training, number)
+            samples = samples_of(what.content.metric_records)
+            return job_of(name, Sent(*sent, training), what.content.array_records, kind, training, number, samples)
 
         def noised(what: Message) -> Message:
             assert noise is not None  # noqa: S101

@@ -32,6 +32,7 @@ def job_of(
     kind: Kind,
     training: Training,
     number: int | None,
+    samples: int | None = None,
 ) -> Job:
     """What to audit: of several records that of the name the weights were sent under.
 
@@ -45,4 +46,13 @@ def job_of(
     about: dict[str, Any] = {"round": number, "training": asdict(training)}
     if len(records) > 1:
         about["not_audited"] = [name for name in records if records[name] is not arrays]
-    return Job(name, before, after, kind, training, about)
+    return Job(name, before, after, kind, training, about, samples)
+
+
+def samples_of(metrics: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """How many samples a client says it trained on: Flower's ``num-examples``; None if it does not say so."""
+    for record in metrics.values():
+        value = record.get("num-examples")
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value == int(value):
+            return int(value)
+    return None

@@ -22,7 +22,7 @@ from spearpp.integrations.common import (
     round_name,
     round_number,
 )
-from spearpp.integrations.flower.records import Sent, first_record, job_of
+from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
 from spearpp.update import KINDS, Kind
 
 if TYPE_CHECKING:
@@ -203,8 +203,8 @@ class AuditStrategy(Strategy):
         sent, name = self._sent[node], f"{round_name(number)}/{self._names.of(node)}"
         # Taken now: a strategy may replace what a reply holds.
         records = {key: dict(record) for key, record in reply.content.array_records.items()}
-        kind, training = self.kind, sent.training
-        if not self.auditor.submit(name, lambda: job_of(name, sent, records, kind, training, number)):
+        kind, training, samples = self.kind, sent.training, samples_of(reply.content.metric_records)
+        if not self.auditor.submit(name, lambda: job_of(name, sent, records, kind, training, number, samples)):
             self._dropped[number] += 1
 
 

@@ -1,0 +1,875 @@
+"""Clients that try to break a certificate, each with the truth about what its first Linear layer saw.
+
+A family is a function from a random generator to a ``HostileClient``. Forward hooks record what the layer was
+fed (the truth) and backward hooks what came back (the signals), so that the oracle of ``benchmarks.hostile``
+knows which samples the gradient can tell apart at all.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from spearpp import ClientUpdate
+from spearpp.simulate import mlp
+
+Loss = Callable[[Tensor], Tensor]
+Family = Callable[[torch.Generator], "HostileClient"]
+
+
+@dataclass(frozen=True, eq=False)
+class HostileClient:
+    """An update, and the truth about the layer that it is audited for."""
+
+    model: nn.Module
+    update: ClientUpdate
+    layer: str
+    """The name of the first Linear layer, as ``find_layers`` reports it."""
+    inputs: Tensor
+    """Every row that the layer was fed, (rows, n), over all local steps."""
+    signals: Tensor
+    """dL/dz for each of these rows, (rows, m)."""
+    fires: Tensor
+    """z > 0 for each of these rows, (rows, m)."""
+    samples: int = 0
+    """How many samples the client has."""
+    pass_model: bool = True
+    """Whether ``audit`` is given the model."""
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def family(name: str) -> Callable[[Family], Family]:
+    """Enter a function into ``FAMILIES``."""
+
+    def enter(function: Family) -> Family:
+        FAMILIES[name] = function
+        return function
+
+    return enter
+
+
+class Recorder:
+    """What a Linear layer is fed and what comes back to it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.inputs: list[Tensor] = []
+        self.signals: list[Tensor] = []
+        self.fires: list[Tensor] = []
+        self.handle = layer.register_forward_hook(self._forward)
+
+    def _forward(self, _module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        # The hook returns a copy, so that an activation in place does not change what is recorded.
+        self.inputs.append(given[0].detach().reshape(-1, given[0].shape[-1]).clone())
+        self.fires.append((output.detach() > 0).reshape(-1, output.shape[-1]))
+        if output.requires_grad:
+            output.register_hook(lambda grad: self.signals.append(grad.reshape(-1, grad.shape[-1]).clone()))
+        return output.clone()
+
+    def stop(self) -> tuple[Tensor, Tensor, Tensor]:
+        self.handle.remove()
+        return torch.cat(self.inputs), torch.cat(self.signals), torch.cat(self.fires)
+
+
+def first_linear(model: nn.Module) -> tuple[str, nn.Linear]:
+    return next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+
+
+def one_step(model: nn.Module, x: Tensor, loss: Loss, *, pass_model: bool = True) -> HostileClient:
+    """FedSGD: one gradient of a loss of the outputs."""
+    name, layer = first_linear(model)
+    recorder = Recorder(layer)
+    value = loss(model(x))
+    names, parameters = zip(*[(n, p) for n, p in model.named_parameters() if p.requires_grad], strict=True)
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True)
+    used = {n: g for n, g in zip(names, gradients, strict=True) if g is not None}
+    inputs, signals, fires = recorder.stop()
+    update = ClientUpdate.from_gradients(model, used)
+    return HostileClient(model, update, name, inputs, signals, fires, len(x), pass_model)
+
+
+def local_steps(
+    model: nn.Module,
+    steps: Iterable[tuple[Tensor, Loss]],
+    rate: float,
+    *,
+    say_rate: bool = True,
+    optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    samples: int,
+) -> HostileClient:
+    """FedAvg: weights before and after some local steps."""
+    local = copy.deepcopy(model)
+    name, layer = first_linear(local)
+    recorder = Recorder(layer)
+    stepping = optimiser(local.parameters(), lr=rate)
+    for x, loss in steps:
+        stepping.zero_grad()
+        loss(local(x)).backward()
+        stepping.step()
+    inputs, signals, fires = recorder.stop()
+    update = ClientUpdate.from_weights(model, local, lr=rate if say_rate else None)
+    return HostileClient(model, update, name, inputs, signals, fires, samples)
+
+
+def entropy(labels: Tensor, **options: Any) -> Loss:
+    return lambda outputs: functional.cross_entropy(outputs, labels, **options)
+
+
+# --- Data -----------------------------------------------------------------------------------------------------------
+
+TABLES: dict[str, numpy.ndarray] = {}
+"""Arrays that were loaded from a file, for machines without scikit-learn and scikit-image; filled by ``use_tables``."""
+
+
+def use_tables(file: str) -> None:
+    with numpy.load(file) as arrays:
+        TABLES.update({name: arrays[name] for name in arrays.files})
+
+
+def save_tables(file: str) -> None:
+    names = ("digits", "wine", "cancer", "diabetes", "iris", "images")
+    arrays = {}
+    for name in names:
+        x, y = table(name)
+        arrays[f"{name}_x"], arrays[f"{name}_y"] = x.numpy(), y.numpy()
+    write: Callable[..., None] = numpy.savez_compressed
+    write(file, **arrays)
+
+
+@cache
+def table(name: str) -> tuple[Tensor, Tensor]:
+    """A data set in its own units: inputs (count, n) and labels or targets (count,)."""
+    if f"{name}_x" in TABLES:
+        return torch.from_numpy(TABLES[f"{name}_x"]), torch.from_numpy(TABLES[f"{name}_y"])
+    if name == "images":
+        from spearpp.simulate import photographs
+
+        batch = photographs(600, size=16, normalise=False, generator=torch.Generator().manual_seed(99))
+        return batch.inputs.float(), batch.labels
+    from sklearn import datasets
+
+    loader = {"digits": "load_digits", "wine": "load_wine", "cancer": "load_breast_cancer"}.get(name, f"load_{name}")
+    loaded = getattr(datasets, loader)()
+    return torch.from_numpy(numpy.asarray(loaded.data)).float(), torch.from_numpy(numpy.asarray(loaded.target))
+
+
+def draw(name: str, b: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    x, y = table(name)
+    rows = torch.randperm(len(x), generator=g)[:b]
+    return x[rows], y[rows]
+
+
+def images(b: int, g: torch.Generator, *, normalise: bool = True) -> tuple[Tensor, Tensor]:
+    """Colour tiles of 16 x 16 (768 numbers) with random labels of ten classes."""
+    x, _ = draw("images", b, g)
+    return ((x - 0.45) / 0.25 if normalise else x), torch.randint(10, (b,), generator=g)
+
+
+def number(low: int, high: int, g: torch.Generator) -> int:
+    return int(torch.randint(low, high + 1, (), generator=g))
+
+
+def uniform(low: float, high: float, g: torch.Generator) -> float:
+    return low + (high - low) * float(torch.rand((), generator=g))
+
+
+def pick(options: list[Any], g: torch.Generator) -> Any:
+    return options[number(0, len(options) - 1, g)]
+
+
+def standard(x: Tensor, name: str) -> Tensor:
+    whole, _ = table(name)
+    return (x - whole.mean(0)) / whole.std(0).clamp_min(1e-6)
+
+
+def minmax(x: Tensor, name: str) -> Tensor:
+    whole, _ = table(name)
+    low, high = whole.amin(0), whole.amax(0)
+    return (x - low) / (high - low).clamp_min(1e-6)
+
+
+def trained(model: nn.Module, name: str, g: torch.Generator, *, steps: int = 300, scale: bool = True) -> nn.Module:
+    """The same model after some steps of SGD on a data set."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        x, y = draw(name, 64, g)
+        x = standard(x, name) if scale else x
+        optimiser.zero_grad()
+        functional.cross_entropy(model(x), y.long()).backward()
+        optimiser.step()
+    return model
+
+
+def trained_on_images(model: nn.Module, g: torch.Generator, steps: int = 200) -> nn.Module:
+    x, y = table("images")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        rows = torch.randperm(len(x), generator=g)[:64]
+        optimiser.zero_grad()
+        functional.cross_entropy(model((x[rows] - 0.45) / 0.25), y[rows].long() % 10).backward()
+        optimiser.step()
+    return model
+
+
+# --- Ordinary clients: these must stay certified --------------------------------------------------------------------
+
+
+@family("images, FedSGD")
+def plain_images(g: torch.Generator) -> HostileClient:
+    b = number(2, 24, g)
+    x, y = images(b, g)
+    return one_step(mlp(768, [200, 200], 10, generator=g), x, entropy(y))
+
+
+@family("images, FedSGD, no model given")
+def plain_images_without_model(g: torch.Generator) -> HostileClient:
+    b = number(2, 24, g)
+    x, y = images(b, g)
+    return one_step(mlp(768, [200, 200], 10, generator=g), x, entropy(y), pass_model=False)
+
+
+@family("digits, one hidden layer")
+def plain_digits(g: torch.Generator) -> HostileClient:
+    x, y = draw("digits", number(4, 16, g), g)
+    return one_step(mlp(64, [pick([100, 200], g)], 10, generator=g), x / 16, entropy(y))
+
+
+@family("wide layer, m=1000")
+def wide(g: torch.Generator) -> HostileClient:
+    x, y = images(number(30, 80, g), g)
+    return one_step(mlp(768, [1000], 10, generator=g), x, entropy(y))
+
+
+@family("two layers, b up to 0.45 m")
+def near_half(g: torch.Generator) -> HostileClient:
+    m = pick([60, 100, 160], g)
+    x, y = images(int(m * uniform(0.2, 0.45, g)), g)
+    return one_step(mlp(768, [m, m, m], 10, generator=g), x, entropy(y))
+
+
+@family("FedAvg, images")
+def fedavg_images(g: torch.Generator) -> HostileClient:
+    b, epochs = number(4, 16, g), number(1, 4, g)
+    x, y = images(b, g)
+    return local_steps(mlp(768, [200, 200], 10, generator=g), [(x, entropy(y))] * epochs, 0.01, samples=b)
+
+
+# --- The families of the issue --------------------------------------------------------------------------------------
+
+
+@family("small layers, min-max table")
+def small_table(g: torch.Generator) -> HostileClient:
+    name, m, b = pick(["wine", "cancer", "iris"], g), number(12, 24, g), number(2, 6, g)
+    x, y = draw(name, b, g)
+    x = minmax(x, name)
+    return one_step(mlp(x.shape[1], [m, m], 3, generator=g), x, entropy(y))
+
+
+@family("small layers, raw pixels")
+def small_pixels(g: torch.Generator) -> HostileClient:
+    m, b = number(12, 24, g), number(2, 6, g)
+    x, y = images(b, g, normalise=False)
+    return one_step(mlp(768, [m, m], 10, generator=g), x, entropy(y))
+
+
+@family("contrast copies, same label")
+def contrast(g: torch.Generator) -> HostileClient:
+    copies, factor = number(2, 4, g), pick([1.1, 1.3, 1.6, 2.0], g)
+    x, y = images(8, g)
+    x, y = torch.cat([x, factor * x[:copies]]), torch.cat([y, y[:copies]])
+    return one_step(mlp(768, [200], 10, generator=g), x, entropy(y))
+
+
+@family("contrast copies, two hidden layers")
+def contrast_deep(g: torch.Generator) -> HostileClient:
+    copies, factor = number(1, 4, g), pick([1.02, 1.1, 1.3, 0.5], g)
+    x, y = images(8, g)
+    x, y = torch.cat([x, factor * x[:copies]]), torch.cat([y, y[:copies]])
+    return one_step(mlp(768, [200, 200], 10, generator=g), x, entropy(y))
+
+
+@family("every image with a contrast copy")
+def contrast_all(g: torch.Generator) -> HostileClient:
+    factor = pick([1.01, 1.05, 1.1], g)
+    x, y = images(6, g)
+    return one_step(mlp(768, [200, 200], 10, generator=g), torch.cat([x, factor * x]), entropy(torch.cat([y, y])))
+
+
+@family("raw table with a column of 1e5, two classes")
+def huge_column(g: torch.Generator) -> HostileClient:
+    x, y = draw("cancer", 8, g)
+    income = 1e5 * (0.2 + torch.rand(8, 1, generator=g))
+    x = torch.cat([x, income], 1)
+    return one_step(mlp(31, [pick([64, 128], g)], 2, generator=g), x, entropy(y))
+
+
+@family("Kelvin, one output")
+def kelvin(g: torch.Generator) -> HostileClient:
+    b = number(3, 16, g)
+    hours = torch.arange(24) / 24 * 2 * math.pi
+    x = 285 + 8 * torch.randn(b, 1, generator=g) + 5 * torch.sin(hours + torch.rand(b, 1, generator=g))
+    target = torch.randn(b, 1, generator=g)
+    return one_step(mlp(24, [100], 1, generator=g), x, lambda out: functional.mse_loss(out, target))
+
+
+@family("inputs of size 1e-3, two classes")
+def tiny_inputs(g: torch.Generator) -> HostileClient:
+    b = number(1, 8, g)
+    x = 1e-3 * torch.randn(b, 40, generator=g)
+    return one_step(mlp(40, [100], 2, generator=g), x, entropy(torch.randint(2, (b,), generator=g)))
+
+
+class NormalisingLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(functional.normalize(x, dim=1))
+
+
+class NoisyLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + 0.3 * torch.sin(37 * x))
+
+
+class LinearWithReLU(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@family("subclass of Linear")
+def subclass(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 12, g), g)
+    kind = pick([NormalisingLinear, NoisyLinear, LinearWithReLU], g)
+    model = nn.Sequential(kind(768, 200), nn.ReLU(), nn.Linear(200, 10))
+    for new, old in zip(model.parameters(), mlp(768, [200], 10, generator=g).parameters(), strict=True):
+        new.data.copy_(old.data)
+    client = one_step(model, x, entropy(y))
+    if kind is NormalisingLinear:  # the truth is what the matrix is multiplied with
+        client = replace(client, inputs=functional.normalize(client.inputs, dim=1))
+    if kind is NoisyLinear:
+        client = replace(client, inputs=client.inputs + 0.3 * torch.sin(37 * client.inputs))
+    return client
+
+
+@family("temperatures in Celsius, two classes")
+def celsius(g: torch.Generator) -> HostileClient:
+    b = 16
+    hours = torch.arange(24) / 24 * 2 * math.pi
+    x = 12 + 8 * torch.randn(b, 1, generator=g) + 5 * torch.sin(hours + 0.5 * torch.rand(b, 1, generator=g))
+    x = x + 0.3 * torch.randn(b, 24, generator=g)
+    return one_step(mlp(24, [pick([64, 128], g)], 2, generator=g), x, entropy(torch.randint(2, (b,), generator=g)))
+
+
+@family("word counts, l1-normalised")
+def word_shares(g: torch.Generator) -> HostileClient:
+    b = number(6, 16, g)
+    counts = torch.poisson(torch.rand(b, 300, generator=g) ** 6 * 3, generator=g)
+    x = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    return one_step(mlp(300, [128], pick([2, 4], g), generator=g), x, entropy(torch.randint(2, (b,), generator=g)))
+
+
+@family("trained, pairs 1 to 3 % apart")
+def near_pairs(g: torch.Generator) -> HostileClient:
+    x, y = images(8, g)
+    near = x[:3] * (1 + uniform(0.01, 0.03, g) * torch.randn(3, 768, generator=g))
+    model = trained_on_images(mlp(768, [200, 100], 10, generator=g), g, 60)
+    return one_step(model, torch.cat([x, near]), entropy(torch.cat([y, y[:3]])))
+
+
+@family("every image in a pair 1 % apart")
+def all_pairs(g: torch.Generator) -> HostileClient:
+    x, y = images(6, g)
+    near = x * (1 + uniform(0.003, 0.03, g) * torch.randn(6, 768, generator=g))
+    return one_step(mlp(768, [200, 100], 10, generator=g), torch.cat([x, near]), entropy(torch.cat([y, y])))
+
+
+@family("augmented over local epochs")
+def augmented_epochs(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 8, g), g)
+    rate = pick([0.001, 0.01, 0.03], g)
+    steps = [(x + 0.01 * torch.randn(x.shape, generator=g), entropy(y)) for _ in range(3)]
+    return local_steps(
+        mlp(768, [200, 100], 10, generator=g), steps, rate, say_rate=pick([True, False], g), samples=len(x)
+    )
+
+
+@family("rows that differ in one unit of one column")
+def one_unit(g: torch.Generator) -> HostileClient:
+    x, y = draw("wine", 8, g)
+    copies = x[:3].clone()
+    copies[:, number(0, 12, g)] += 1
+    x, y = torch.cat([x, copies]), torch.cat([y, y[:3]])
+    return one_step(mlp(13, [100, 50], 3, generator=g), standard(x, "wine"), entropy(y))
+
+
+@family("constant images, trained network")
+def constant_images(g: torch.Generator) -> HostileClient:
+    x = torch.tensor([1.0, 2.0, -1.0])[:, None].expand(3, 768) * uniform(0.5, 1.5, g)
+    model = trained_on_images(mlp(768, [200, 100], 10, generator=g), g, 60)
+    return one_step(model, x.contiguous(), entropy(torch.randint(10, (3,), generator=g)))
+
+
+@family("Dropout after ReLU")
+def dropout(g: torch.Generator) -> HostileClient:
+    x, y = images(number(8, 20, g), g)
+    model = mlp(768, [200, 200], 10, generator=g)
+    model = nn.Sequential(model[0], nn.ReLU(), nn.Dropout(pick([0.1, 0.2, 0.5], g)), model[2], nn.ReLU(), model[4])
+    torch.manual_seed(number(0, 10**6, g))
+    return one_step(model.train(), x, entropy(y))
+
+
+class Times(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x > 0)
+
+
+class Maximum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.maximum(x, torch.zeros_like(x))
+
+
+class Where(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, 0.0)
+
+
+class Threshold(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.threshold(x, 0.0, 0.0)
+
+
+class Relu6(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu6(x)
+
+
+class Leaky(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.leaky_relu(x, 0.0)
+
+
+class HalfSum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + x.abs()) / 2
+
+
+class ZeroPReLU(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prelu = nn.PReLU(init=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.prelu(x)
+
+
+SPELLINGS = [Times, Maximum, Where, Threshold, Relu6, Leaky, HalfSum, ZeroPReLU]
+
+
+@family("ReLU in other words")
+def spelling(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 12, g), g)
+    model = mlp(768, [200, 100], 10, generator=g)
+    relu = pick(SPELLINGS, g)
+    return one_step(nn.Sequential(model[0], relu(), model[2], relu(), model[4]), x, entropy(y))
+
+
+@family("one sample, any activation, no model")
+def single(g: torch.Generator) -> HostileClient:
+    x, y = images(1, g)
+    model = mlp(768, [100], 10, generator=g)
+    kind = pick([nn.GELU, nn.Tanh, nn.SiLU, nn.LeakyReLU, nn.Sigmoid], g)
+    return one_step(nn.Sequential(model[0], kind(), model[2]), x, entropy(y), pass_model=pick([True, False], g))
+
+
+# --- More families --------------------------------------------------------------------------------------------------
+
+
+@family("one sample, ReLU")
+def single_relu(g: torch.Generator) -> HostileClient:
+    x, y = images(1, g)
+    return one_step(mlp(768, [100, 100], 10, generator=g), x, entropy(y))
+
+
+@family("one-hot rows, some equal")
+def one_hot(g: torch.Generator) -> HostileClient:
+    b = number(6, 14, g)
+    groups = [torch.eye(k)[torch.randint(k, (b,), generator=g)] for k in (2, 3, 4)]
+    x = torch.cat(groups, 1)
+    return one_step(mlp(9, [pick([64, 128], g), 64], 3, generator=g), x, entropy(torch.randint(3, (b,), generator=g)))
+
+
+@family("ordinal answers of 1 to 5")
+def ordinal(g: torch.Generator) -> HostileClient:
+    b = number(4, 12, g)
+    x = torch.randint(1, 6, (b, 20), generator=g).float()
+    return one_step(mlp(20, [128, 64], 4, generator=g), x, entropy(torch.randint(4, (b,), generator=g)))
+
+
+@family("panel data, rows of one person")
+def panel(g: torch.Generator) -> HostileClient:
+    people = torch.randn(3, 20, generator=g).repeat_interleave(3, 0)
+    year = torch.arange(3).repeat(3)[:, None] * pick([0.01, 0.1, 1.0], g)
+    x = torch.cat([people, year], 1)
+    y = torch.randint(2, (3,), generator=g).repeat_interleave(3)
+    return one_step(mlp(21, [128, 32], 2, generator=g), x, entropy(y))
+
+
+@family("raw table of mixed units")
+def mixed_units(g: torch.Generator) -> HostileClient:
+    x, y = draw(pick(["wine", "cancer"], g), number(4, 12, g), g)
+    return one_step(mlp(x.shape[1], [100, 50], 3, generator=g), x, entropy(y))
+
+
+@family("label smoothing")
+def smoothing(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 16, g), g)
+    copies = number(0, 3, g)
+    x, y = torch.cat([x, 1.1 * x[:copies]]), torch.cat([y, y[:copies]])
+    loss = entropy(y, label_smoothing=pick([0.1, 0.3], g))
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+
+
+@family("mixup")
+def mixup(g: torch.Generator) -> HostileClient:
+    b = number(4, 16, g)
+    x, y = images(b, g)
+    share, order = torch.rand(b, 1, generator=g), torch.randperm(b, generator=g)
+    soft = share * functional.one_hot(y, 10) + (1 - share) * functional.one_hot(y[order], 10)
+    mixed = share * x + (1 - share) * x[order]
+    return one_step(mlp(768, [200, 100], 10, generator=g), mixed, lambda out: functional.cross_entropy(out, soft))
+
+
+@family("class weights and imbalance")
+def imbalanced(g: torch.Generator) -> HostileClient:
+    b = number(6, 16, g)
+    x, y = images(b, g)
+    y = torch.where(torch.rand(b, generator=g) < 0.8, 0, y)
+    weight = torch.logspace(-2, 0, 10)
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, entropy(y, weight=weight))
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, g: torch.Generator) -> None:
+        super().__init__()
+        body, first, second = mlp(768, [200], 100, generator=g), mlp(100, [50], 10, generator=g), None
+        self.body, self.first = body, first
+        self.second = mlp(100, [50], 1, generator=g)
+        assert second is None
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = functional.relu(self.body(x))
+        return torch.cat([self.first(features), self.second(features)], 1)
+
+
+@family("two tasks at once")
+def multi_task(g: torch.Generator) -> HostileClient:
+    b = number(4, 14, g)
+    x, y = images(b, g)
+    copies = number(0, 3, g)
+    x, y = torch.cat([x, 1.1 * x[:copies]]), torch.cat([y, y[:copies]])
+    target = torch.randn(len(x), generator=g)
+
+    def loss(out: Tensor) -> Tensor:
+        return functional.cross_entropy(out[:, :10], y) + functional.mse_loss(out[:, 10], target)
+
+    return one_step(TwoHeads(g), x, loss)
+
+
+@family("regression")
+def regression(g: torch.Generator) -> HostileClient:
+    b = number(3, 12, g)
+    x, y = draw("diabetes", b, g)
+    x = standard(x, "diabetes") if pick([True, False], g) else x
+    target = ((y - 150) / 80).float()[:, None]
+    return one_step(mlp(10, [100, pick([50, 100], g)], 1, generator=g), x, lambda out: functional.mse_loss(out, target))
+
+
+class TiedAutoencoder(nn.Module):
+    def __init__(self, g: torch.Generator) -> None:
+        super().__init__()
+        self.encoder = first_linear(mlp(64, [100], 2, generator=g))[1]
+        self.bias = nn.Parameter(torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(functional.relu(self.encoder(x)), self.encoder.weight.T, self.bias)
+
+
+@family("tied weights")
+def tied(g: torch.Generator) -> HostileClient:
+    x, _ = draw("digits", number(2, 10, g), g)
+    x = x / 16
+    return one_step(TiedAutoencoder(g), x, lambda out: functional.mse_loss(out, x))
+
+
+class SharedTwice(nn.Module):
+    def __init__(self, g: torch.Generator) -> None:
+        super().__init__()
+        self.shared, self.head = mlp(64, [100], 2, generator=g)[0], mlp(200, [40], 10, generator=g)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = x[:, :64], x[:, 64:]
+        return self.head(torch.cat([functional.relu(self.shared(left)), functional.relu(self.shared(right))], 1))
+
+
+@family("layer used twice")
+def shared(g: torch.Generator) -> HostileClient:
+    b = number(2, 8, g)
+    first, y = draw("digits", b, g)
+    second, _ = draw("digits", b, g)
+    return one_step(SharedTwice(g), torch.cat([first, second], 1) / 16, entropy(y))
+
+
+@family("overlapping windows of a series")
+def windows(g: torch.Generator) -> HostileClient:
+    b, n = number(4, 12, g), 32
+    series = torch.randn(200, generator=g).cumsum(0) * pick([0.1, 1.0], g)
+    start = number(0, 120, g)
+    x = torch.stack([series[start + i : start + i + n] for i in range(b)])
+    return one_step(mlp(n, [128, 64], 3, generator=g), x, entropy(torch.randint(3, (b,), generator=g)))
+
+
+@family("bags of words")
+def bags(g: torch.Generator) -> HostileClient:
+    b = number(4, 12, g)
+    x = torch.poisson(torch.rand(b, 200, generator=g) ** 8 * 4, generator=g)
+    return one_step(mlp(200, [128, 64], 5, generator=g), x, entropy(torch.randint(5, (b,), generator=g)))
+
+
+@family("exact repetitions")
+def repeated(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 12, g), g)
+    copies = number(1, 4, g)
+    x, y = torch.cat([x, x[:copies]]), torch.cat([y, y[:copies]])
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, entropy(y, reduction=pick(["mean", "sum"], g)))
+
+
+@family("one image under two labels")
+def two_labels(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 10, g), g)
+    x, y = torch.cat([x, x[:2]]), torch.cat([y, (y[:2] + 1) % 10])
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, entropy(y))
+
+
+@family("triplets 0.1 % apart")
+def triplets(g: torch.Generator) -> HostileClient:
+    x, y = images(6, g)
+    noise = 10 ** uniform(-4, -2, g)
+    more = torch.cat([x[:2] * (1 + noise * torch.randn(2, 768, generator=g)) for _ in range(2)])
+    return one_step(mlp(768, [200, 100], 10, generator=g), torch.cat([x, more]), entropy(torch.cat([y, y[:2], y[:2]])))
+
+
+@family("clipped sample by sample")
+def clipped(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 12, g), g)
+    weights = 0.2 + 0.8 * torch.rand(len(x), generator=g)
+
+    def loss(out: Tensor) -> Tensor:
+        return (weights * functional.cross_entropy(out, y, reduction="none")).mean()
+
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+
+
+@family("sent as float16 or bfloat16, with contrast copies")
+def half(g: torch.Generator) -> HostileClient:
+    client = contrast_deep(g)
+    dtype = pick([torch.float16, torch.bfloat16], g)
+    sent = {name: each.to(dtype) for name, each in client.update.gradients.items()}
+    update = ClientUpdate.from_gradients(client.model, sent)
+    return HostileClient(
+        client.model, update, client.layer, client.inputs, client.signals, client.fires, client.samples
+    )
+
+
+@family("noise, with near pairs")
+def noisy(g: torch.Generator) -> HostileClient:
+    x, y = images(8, g)
+    near = x[:2] * (1 + 0.02 * torch.randn(2, 768, generator=g))
+    client = one_step(mlp(768, [200, 100], 10, generator=g), torch.cat([x, near]), entropy(torch.cat([y, y[:2]])))
+    level = 10 ** uniform(-7, -4, g)
+    sent = {n: v + level * torch.randn(v.shape, generator=g) for n, v in client.update.gradients.items()}
+    update = ClientUpdate.from_gradients(client.model, sent)
+    return HostileClient(
+        client.model, update, client.layer, client.inputs, client.signals, client.fires, client.samples
+    )
+
+
+class Residual(nn.Module):
+    def __init__(self, g: torch.Generator) -> None:
+        super().__init__()
+        self.first, self.second, self.head = (mlp(n, [m], 1, generator=g)[0] for n, m in ((64, 64), (64, 64), (64, 10)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + functional.relu(self.first(x))
+        return self.head(x + functional.relu(self.second(x)))
+
+
+@family("residual blocks")
+def residual(g: torch.Generator) -> HostileClient:
+    x, y = draw("digits", number(3, 10, g), g)
+    return one_step(Residual(g), x / 16, entropy(y))
+
+
+@family("LayerNorm behind the ReLU")
+def layer_norm(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 12, g), g)
+    copies = number(0, 3, g)
+    x, y = torch.cat([x, 1.2 * x[:copies]]), torch.cat([y, y[:copies]])
+    model = mlp(768, [200, 100], 10, generator=g)
+    return one_step(nn.Sequential(model[0], nn.ReLU(), nn.LayerNorm(200), model[2], nn.ReLU(), model[4]), x, entropy(y))
+
+
+@family("multi-label, binary cross-entropy")
+def multi_label(g: torch.Generator) -> HostileClient:
+    b = number(4, 12, g)
+    x, _ = images(b, g)
+    target = (torch.rand(b, 10, generator=g) < 0.3).float()
+    loss: Loss = lambda out: functional.binary_cross_entropy_with_logits(out, target)  # noqa: E731
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+
+
+@family("hinge loss")
+def hinge(g: torch.Generator) -> HostileClient:
+    b = number(4, 12, g)
+    x, y = (images(b, g)) if pick([True, False], g) else draw("iris", b, g)
+    classes = 10 if x.shape[1] == 768 else 3
+    return one_step(mlp(x.shape[1], [128], classes, generator=g), x, lambda out: functional.multi_margin_loss(out, y))
+
+
+class TokenBlock(nn.Module):
+    def __init__(self, g: torch.Generator) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.embedding.weight.data = torch.randn(50, 32, generator=g)
+        self.block, self.head = mlp(32, [128], 32, generator=g), mlp(32, [16], 4, generator=g)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        return self.head((x + self.block(x)).mean(1))
+
+
+@family("tokens, with padding")
+def tokens(g: torch.Generator) -> HostileClient:
+    sentences = torch.randint(1, 50, (number(1, 4, g), 8), generator=g)
+    sentences[:, -number(1, 4, g) :] = 0
+    return one_step(TokenBlock(g), sentences, entropy(torch.randint(4, (len(sentences),), generator=g)))
+
+
+@family("two classes, trained until sure")
+def sure(g: torch.Generator) -> HostileClient:
+    model = trained(mlp(30, [100, 50], 2, generator=g), "cancer", g, steps=400)
+    x, y = draw("cancer", number(4, 14, g), g)
+    return one_step(model, standard(x, "cancer"), entropy(y))
+
+
+@family("two classes, fresh network")
+def two_classes(g: torch.Generator) -> HostileClient:
+    x, y = draw("cancer", number(4, 16, g), g)
+    return one_step(mlp(30, [pick([100, 200], g)], 2, generator=g), standard(x, "cancer"), entropy(y))
+
+
+@family("black and white pictures")
+def binary(g: torch.Generator) -> HostileClient:
+    x, y = draw("digits", number(4, 14, g), g)
+    return one_step(mlp(64, [128, 64], 10, generator=g), (x > 8).float(), entropy(y))
+
+
+@family("time stamps of 1.7e9")
+def stamps(g: torch.Generator) -> HostileClient:
+    b = number(3, 8, g)
+    x = torch.cat([torch.randn(b, 10, generator=g), 1.7e9 + 1e5 * torch.rand(b, 1, generator=g)], 1)
+    return one_step(mlp(11, [100, 50], 4, generator=g), x, entropy(torch.randint(4, (b,), generator=g)))
+
+
+@family("layers without bias, contrast copies")
+def no_bias(g: torch.Generator) -> HostileClient:
+    x, y = images(8, g)
+    copies = number(0, 3, g)
+    x, y = torch.cat([x, 1.3 * x[:copies]]), torch.cat([y, y[:copies]])
+    return one_step(mlp(768, [200, 100], 10, bias=False, generator=g), x, entropy(y))
+
+
+@family("weights of another round")
+def another_round(g: torch.Generator) -> HostileClient:
+    client = plain_images(g)
+    model = copy.deepcopy(client.model)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(10 ** uniform(-4, -1, g) * each.std() * torch.randn(each.shape, generator=g))
+    update = ClientUpdate.from_gradients(model, dict(client.update.gradients.items()))
+    return HostileClient(model, update, client.layer, client.inputs, client.signals, client.fires, client.samples)
+
+
+@family("momentum, weight decay, small steps")
+def momentum(g: torch.Generator) -> HostileClient:
+    x, y = images(number(4, 10, g), g)
+
+    def optimiser(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=pick([0.0, 1e-4], g))
+
+    steps = [(x, entropy(y))] * number(1, 4, g)
+    return local_steps(
+        mlp(768, [200, 100], 10, generator=g), steps, 0.01, say_rate=False, optimiser=optimiser, samples=len(x)
+    )
+
+
+@family("mini-batches over an epoch, near pairs")
+def mini_batches(g: torch.Generator) -> HostileClient:
+    x, y = images(8, g)
+    x = torch.cat([x, x[:4] * (1 + 0.02 * torch.randn(4, 768, generator=g))])
+    y = torch.cat([y, y[:4]])
+    order = torch.randperm(12, generator=g)
+    steps = [(x[rows], entropy(y[rows])) for rows in order.split(4)]
+    return local_steps(mlp(768, [200, 100], 10, generator=g), steps, 0.01, samples=12)
+
+
+@family("very small layers, m from 8")
+def very_small(g: torch.Generator) -> HostileClient:
+    m, b = number(8, 20, g), number(1, 4, g)
+    x = torch.rand(b, 6, generator=g) if pick([True, False], g) else torch.randn(b, 6, generator=g)
+    return one_step(mlp(6, [m, m], 3, generator=g), x, entropy(torch.randint(3, (b,), generator=g)))
+
+
+@family("half of 0.5 m, one hidden layer")
+def dense_batch(g: torch.Generator) -> HostileClient:
+    m = pick([40, 80, 120], g)
+    x, y = images(int(m * uniform(0.15, 0.5, g)), g)
+    return one_step(mlp(768, [m], 10, generator=g), x, entropy(y))
+
+
+@family("faint samples, losses 1e-6 to 1")
+def faint(g: torch.Generator) -> HostileClient:
+    b = number(6, 14, g)
+    x, y = images(b, g)
+    strength = 10 ** (-6 * torch.rand(b, generator=g))
+
+    def loss(out: Tensor) -> Tensor:
+        return (strength * functional.cross_entropy(out, y, reduction="none")).mean()
+
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+
+
+@family("faint near copies")
+def faint_copies(g: torch.Generator) -> HostileClient:
+    x, y = images(8, g)
+    near = x[:3] * (1 + 0.1 * torch.randn(3, 768, generator=g))
+    strength = torch.cat([torch.ones(8), torch.full((3,), 10 ** uniform(-5, -1, g))])
+    x, y = torch.cat([x, near]), torch.cat([y, y[:3]])
+
+    def loss(out: Tensor) -> Tensor:
+        return (strength * functional.cross_entropy(out, y, reduction="none")).mean()
+
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+
+
+@family("opposite labels, one pattern")
+def opposite(g: torch.Generator) -> HostileClient:
+    b = number(2, 6, g)
+    centre = torch.randn(40, generator=g)
+    x = centre + 10 ** uniform(-4, -1, g) * torch.randn(b, 40, generator=g)
+    return one_step(mlp(40, [100], 2, generator=g), x, entropy(torch.arange(b) % 2))
