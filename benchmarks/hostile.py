@@ -62,8 +62,8 @@ def distances(recovered: Tensor, truth: Tensor, *, up_to_scale: bool) -> Tensor:
     return apart / torch.linalg.vector_norm(truth, dim=1).clamp_min(1e-300)
 
 
-def is_weighted_mean(x: Tensor, fires: Tensor, client: HostileClient) -> bool:
-    """Whether x is a convex combination of samples with one activation pattern, up to 1 %.
+def is_weighted_mean(x: Tensor, fires: Tensor, client: HostileClient, allowed: float) -> bool:
+    """Whether x is a convex combination of samples with one activation pattern, up to an error.
 
     Samples count as having one pattern if they differ in at most 2 % of the neurons: a mean of samples whose
     patterns differ in a few neurons that hardly fire is still a mean.
@@ -78,7 +78,7 @@ def is_weighted_mean(x: Tensor, fires: Tensor, client: HostileClient) -> bool:
     ones = torch.full((1, len(group)), size, dtype=torch.float64)
     matrix, wanted = torch.cat([group.T, ones]), torch.cat([x.double(), ones[:, 0]])
     _, left_over = nnls(matrix.numpy(), wanted.numpy())
-    return bool(left_over <= WRONG * size)
+    return bool(left_over <= allowed * size)
 
 
 def told_apart(client: HostileClient) -> Tensor:
@@ -122,9 +122,8 @@ def judged(client: HostileClient, *, told: bool) -> Counter[str]:
         bias = client.update.weights[audited.layer.bias].double()
     for row in mean.nonzero()[:, 0].tolist():
         x = inversion.inputs[row]
-        right = bool(nearest[row] <= max(WRONG, spread[row])) or is_weighted_mean(
-            x, weight @ x.double() + bias > 0, client
-        )
+        allowed = max(WRONG, spread[row], 3 * float(error[row]))
+        right = bool(nearest[row] <= allowed) or is_weighted_mean(x, weight @ x.double() + bias > 0, client, allowed)
         counts["merged" if right else "bad means"] += 1
     if counts["leaks"] and result.best is audited:
         reported = claimed | fits

@@ -245,7 +245,7 @@ def _derivatives(
     unit: Float[Tensor, "k m"],
     binary: bool,
 ) -> tuple[Float[Tensor, "k 2"], Float[Tensor, "k 2"]]:
-    """Median slope and smallest bend of the signal, towards other inputs and along the input itself.
+    """Slope and bend of the signal: the smaller of that along the input itself and of the median towards other inputs.
 
     Within one activation pattern outputs are linear in the input and J is constant, so only the softmax bends.
     """
@@ -265,7 +265,12 @@ def _derivatives(
             across = derivative - (derivative * unit).sum(1, keepdim=True) * unit
             sizes = [torch.linalg.vector_norm(each, dim=1) for each in (across, derivative)]
             kept.append(torch.stack(sizes, dim=1))
-    return torch.stack(slopes).median(0).values, torch.stack(bends).amin(0)
+    return _smaller(slopes), torch.stack(bends).amin(0)
+
+
+def _smaller(sizes: list[Tensor]) -> Float[Tensor, "k 2"]:
+    along, *towards = sizes
+    return torch.minimum(along, torch.stack(towards).median(0).values) if towards else along
 
 
 def _directions(inputs: Float[Tensor, "all n"], rows: Int[Tensor, "k"]) -> Iterator[Float[Tensor, "k n"]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.audit.claims import SAFETY, Claim, Kind, Known, judge
+from spearpp.audit.claims import RECOGNISABLE, SAFETY, Claim, Kind, Known, judge
 from spearpp.audit.memory import MEMORY, check_memory, fitting, unplayed
 from spearpp.audit.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.audit.wording import Context, caveats, summary
@@ -31,6 +31,8 @@ from spearpp.update.lazy import elementwise, outlines
 __all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "audit"]
 LEAST_SECONDS = 0.5
 """A layer's share of the budget at least."""
+NOISY = 5.0
+"""How many times its noise the mismatch of an input may have that a replay of the whole batch proves."""
 PROVED = 1e-3
 """Mismatch of an input replayed alone up to which it proves the network that was assumed."""
 RANK_ONE = 1e-3
@@ -106,7 +108,7 @@ def audit(
         judged = _judge(audits, plan.update, None if unseen else model, batch_size)
         audits, network = judged.audits, judged.network
         again = _replayed(audits, plan.update, network)
-        audits = _proved(audits, again)
+        audits = _proved(audits, again, judged.signals)
         trained = _estimated(audits, plan.update, network, again, clock.rest(SECONDS))
     except KeyboardInterrupt:  # the inputs are there; labels and the replay are not
         interrupted = True
@@ -312,13 +314,15 @@ class _Judged:
     audits: list[LayerAudit]
     network: nn.Module | None
     """The model, or the one that was assumed and proved by a replay."""
+    signals: dict[str, Signals]
+    """Inputs replayed alone, by layer."""
 
 
 def _judge(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, batch_size: int | None) -> _Judged:
     """What is claimed of every recovered input, and its label."""
     guesses = assumed_networks(update) if model is None and update.clients == 1 else []
     network = model
-    judged = []
+    judged, replayed = [], {}
     for each in audits:
         if each.inversion is None or not len(each.inversion.inputs):
             judged.append(each)
@@ -331,12 +335,13 @@ def _judge(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | No
                 network = tried
                 break
         if network is not None and signals is not None:
+            replayed[each.layer.name] = signals
             patterns = _patterns(each.layer, each.inversion.inputs, update)
             claims = judge(each.inversion, patterns, signals, _known(each.layer, update, batch_size))
             each = replace(each, claims=claims)
         labels = None if network is None else _labels(network, update, each, factors)
         judged.append(replace(each, labels=labels))
-    return _Judged(judged, network)
+    return _Judged(judged, network, replayed)
 
 
 def _by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | None) -> LayerAudit:
@@ -404,34 +409,37 @@ def _replayed(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module |
     return None
 
 
-def _proved(audits: list[LayerAudit], again: Replay | None) -> list[LayerAudit]:
-    """Inputs of a whole batch that only their replay together proves: close to samples, with a stated error.
+def _proved(audits: list[LayerAudit], again: Replay | None, signals: dict[str, Signals]) -> list[LayerAudit]:
+    """Claims for inputs of a whole batch that only their replay together proves, each with its own signal in line.
 
     Mixing each input with another one, half and half, leaves the difference ``again.mixed``. So inputs whose replay
-    leaves less are off by less than half of their distance to others, in the same proportion.
+    leaves less are off by less than half of their distance to others, in the same proportion. That is an average: an
+    input whose own signal is not explained is left out.
     """
     if again is None or not again.proves:
         return audits
-    proved = []
-    for each in audits:
-        whole = each.inversion is not None and each.labels is not None and bool((each.labels >= 0).all())
-        if not whole or each.inversion is None or len(each.inversion.inputs) != each.inversion.batch_size:
-            proved.append(each)
-            continue
-        inputs = each.inversion.inputs.double()
-        half = torch.linalg.vector_norm(inputs - inputs.roll(1, 0), dim=1) / 2
-        share = again.difference / again.baseline * half / torch.linalg.vector_norm(inputs, dim=1).clamp_min(1e-300)
-        why = f"replayed together the inputs leave {again.difference:.1%} of the update, mixed ones {again.mixed:.0%}"
-        kinds = [Kind.ONE_OR_MEAN if error <= EXACT else Kind.APPROXIMATE for error in SAFETY * share]
-        close = [
-            Claim(kind, SAFETY * float(error), float("nan"), why) for kind, error in zip(kinds, share, strict=True)
-        ]
-        claims = [
-            found if found.recovered or found.kind is Kind.SEVERAL else other
-            for found, other in zip(each.claims, close, strict=True)
-        ]
-        proved.append(replace(each, claims=tuple(claims)))
-    return proved
+    return [
+        _with_proof(each, again, signals[each.layer.name]) if each.layer.name in signals else each for each in audits
+    ]
+
+
+def _with_proof(audited: LayerAudit, again: Replay, signals: Signals) -> LayerAudit:
+    found, labels = audited.inversion, audited.labels
+    if found is None or labels is None or not bool((labels >= 0).all()) or len(signals.mismatch) != len(found.inputs):
+        return audited
+    inputs = found.inputs.double()
+    half = torch.linalg.vector_norm(inputs - inputs.roll(1, 0), dim=1) / 2
+    share = again.difference / again.baseline * half / torch.linalg.vector_norm(inputs, dim=1).clamp_min(1e-300)
+    noise = torch.zeros_like(share) if found.certificates is None else found.certificates.error.double()
+    error = torch.maximum(SAFETY * share, noise)
+    explained = (signals.mismatch <= (NOISY * signals.noise).clamp_min(again.difference)) & (error <= RECOGNISABLE)
+    why = f"replayed together the inputs leave {again.difference:.1%} of the update, mixed ones {again.mixed:.0%}"
+    claims = list(audited.claims)
+    for row in torch.nonzero(explained)[:, 0].tolist():
+        if not claims[row].recovered and claims[row].kind is not Kind.SEVERAL:
+            kind = Kind.ONE_OR_MEAN if error[row] <= EXACT else Kind.APPROXIMATE
+            claims[row] = Claim(kind, float(error[row]), float("nan"), why)
+    return replace(audited, claims=tuple(claims))
 
 
 def _estimated(

@@ -10,8 +10,9 @@ signals are recovered as their weighted mean, and no attack on this layer can te
    says whether it stands for one sample or for k.
 3. If N is not known, all inputs could stand for the same number of samples each. Samples that are merged like this lie
    within √(noise / bend) of each other, and the claim says so.
-4. Where the loss is not known, an input is one sample if there are as many inputs as samples, N. Otherwise it is one
-   sample or a weighted mean; it counts as recovered if its activation pattern is clearly different from all others.
+4. Where the loss is not known, inputs are single samples if N of them were found, each with a pattern of its own.
+   Otherwise an input is one sample or a weighted mean; it counts as recovered if its activation pattern is clearly
+   different from all others.
 5. Where the loss is known because other inputs prove it, an input that no single sample explains is not recovered.
 """
 
@@ -133,17 +134,20 @@ def judge(
     rows = len(inversion.inputs)
     noise = torch.full((rows,), torch.inf, dtype=torch.float64) if evidence is None else evidence.error.double().cpu()
     held = torch.zeros(rows, dtype=torch.bool) if evidence is None else evidence.consistent.cpu()
-    different = _different(patterns.cpu(), inversion.batch_size)
+    apart = _distances(patterns.cpu())
+    different = apart >= max(FEWEST, DIFFERENT * patterns.shape[1])
+    rank = inversion.batch_size
+    complete = known.batch_size == rank == rows and bool(held.all() and (apart >= FEWEST).all()) and known.one_row_each
     signals = None if signals is None else moved(signals, torch.device("cpu"))
     explained = torch.zeros(rows, dtype=torch.bool)
     weights = Weights(None, float("nan"), "the loss is not known, or the model cannot be replayed")
     if signals is not None and bool(_proves_loss(signals).any()):
         explained[: len(signals.mismatch)] = _beyond_chance(signals)
-        weights = weigh(signals.weight[explained[: len(signals.mismatch)]], inversion.batch_size, known)
+        weights = weigh(signals.weight[explained[: len(signals.mismatch)]], rank, known)
     loss_known = int(explained.sum()) >= max(2, int((held & ~explained).sum()))
     claims = []
     for row in range(rows):
-        layer = _LayerEvidence(bool(held[row]), float(noise[row]), bool(different[row]), inversion.batch_size)
+        layer = _LayerEvidence(bool(held[row]), float(noise[row]), bool(different[row]), complete)
         if bool(explained[row]) and signals is not None:
             claims.append(_explained(pick(signals, torch.tensor([row])), layer, weights, known))
         elif layer.held and loss_known and known.one_step and not known.dropout:
@@ -168,8 +172,9 @@ class _LayerEvidence:
     """What noise implies."""
     different: bool
     """Whether its activation pattern is clearly different from all others."""
-    rank: int
-    """How many inputs the gradient shows."""
+    complete: bool
+    """Whether as many inputs were found as the client has samples, each with an activation pattern of its own. Then
+    none of them stands for two samples."""
 
 
 def _beyond_chance(signals: Signals) -> Bool[Tensor, "k"]:
@@ -193,8 +198,6 @@ def weigh(weights: Float[Tensor, "k"], rank: int, known: Known) -> Weights:
     if not len(weights):
         return Weights(None, float("nan"), "no input's signal is explained by replaying it alone")
     given = known.batch_size
-    if given == rank and known.one_row_each:
-        return Weights(None, float(rank), f"the gradient shows as many inputs as the client has samples, {rank}", True)
     if given is not None and known.absolute and 2 * int(((weights * given - 1).abs() <= WHOLE).sum()) >= len(weights):
         return Weights(1 / given, float(given), f"the client has {given} samples", True)
     alike = (weights[:, None] / weights[None] - 1).abs() <= SAME_WEIGHT
@@ -216,7 +219,7 @@ def weigh(weights: Float[Tensor, "k"], rank: int, known: Known) -> Weights:
 def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: Known) -> Claim:
     """The claim for an input that its replay explains; ``signal`` has its row alone."""
     mismatch, floor = float(signal.mismatch), float(signal.noise)
-    samples, sized = 1.0 if weights.counted else float("nan"), 0
+    samples, sized = 1.0 if layer.complete else float("nan"), 0
     if weights.one is not None:
         samples = float(signal.weight) / weights.one
         count = round(samples)
@@ -231,7 +234,8 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
             mismatch, sized = max(mismatch, abs(samples - 1)), 1
     error = SAFETY * max(mismatch, floor) / max(float(signal.slope[0, sized]), 1e-300)
     error = max(error, layer.error if layer.held else 0.0)
-    apart = 0.0 if weights.counted else (SAFETY * floor / max(float(signal.bend[0, sized]), 1e-300)) ** 0.5
+    counted = weights.counted or layer.complete
+    apart = 0.0 if counted else (SAFETY * floor / max(float(signal.bend[0, sized]), 1e-300)) ** 0.5
     if max(error, apart) > RECOGNISABLE:
         if layer.held and layer.different:
             return replace(_held(layer, known), samples=samples)
@@ -240,7 +244,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
     if error > EXACT:
         why = f"replayed alone it explains its signal; {weights.why}"
         return Claim(Kind.APPROXIMATE, max(error, apart), samples, why, apart)
-    if weights.counted and known.one_step:
+    if counted and known.one_step:
         return Claim(Kind.ONE, error, samples, f"replayed alone it has the signal of one sample; {weights.why}", 0.0)
     why = f"one sample, or the mean of samples at most {apart:.1%} apart; {weights.why}"
     return Claim(Kind.ONE_OR_MEAN, error, samples, why, apart)
@@ -249,8 +253,8 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
 def _held(layer: _LayerEvidence, known: Known) -> Claim:
     """The claim for an input that the layer certifies and that no replay explains."""
     exact = layer.error <= EXACT
-    if known.batch_size == layer.rank and known.one_row_each:
-        why = f"the gradient shows as many inputs as the client has samples, {layer.rank}"
+    if layer.complete:
+        why = f"as many inputs were found as the client has samples, {known.batch_size}, each with a pattern of its own"
         if known.one_step:
             return Claim(Kind.ONE if exact else Kind.APPROXIMATE, layer.error, 1.0, why, 0.0)
         why += "; over several local steps it is the mean of what the client trained on in its place"
@@ -262,14 +266,14 @@ def _held(layer: _LayerEvidence, known: Known) -> Claim:
     return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, float("nan"), why)
 
 
-def _different(patterns: Bool[Tensor, "k m"], rank: int) -> Bool[Tensor, "k"]:
-    """Which activation patterns differ clearly from all others; none does where there is only one input."""
-    if len(patterns) < 2 or rank < 2:
-        return torch.zeros(len(patterns), dtype=torch.bool)
+def _distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
+    """In how many neurons each activation pattern differs from the one most like it; 0 if there is no other."""
+    if len(patterns) < 2:
+        return torch.zeros(len(patterns), dtype=torch.float64)
     masks = patterns.double()
     apart = masks @ (1 - masks).T + (1 - masks) @ masks.T
     apart.fill_diagonal_(torch.inf)
-    return apart.amin(1) >= max(FEWEST, DIFFERENT * patterns.shape[1])
+    return apart.amin(1)
 
 
 def _not_certified(known: Known) -> str:

@@ -24,6 +24,8 @@ INEXACT = 1e-4
 """What may be left over where noise is negligible: the vectors are solved to finite precision."""
 TWINS = 2
 """Neurons up to which two masks are one: all mixtures of two samples with one mask solve the same equations."""
+NARROW, NEAREST = 64, 3
+"""Layers with up to this many neurons must determine an input without its neurons nearest to zero, this many."""
 DETERMINED = 10.0
 """How far above noise the next best solution must be."""
 
@@ -92,13 +94,32 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
         forward_noise=noise,
         backward=backward,
         backward_noise=backward_noise(problem, witness, seen.directions, seen.backs / size[:, None]),
-        gap=settled.gap,
+        gap=torch.minimum(settled.gap, _gap_without_nearest(problem, witness, z)),
         chance=chance_of_another(problem, forward, backward),
         twin=_twins(fires),
         error=SIGMAS * SPREAD * turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
         share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
         residual=float(problem.factors.distance(columns.T, settled.points) / whole),
     )
+
+
+def _gap_without_nearest(problem: Problem, witness: Witness, z: Float[Tensor, "k m"]) -> Float[Tensor, "k"]:
+    """The second least norm of the forward equations without those of the neurons nearest to zero; inf for wide layers.
+
+    Samples of a narrow layer may have patterns that differ in two or three neurons. Some mixture of them solves the
+    equations of these neurons too, and lies near z = 0 for them. Without them it is one solution of many.
+    """
+    if problem.factors.live_neurons > NARROW or not len(z):
+        return torch.full_like(z[:, 0], torch.inf)
+    span = torch.linalg.qr(problem.preactivations)[0]
+    outside_span = torch.eye(len(span), dtype=z.dtype, device=z.device) - witness.activations @ witness.activations.T
+    equations = outside_span @ ((z > 0)[:, :, None] * span)
+    live = torch.where(problem.factors.live, z.abs(), torch.inf)
+    nearest = outside_span[live.argsort(dim=1)[:, :NEAREST]].mT
+    basis = torch.linalg.qr(nearest)[0]
+    rest = torch.linalg.svdvals(equations - basis @ (basis.mT @ equations))
+    size = torch.linalg.vector_norm(z.clamp_min(0), dim=1) / torch.linalg.vector_norm(z, dim=1)
+    return rest[:, -2] / size
 
 
 def _twins(fires: Bool[Tensor, "k m"]) -> Int[Tensor, "k"]:
