@@ -151,13 +151,18 @@ def claims(audited: LayerAudit) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor,
     return one, mean, torch.tensor([kind == "approximate" for kind in kinds]), recovered, fits, error, spread
 
 
+def seed_of(name: str, seed: int) -> int:
+    """The seed of one update of a family: no two families share their random numbers."""
+    return 1_000_003 * (list(FAMILIES).index(name) + 1) + seed
+
+
 def run(task: tuple[str, int, str | None]) -> tuple[str, int, Counter[str], float]:
     """One update of a family."""
     name, seed, tables = task
     torch.set_num_threads(1)
     if tables and not hostile_clients.TABLES:
         hostile_clients.use_tables(tables)
-    generator = torch.Generator().manual_seed(1_000_003 * (list(FAMILIES).index(name) + 1) + seed)
+    generator = torch.Generator().manual_seed(seed_of(name, seed))
     began = time.monotonic()
     counts = judged(FAMILIES[name](generator), told=seed % 2 == 0)
     return name, seed, counts, time.monotonic() - began

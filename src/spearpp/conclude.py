@@ -12,7 +12,6 @@ from spearpp.certificate import (
     agreement,
     certify,
     certify_sighted,
-    certify_strongest,
     coins,
 )
 from spearpp.explore import Outcome
@@ -61,17 +60,15 @@ class Recovered:
 
 
 def conclude(problem: Problem, outcome: Outcome) -> Recovered:
-    """Inputs from all directions together if these hold; else the strongest ones, or those that two witnesses saw."""
+    """Inputs from all directions together if these hold; else those that two layers determine, one by one."""
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
     best = _together(problem, chosen, outcome.certificates)
     whole = best.certificates is not None and bool(best.certificates.consistent.all())
     if whole and (bool(best.certified.all()) or not outcome.sightings):
         return best
     if not whole:
-        best = _most_certified(best, _strongest(problem, chosen))
         chosen = polish(problem, select(problem, outcome.pool, order=steadiest_first(problem, outcome.pool)))
         best = _most_certified(best, _together(problem, chosen))
-        best = _most_certified(best, _strongest(problem, chosen))
         if outcome.pairs is not None and best.certificates is None:
             best = _peeled(problem, outcome.pairs, chosen.score) or best
     if problem.witness is None or not outcome.sightings:
@@ -110,18 +107,9 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
     return Recovered(inputs_at(problem, pairs.points[held], zeros[held]), none, units[held], None, score)
 
 
-def _strongest(problem: Problem, chosen: Selection) -> Recovered | None:
-    """The strongest inputs, where weaker ones do not hold."""
-    found = certify_strongest(problem, chosen)
-    if found is None:
-        return None
-    inputs = inputs_at(problem, found.relied.points, found.zeros)
-    return _certified_first(inputs, found.relied.directions, found.certificates, chosen.score)
-
-
-def _most_certified(first: Recovered, other: Recovered | None) -> Recovered:
+def _most_certified(first: Recovered, other: Recovered) -> Recovered:
     """The other if it certifies more."""
-    return first if other is None or int(other.certified.sum()) <= int(first.certified.sum()) else other
+    return first if int(other.certified.sum()) <= int(first.certified.sum()) else other
 
 
 def _certified_first(

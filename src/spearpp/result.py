@@ -58,8 +58,7 @@ class Inversion:
     """
 
     inputs: Float[Tensor, "k n"]
-    """Recovered inputs, certified ones first. Where only two witnesses certify them, just the k they have seen; where
-    only the strongest are certified, just those."""
+    """Recovered inputs, certified ones first. Where only two layers together certify them, just those k."""
     certified: Bool[Tensor, "k"]
     """Exact by certificate, which needs no truth; see ``certificates``. A certified input is one training sample, or
     the weighted mean of several that activate the same neurons with proportional signals: from this layer alone nobody

@@ -198,8 +198,11 @@ def weigh(weights: Float[Tensor, "k"], rank: int, known: Known) -> Weights:
     if not len(weights):
         return Weights(None, float("nan"), "no input's signal is explained by replaying it alone")
     given = known.batch_size
-    if given is not None and known.absolute and 2 * int(((weights * given - 1).abs() <= WHOLE).sum()) >= len(weights):
-        return Weights(1 / given, float(given), f"the client has {given} samples", True)
+    if given is not None and known.absolute:
+        each = round(float(weights.median()) * given)  # 1 if most inputs are single samples, k if most stand for k
+        alike = (weights * given / max(each, 1) - 1).abs() <= WHOLE
+        if each >= 1 and 2 * int(alike.sum()) >= len(weights) and each * len(weights) <= (1 + WHOLE) * given:
+            return Weights(1 / given, float(given), f"the client has {given} samples", True)
     alike = (weights[:, None] / weights[None] - 1).abs() <= SAME_WEIGHT
     counts = alike.sum(1)
     most = int(counts.max())

@@ -13,7 +13,7 @@ neurons that x̂_i silences must be those where L q_i is zero. For every input:
   mixture; under drift not even without any one of them, since one mixture of two samples alike is zero there.
   A neuron whose sign is unclear counts for neither: a mixture of two samples can lie exactly on z_k = 0;
 - **error**: a bound on the error of x̂_i over its norm: four times the standard deviation σ ‖p_i‖ / |s_i| that the
-  noise of the gradient implies, and what missing directions leave open.
+  noise of the gradient implies.
 
 **Drift.** A client that takes several local steps moves the weights along what it sends, so a neuron's
 pre-activation by η Ĝ_k·x̂_i in all, and at most by about η ‖Ĝ_k‖ ‖x̂_i‖ on the way. η is one number for
@@ -44,7 +44,6 @@ from functools import cached_property
 import torch
 
 from spearpp.certificate.lines import entangled, lines
-from spearpp.certificate.reliance import Reliance, rely
 from spearpp.filtering import Selection, fix_scale
 from spearpp.problem import Problem
 from spearpp.shapes import Bool, Float, Int, Tensor, moved, pick
@@ -102,7 +101,7 @@ class Certificates:
     drift: float
     """η, in units of the update: how far local steps must have moved the weights; 0 for one gradient."""
     batch_size: int
-    """b: how many directions there are, be they relied on or not."""
+    """b: how many directions there are."""
 
     @cached_property
     def consistent(self) -> Bool[Tensor, "b"]:
@@ -133,33 +132,26 @@ class Certificates:
 
 def certify(problem: Problem, chosen: Selection) -> Certificates:
     """Collect the evidence for a choice of b directions."""
-    return evidence(problem, rely(chosen.directions, chosen.points), chosen.zeros)
+    return _determined(problem, chosen, _weigh(problem, chosen.directions, chosen.points, chosen.zeros))
 
 
 def certify_whole(problem: Problem, chosen: Selection) -> Certificates | None:
     """``certify`` where every input is consistent, else None, as soon as that is plain."""
-    relied = rely(chosen.directions, chosen.points)
-    seen = _weigh(problem, relied, chosen.zeros)
+    seen = _weigh(problem, chosen.directions, chosen.points, chosen.zeros)
     untold = torch.zeros_like(seen.share)
     at_best = seen.certificates(untold == 0, untold, problem.batch_size)
     if not bool(at_best.consistent.all()):
         return None
-    certificates = _determined(problem, relied, seen)
+    certificates = _determined(problem, chosen, seen)
     return certificates if bool(certificates.consistent.all()) else None
 
 
-def evidence(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "k m"]) -> Certificates:
-    """The same for those directions that are relied on; what the others leave open counts as error."""
-    return _determined(problem, relied, _weigh(problem, relied, pattern))
-
-
-def _determined(problem: Problem, relied: Reliance, seen: "_Weighed") -> Certificates:
+def _determined(problem: Problem, chosen: Selection, seen: "_Weighed") -> Certificates:
     """With how well each direction is determined."""
     drifted = bool(seen.drift > 0)
-    line = lines(problem, relied.directions, seen.silent, drifted)
-    return seen.certificates(
-        line, entangled(problem, relied.directions, relied.points, seen.silent, line, drifted), problem.batch_size
-    )
+    line = lines(problem, chosen.directions, seen.silent, drifted)
+    apart = entangled(problem, chosen.directions, chosen.points, seen.silent, line, drifted)
+    return seen.certificates(line, apart, problem.batch_size)
 
 
 def certify_many(
@@ -170,7 +162,7 @@ def certify_many(
     Where local steps moved neurons or a direction is not determined, nothing is said to be exact: that takes a
     closer look (``certify``).
     """
-    seen = _weigh(problem, rely(directions), pattern)
+    seen = _weigh(problem, directions, torch.linalg.inv(directions.mT), pattern)
     line = lines(problem, directions, seen.silent, False) & (seen.drift == 0)[:, None]
     apart = torch.where(line.all(1, keepdim=True), 0.0, torch.inf).expand(line.shape)
     seen, line, apart = moved(seen, torch.device("cpu")), line.cpu(), apart.cpu()
@@ -218,15 +210,20 @@ class _Weighed:
         )
 
 
-def _weigh(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "*u k m"]) -> _Weighed:
+def _weigh(
+    problem: Problem,
+    directions: Float[Tensor, "*u b b"],
+    inverse: Float[Tensor, "*u b b"],
+    pattern: Bool[Tensor, "*u b m"],
+) -> _Weighed:
     tolerance, factors = problem.tolerance, problem.factors
-    live, directions, inverse = factors.live[..., None, :], relied.directions, relied.points
+    live = factors.live[..., None, :]
     neurons = live.sum(-1)
     scale = fix_scale(problem, inverse, pattern)
     signed = inverse * scale.sign()[..., None]
     z = signed @ problem.preactivations.mT
     far = torch.linalg.vector_norm(inverse * tolerance.preactivation[..., None, :], dim=-1)
-    slack = far[..., None] * tolerance.weight_norms[..., None, :] + relied.preactivation_error(problem)
+    slack = far[..., None] * tolerance.weight_norms[..., None, :]
     values = directions @ factors.left.mT
     bound = tolerance.entry(directions)
     level = neurons.clamp_min(1).to(z).rsqrt()[..., None]
@@ -247,6 +244,7 @@ def _weigh(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "*u k m"]) 
     off = torch.where(clear & (z.abs() > slack) & fires & zeros & (moved_by <= farthest), moved_by, 0.0)
     if off.shape[-1] > 1:
         drift = torch.maximum(drift, off.topk(2, dim=-1).values[..., 1].amax(-1))
+    clearly_silent = z < -slack
     slack = widened(slack, drift[..., None, None], reach)
     told = clear & (z.abs() > slack)
     hiding = torch.where(told & fires, bound / level, 0.0).sum(-1)
@@ -256,7 +254,7 @@ def _weigh(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "*u k m"]) 
     length = scale.abs().clamp_min(torch.finfo(z.dtype).tiny)
     size, columns = size / length, max(1, factors.right.shape[-1])
     spread = (SIGMAS * heavier * tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
-    spread = torch.hypot(spread, relied.input_error(problem) / columns**0.5) / scale.abs()
+    spread = spread / scale.abs()
     weight = torch.linalg.vector_norm(masked, dim=-1) * size
     whole = torch.linalg.vector_norm(factors.row_norms, dim=-1)
     noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) * columns**0.5
@@ -276,10 +274,10 @@ def _weigh(problem: Problem, relied: Reliance, pattern: Bool[Tensor, "*u k m"]) 
         error=spread / (size / columns**0.5),
         share=weight / weight.sum(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny),
         residual=factors.distance(masked.mT, signed / length[..., None]) / whole,
-        noise=torch.hypot(noise, relied.unexplained(problem)) / whole,
+        noise=noise / whole,
         heavier=heavier,
         drift=drift,
-        silent=silent & (z < -slack),
+        silent=silent & clearly_silent,
     )
 
 

@@ -1,0 +1,230 @@
+"""What an audit claims of an input follows from its replay, its weight and the number of samples."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import spearpp
+from spearpp import ClientUpdate, simulate
+from spearpp.audit.claims import Kind, Known, weigh
+from spearpp.certificate import coins
+from spearpp.replay import replay
+from spearpp.simulate import Batch
+
+CLIENT = torch.Generator().manual_seed(5)
+
+
+def mlp(*widths: int, seed: int = 1) -> nn.Sequential:
+    features, *hidden, classes = widths
+    return simulate.mlp(features, hidden, classes, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(samples: int, features: int = 60, classes: int = 10, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return simulate.random_batch(samples, features=features, classes=classes, generator=generator)
+
+
+def update_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, **options: object) -> ClientUpdate:
+    loss = nn.functional.cross_entropy(model(inputs), labels, **options)  # type: ignore[arg-type]
+    return ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+
+
+def kinds(result: spearpp.AuditResult) -> list[Kind]:
+    return [each.kind for each in result.layers[0].claims]
+
+
+def distance(x: torch.Tensor, inputs: torch.Tensor) -> float:
+    apart = torch.linalg.vector_norm(inputs.double() - x.double(), dim=1)
+    return float((apart / torch.linalg.vector_norm(inputs.double(), dim=1)).min())
+
+
+class TestCounting:
+    def test_a_known_number_of_samples_makes_inputs_single_samples(self) -> None:
+        model, batch = mlp(60, 120, 120, 10), batch_of(8)
+        told = spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=8)
+        untold = spearpp.audit(simulate.FedSGD()(model, batch), model)
+        assert kinds(told) == [Kind.ONE] * 8
+        assert kinds(untold) == [Kind.ONE_OR_MEAN] * 8
+        for each in untold.layers[0].claims:
+            assert each.samples == pytest.approx(1, abs=1e-3)
+            assert "implies 8 samples" in each.why
+            assert 0 < each.apart < 0.2
+
+    def test_a_repeated_sample_counts_twice(self) -> None:
+        model, batch = mlp(60, 120, 120, 10), batch_of(8)
+        inputs, labels = (torch.cat([each, each[:2]]) for each in (batch.inputs, batch.labels))
+        for told in (10, None):
+            result = spearpp.audit(update_of(model, inputs, labels), model, batch_size=told)
+            several = [each for each in result.layers[0].claims if each.kind is Kind.SEVERAL]
+            assert [each.samples for each in several] == pytest.approx([2, 2], abs=1e-2)
+            assert result.layers[0].recovered == 6
+            assert result.fitting == 2
+            assert any("several samples" in caveat for caveat in result.caveats)
+
+    def test_samples_that_are_one_to_the_layer_are_never_called_one(self) -> None:
+        """One image at two contrasts, under one label: only their weighted mean is in the gradient."""
+        model, batch = mlp(60, 200, 10), batch_of(6)
+        inputs = torch.cat([batch.inputs, 1.1 * batch.inputs[:2]])
+        labels = torch.cat([batch.labels, batch.labels[:2]])
+        for told in (8, None):
+            result = spearpp.audit(update_of(model, inputs, labels), model, batch_size=told)
+            found = result.layers[0]
+            assert found.inversion is not None
+            for x, claim in zip(found.inversion.inputs, found.claims, strict=True):
+                if claim.kind is Kind.ONE:
+                    assert distance(x, inputs) <= max(3 * claim.error, 1e-6)
+
+    @pytest.mark.parametrize("told", [12, None])
+    def test_pairs_throughout_the_batch_are_not_called_one(self, told: int | None) -> None:
+        """All weights are those of two samples, so only the number of samples gives the pairs away."""
+        model, batch = mlp(60, 150, 10), batch_of(6)
+        inputs = torch.cat([batch.inputs, batch.inputs * (1 + 1e-4)])
+        result = spearpp.audit(update_of(model, inputs, batch.labels.repeat(2)), model, batch_size=told)
+        assert Kind.ONE not in kinds(result)
+        if told:
+            assert Kind.SEVERAL in kinds(result)
+
+    def test_a_sum_of_losses_weighs_as_it_does(self) -> None:
+        model, batch = mlp(60, 120, 120, 10), batch_of(8)
+        update = update_of(model, batch.inputs, batch.labels, reduction="sum")
+        result = spearpp.audit(update, model, batch_size=8)
+        assert kinds(result) == [Kind.ONE] * 8
+
+    def test_the_mean_of_several_people_is_no_leak(self) -> None:
+        """A column of 1e5 decides every pattern and saturates the softmax: a batch looks like one sample, its mean."""
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.cat(
+            [torch.rand(8, 20, generator=generator), 1e5 * (1 + torch.rand(8, 1, generator=generator))], 1
+        )
+        model = mlp(21, 100, 2)
+        labels = 1 - model(inputs).argmax(1)  # wrong throughout, so that every sample has a signal
+        for told in (8, None):
+            result = spearpp.audit(update_of(model, inputs, labels), model, batch_size=told)
+            assert result.verdict != "LEAKS"
+            assert result.fitting == 1
+            assert "no input was proved to be a training sample" in result.summary
+
+    @given(st.integers(2, 20), st.integers(1, 5), st.integers(0, 20))
+    def test_the_weight_of_one_sample_is_that_of_most(self, samples: int, merged: int, more: int) -> None:
+        weights = torch.tensor([1 / 40] * (samples + merged) + [2 / 40] * merged, dtype=torch.float64)
+        told = weigh(weights, rank=len(weights), known=Known(40 + 0 * more))
+        assert told.one == pytest.approx(1 / 40)
+        assert weigh(weights, rank=len(weights), known=Known(None)).implied == 40
+
+    def test_weights_that_contradict_the_rank_tell_nothing(self) -> None:
+        weights = torch.full((7,), 1 / 6, dtype=torch.float64)
+        assert weigh(weights, rank=7, known=Known(None)).one is None
+        assert weigh(torch.rand(9, generator=CLIENT).double(), rank=9, known=Known(None)).one is None
+
+
+class TestErrors:
+    @pytest.mark.parametrize("classes", [2, 3, 10])
+    def test_the_stated_error_bounds_the_true_one(self, classes: int) -> None:
+        for seed in range(4):
+            batch = batch_of(6, classes=classes, seed=seed)
+            model = mlp(60, 150, 60, classes, seed=seed)
+            result = spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=6)
+            found = result.layers[0]
+            assert found.inversion is not None
+            assert [each.kind for each in found.claims] == [Kind.ONE] * 6
+            for x, claim in zip(found.inversion.inputs, found.claims, strict=True):
+                assert distance(x, batch.inputs) <= 3 * claim.error
+                assert claim.error < 1e-3
+
+    def test_faint_samples_do_not_take_the_strong_ones_with_them(self) -> None:
+        """Two samples of 1e-7 of the others' weight lie below rounding; the others are explained one by one."""
+        model, batch = mlp(60, 120, 60, 10), batch_of(10)
+        importance = torch.cat([torch.ones(8), torch.full((2,), 1e-7)])
+        losses = nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
+        gradients = torch.autograd.grad((losses * importance).mean(), list(model.parameters()))
+        result = spearpp.audit(ClientUpdate.from_gradients(model, list(gradients)), model)
+        assert len(result.inputs) >= 8
+        for x in result.inputs:
+            assert distance(x, batch.inputs) < 1e-2
+
+
+class TestOtherLosses:
+    def test_several_labels_at_once(self) -> None:
+        model, batch = mlp(60, 150, 80, 10), batch_of(6)
+        targets = (torch.rand(6, 10, generator=torch.Generator().manual_seed(3)) < 0.3).float()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch.inputs), targets)
+        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+        assert kinds(spearpp.audit(update, model, batch_size=6)) == [Kind.ONE] * 6
+        for each in spearpp.audit(update, model).layers[0].claims:
+            assert each.kind is Kind.ONE_OR_MEAN
+
+    def test_a_loss_that_is_not_known_claims_less(self) -> None:
+        model, batch = mlp(60, 150, 80, 1), batch_of(6)
+        loss = nn.functional.mse_loss(
+            model(batch.inputs), torch.randn(6, 1, generator=torch.Generator().manual_seed(3))
+        )
+        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+        untold, told = (spearpp.audit(update, model, batch_size=size) for size in (None, 6))
+        assert kinds(untold) == [Kind.ONE_OR_MEAN] * 6
+        assert all(math.isinf(each.apart) for each in untold.layers[0].claims)
+        assert "weighted mean" in untold.summary
+        assert kinds(told) == [Kind.ONE] * 6
+
+    def test_one_input_of_an_unknown_loss_is_no_leak(self) -> None:
+        model = mlp(20, 100, 1)
+        inputs = 285 + 0.1 * torch.randn(5, 20, generator=torch.Generator().manual_seed(1))
+        targets = torch.randn(5, 1, generator=torch.Generator().manual_seed(2))
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+        result = spearpp.audit(update, model)
+        assert result.verdict == "NOT_FOUND"
+        assert result.fitting == 1
+
+
+def test_dropout_does_not_hide_inputs() -> None:
+    plain = mlp(60, 200, 60, 10)
+    model = nn.Sequential(plain[0], nn.ReLU(), nn.Dropout(0.2), plain[2], nn.ReLU(), plain[4]).train()
+    batch = batch_of(12)
+    torch.manual_seed(0)
+    update = update_of(model, batch.inputs, batch.labels)
+    result = spearpp.audit(update, model)
+    assert result.verdict == "LEAKS"
+    assert result.layers[0].layer.dropout
+    assert len(result.inputs) == 12
+    assert all(distance(x, batch.inputs) < 1e-5 for x in result.inputs)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.Tanh, nn.SiLU, nn.LeakyReLU, nn.ELU])
+@pytest.mark.parametrize("given_model", [True, False])
+def test_one_sample_is_inverted_whatever_follows(activation: type[nn.Module], given_model: bool) -> None:
+    plain, batch = mlp(60, 50, 10), batch_of(1)
+    model = nn.Sequential(plain[0], activation(), plain[2])
+    result = spearpp.audit(update_of(model, batch.inputs, batch.labels), model if given_model else None, batch_size=1)
+    assert result.verdict == "LEAKS"
+    assert kinds(result) == [Kind.ONE]
+    assert distance(result.inputs[0], batch.inputs) < 1e-5
+
+
+def test_a_replay_proves_nothing_where_wrong_inputs_do_as_well() -> None:
+    """Temperatures of one place: those of other days reproduce the update fairly well, but so do their mixtures."""
+    generator = torch.Generator().manual_seed(4)
+    hours = torch.arange(24) / 24 * 2 * math.pi
+
+    def days() -> torch.Tensor:
+        level, phase = 8 * torch.randn(16, 1, generator=generator), torch.rand(16, 1, generator=generator)
+        return 12 + level + 5 * torch.sin(hours + phase)
+
+    model, inputs, labels = mlp(24, 64, 2), days(), torch.randint(2, (16,), generator=generator)
+    update = update_of(model, inputs, labels)
+    right = replay(model, update, inputs, labels)
+    assert right.proves
+    assert right.baseline == min(right.mixed, right.unrelated) > right.difference
+    for _ in range(5):
+        assert not replay(model, update, days(), labels).proves
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 40))
+def test_coins_count_draws_without_putting_back(n: int, k: int, s: int) -> None:
+    k, s = min(k, n), min(s, k, n)
+    chance = math.prod((k - i) / (n - i) for i in range(s))
+    counted = float(coins(torch.tensor(n), torch.tensor(k), torch.tensor(s), 0))
+    assert counted == pytest.approx(-math.log2(chance) if k else 0.0, abs=1e-9)

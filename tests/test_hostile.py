@@ -1,0 +1,54 @@
+"""Clients that try to break a certificate: nothing that is claimed of them is wrong.
+
+``benchmarks/hostile_clients.py`` defines the families; ``make bench NAME=hostile`` runs many more of each.
+"""
+
+from collections import Counter
+
+import pytest
+import torch
+from benchmarks.hostile import judged, seed_of
+from benchmarks.hostile_clients import FAMILIES, SPELLINGS
+
+from spearpp.layers.operations import Behaviour, behaviour
+
+SLOW = {"wide layer, m=1000", "two layers, b up to 0.45 m"}
+"""Families that take many seconds; the benchmark runs them."""
+LEAKING = {
+    "images, FedSGD",
+    "images, FedSGD, no model given",
+    "FedAvg, images",
+    "Dropout after ReLU",
+    "ReLU in other words",
+    "one sample, any activation, no model",
+    "one sample, ReLU",
+    "subclass of Linear",
+    "ordinal answers of 1 to 5",
+    "bags of words",
+    "exact repetitions",
+    "two classes, fresh network",
+}
+"""Families whose updates leak, every one of them, and must be said to."""
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in SLOW])
+def test_nothing_that_is_claimed_is_wrong(name: str) -> None:
+    total: Counter[str] = Counter()
+    for seed in (1000, 1001):
+        client = FAMILIES[name](torch.Generator().manual_seed(seed_of(name, seed)))
+        total.update(judged(client, told=seed % 2 == 0))
+    assert total["updates"] == 2
+    assert {fault: total[fault] for fault in ("wrong", "overstated", "bad means", "wrong leaks")} == {
+        "wrong": 0,
+        "overstated": 0,
+        "bad means": 0,
+        "wrong leaks": 0,
+    }
+    if name in LEAKING:
+        assert total["leaks"] == 2
+        assert total["certified"] + total["merged"] + total["close"] > 0
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS, ids=lambda each: each.__name__)
+def test_every_spelling_of_relu_behaves_as_one(spelling: type[torch.nn.Module]) -> None:
+    assert behaviour(spelling()) in (Behaviour.RELU, Behaviour.NEARLY_RELU)
