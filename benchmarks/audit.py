@@ -1,7 +1,7 @@
 """From updates to verdicts: what audits say of clients as there are, and whether they ever cry wolf.
 
-    make bench-audit                               # all tables, 2 CPU cores
-    make bench-audit ARGS="--rows alarms"
+    make bench NAME=audit                               # all tables, 2 CPU cores
+    make bench NAME=audit ARGS="--rows alarms"
 
 paper    the paper's FedAvg and DP rows through files, layer discovery and audit, with Opacus doing the DP (CIFAR-10)
 wire     precision on the wire and batch size: share of the inputs that came back

@@ -1,6 +1,6 @@
 """Are certificates ever wrong? Counts certified inputs, and those that are not in the batch, by setting.
 
-    make bench-certificates
+    make bench NAME=certificates
 
 An input is wrong if it is certified and has a PSNR under 60 to the nearest true one; missed if it is over 90
 and not certified.

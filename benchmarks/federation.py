@@ -1,7 +1,7 @@
 """What audits cost a Flower federation: time, memory, and what is dropped under load.
 
-    make bench-federation
-    make bench-federation ARGS="--clients 50 --rounds 12"
+    make bench NAME=federation
+    make bench NAME=federation ARGS="--clients 50 --rounds 12"
 
 A real strategy and real client apps in one process, so that nothing but Flower's own work and training is in a round:
 the hardest case for the ratio. The audit worker is another process and competes for the same cores.

@@ -1,10 +1,10 @@
 """How large a batch comes back: one witness against two, by width, on normalised and raw pixels.
 
-    make bench-frontier                                        # the rows this device can do
-    make bench-frontier ARGS="--rows raw m1000 --batches 20"
-    make bench-frontier ARGS="--rows weights"                  # how the weight of y decides
-    make bench-frontier ARGS="--rows trained"                  # a network that has 95 % of its data right
-    make bench-frontier ARGS="--rows peel64 peel256"           # the setting of LT-code peeling (2026)
+    make bench NAME=frontier                                        # the rows this device can do
+    make bench NAME=frontier ARGS="--rows raw m1000 --batches 20"
+    make bench NAME=frontier ARGS="--rows weights"                  # how the weight of y decides
+    make bench NAME=frontier ARGS="--rows trained"                  # a network that has 95 % of its data right
+    make bench NAME=frontier ARGS="--rows peel64 peel256"           # the setting of LT-code peeling (2026)
 
 CIFAR-10 test images (SPEARPP_DATA), fresh 3072-m-m-m-10 network, float32 gradients, one seed a batch
 from 1000 on. Two witnesses are the gradients of the first two layers.

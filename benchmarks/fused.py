@@ -1,6 +1,6 @@
 """The paper's descent in one kernel against the same step by step: seconds, TFLOP/s, and what is found.
 
-    make bench-fused
+    make bench NAME=fused
 
 For a GPU. First what the fused kernel computes is held against the reference, and what both ways find in a batch of
 b=20, m=200 is counted; a failure of either is the exit status. Then both ways are timed, the fused one over the paper's

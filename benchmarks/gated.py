@@ -1,7 +1,7 @@
 """Measures the gated engine: recovery rates and time, beside the paper's search on the same device.
 
-    make bench-gated                                # the rows this device can do
-    make bench-gated ARGS="--rows m200 --batches 50"
+    make bench NAME=gated                                # the rows this device can do
+    make bench NAME=gated ARGS="--rows m200 --batches 50"
 
 CIFAR-10 test images (SPEARPP_DATA), standard normalisation, fresh 3072-m-m-m-10 network, float32
 gradients, one seed a batch from 1000 on.

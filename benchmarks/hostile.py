@@ -90,13 +90,13 @@ def told_apart(client: HostileClient) -> Tensor:
     return (strength > 1e-4 * strength.max()) & ~same.any(1)
 
 
-def judged(client: HostileClient, *, told: bool) -> Counter[str]:
+def judged(client: HostileClient, *, told: bool, starts: int = 2048) -> Counter[str]:
     """Audit one client, told how many samples it has or not, and compare what is claimed with the truth."""
     counts: Counter[str] = Counter(updates=1, samples=len(client.inputs))
     result = spearpp.audit(
         client.update,
         client.model if client.pass_model else None,
-        search=Gated(starts=2048),
+        search=Gated(starts=starts),
         batch_size=client.samples if told else None,
     )
     counts["leaks"] = int(result.verdict == "LEAKS")

@@ -1,7 +1,7 @@
 """The largest resident size of an audit whose model has a layer of 100 million weights, by file format.
 
-    make bench-memory
-    make bench-memory ARGS="--case first --memory 16G"
+    make bench NAME=memory
+    make bench NAME=memory ARGS="--case first --memory 16G"
 
 Files are written to a temporary folder (3 GiB a case). Every command runs in a fresh process and tells its own largest
 resident size at its end, as Linux has it; a command that does nothing (``spearpp --version``) gives the floor.

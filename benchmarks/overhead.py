@@ -1,6 +1,6 @@
 """What Python costs a descent on one core: each step as it is against the same operators without Python between them.
 
-    make bench-overhead
+    make bench NAME=overhead
 
 The operators of a step are recorded once (``torch.jit.trace``) and replayed by TorchScript's interpreter; both take
 turns, and their end points are compared. TorchScript is on its way out of PyTorch, so it measures here and is used

@@ -1,6 +1,6 @@
 """How fast the paper's search steps: our Riemannian Adam, geoopt's and plain PyTorch take turns on the same starts.
 
-    make bench-paper
+    make bench NAME=paper
 
 Their ratio is what counts, seconds depend on the machine. How much the paper's searches recover is measured by
 ``spearpp reproduce``.

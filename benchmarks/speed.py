@@ -1,8 +1,8 @@
 """The gated search against its yardsticks, in one run; more work than the committed baseline fails.
 
-    make bench
-    make bench ARGS="--update"      # make what is measured now the baseline
-    make bench ARGS="--large"       # m = 4000 too, for a GPU
+    make bench NAME=speed
+    make bench NAME=speed ARGS="--update"      # make what is measured now the baseline
+    make bench NAME=speed ARGS="--large"       # m = 4000 too, for a GPU
 
 Work is counted in start-steps and in operations of matrix products, which are the same on every run of a device.
 Seconds are compared with one float64 singular value decomposition of the same gradient, taken in turn; a ratio

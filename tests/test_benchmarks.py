@@ -1,4 +1,4 @@
-"""The check of ``make bench``: more work than the baseline fails, more time only warns."""
+"""The check of ``make bench NAME=speed``: more work than the baseline fails, more time only warns."""
 
 from dataclasses import replace
 

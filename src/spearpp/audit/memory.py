@@ -11,7 +11,7 @@ MEMORY = 2**33
 """Bytes that the work on one layer may take, unless the caller says otherwise."""
 INVERTED = 52
 """Bytes for each weight of a layer that is inverted: gradient and weight as they came and in float64, and what their
-decomposition takes (measured: ``make bench-memory``)."""
+decomposition takes (measured: ``make bench NAME=memory``)."""
 REPLAYED = 24
 """Bytes for each weight of a model whose update is computed again: a copy of it, its gradients, and the update's."""
 

@@ -55,6 +55,8 @@ def recovered(audited: LayerAudit) -> str:
     if all(each.kind is Kind.ONE for each in found):
         return f"{count} exactly"
     apart = max(each.apart for each in found)
+    if apart == math.inf and all(each.samples == 1 for each in found):
+        return f"{count} (each is one sample, averaged over the local steps)"
     if apart < math.inf:
         return f"{count} exactly (each is one sample, or the mean of samples at most {apart:.1%} apart)"
     return f"{count} (each is one sample, or the weighted mean of samples that activate the same neurons)"
