@@ -107,7 +107,7 @@ def invert(
                 outcome = replace(outcome, interrupted=True)
                 recovered = conclude(problem, outcome)
     zeros = _zeros(problem, recovered.directions).to(seen.device)
-    fits = (recovered.certified | recovered.fits(problem)).to(seen.device)
+    fits = recovered.certified if bool(recovered.certified.all()) else recovered.certified | recovered.fits(problem)
     recovered = moved(recovered, seen.device)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
@@ -119,7 +119,7 @@ def invert(
         certificates=recovered.certificates,
         spectrum=problem.factors.spectrum.to(seen.device),
         zeros=zeros,
-        fits=fits,
+        fits=fits.to(seen.device),
         witness=next_layer.why if problem.witness is None else _heard(outcome.sightings),
         stats=Stats(
             starts=outcome.starts,

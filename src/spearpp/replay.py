@@ -69,22 +69,26 @@ def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"],
     weights = as_sent(model, update)
     device = next(iter(outlines(update.gradients).values())).device
     inputs, labels = inputs.to(device), labels.to(device)
-    played = _played(weights, update, inputs, labels)
+    played = _played(weights, update, inputs, labels, unequal=True)
     if len(inputs) < 2:
         return played
     generator = torch.Generator().manual_seed(0)
     order = torch.stack([torch.randperm(len(inputs), generator=generator) for _ in range(inputs.shape[1])], dim=1)
     wrong = ((inputs + inputs.roll(1, 0)) / 2, inputs.gather(0, order.to(device)))
-    mixed, unrelated = (_played(weights, update, each, labels).difference for each in wrong)
+    compared = (_played(weights, update, each, labels, unequal=played.weighted) for each in wrong)
+    mixed, unrelated = (each.difference for each in compared)
     return replace(played, mixed=mixed, unrelated=unrelated)
 
 
-def _played(weights: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]) -> Replay:
+def _played(
+    weights: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"], *, unequal: bool
+) -> Replay:
+    """The replay of one batch, where ``unequal`` also with samples that count unequally."""
     named = {plain(name): each for name, each in weights.named_parameters() if plain(name) in update.gradients}
     outputs = forward(weights, inputs)
     losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
     plainly = _compare(update, named, losses.mean())
-    if plainly.difference <= UNEQUAL:
+    if plainly.difference <= UNEQUAL or not unequal:
         return plainly
     counts = _counts(update, named, losses)
     if counts is None or float(counts.min()) < -0.1 * float(counts.max()):  # no sample counts against its own loss

@@ -40,7 +40,7 @@ MARGIN = 1.3
 """How much farther outside the next best label must be."""
 TOLD = 0.01
 """Share outside from which on a label is told from the best: less may be rounding."""
-DIRECTIONS = 8
+DIRECTIONS = 4
 """Other inputs towards which slope and bend are measured."""
 STEP = 1e-4
 """Relative step of the numerical derivative of the outputs."""
@@ -115,7 +115,7 @@ def replay_alone(
 ) -> Signals | None:
     """Replay every input that has a direction by itself; None if there is none, or no bias to know its size by.
 
-    Cross-entropy and, for several labels at once, binary cross-entropy are tried; the one that explains more counts.
+    The loss is taken for cross-entropy; if that explains no input, for binary cross-entropy of every output.
 
     Raises:
         OptionError: if the model does not take the inputs, or is no classifier.
@@ -131,9 +131,12 @@ def replay_alone(
     )
     epsilon = max(torch.finfo(each.dtype).eps for each in (update.gradients[layer.weight], result.inputs))
     noise = noise.clamp_min(ROUNDING * epsilon)
-    tried = [_fit(network, candidates, noise, binary) for binary in (False, True)]
-    best = max(tried, key=lambda each: int((each.mismatch <= UNFIT).sum()))
-    return _moved_within_rounding(network, candidates, noise, best, best is tried[1])
+    plain = _fit(network, candidates, noise, binary=False)
+    if not bool((plain.mismatch <= UNFIT).any()):
+        binary = _fit(network, candidates, noise, binary=True)
+        if bool((binary.mismatch <= UNFIT).any()):
+            return _moved_within_rounding(network, candidates, noise, binary, binary=True)
+    return _moved_within_rounding(network, candidates, noise, plain, binary=False)
 
 
 class Network:

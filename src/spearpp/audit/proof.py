@@ -66,7 +66,7 @@ def judge_all(
             patterns = _patterns(each.layer, each.inversion.inputs, update)
             claims = judge(each.inversion, patterns, signals, _known(each.layer, update, batch_size))
             each = replace(each, claims=claims)
-        labels = None if network is None else _labels(network, update, each, factors)
+        labels = None if network is None else _labels(network, update, each, factors, signals)
         judged.append(replace(each, labels=labels))
     return Judged(judged, network, replayed)
 
@@ -111,10 +111,15 @@ def _patterns(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate) 
     return z + (0.0 if layer.bias is None else update.weights[layer.bias].double()) > 0
 
 
-def _labels(model: nn.Module, update: ClientUpdate, audited: LayerAudit, factors: Factors) -> Tensor | None:
+def _labels(
+    model: nn.Module, update: ClientUpdate, audited: LayerAudit, factors: Factors, signals: Signals | None
+) -> Tensor | None:
+    """The labels that explain the inputs' signals; where they do not explain them all, those that fit the gradient."""
     found = audited.inversion
     if found is None or audited.layer.sees != "inputs":
         return None
+    if signals is not None and len(signals.labels) == len(found.inputs) and bool((signals.mismatch <= PROVED).all()):
+        return signals.labels
     if not bool(found.certified.any() or found.fits.any()) and found.stats.found < found.batch_size:
         return None
     try:
