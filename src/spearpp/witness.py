@@ -122,17 +122,18 @@ def consult(
         return _without_rank(
             seen, batch_size, f"not used: its {outputs} outputs cannot tell {batch_size} samples apart"
         )
-    try:
-        factors = decompose(seen, batch_size)
-    except RankError:
-        why = f"not used: its gradient has a rank below the {batch_size} samples of the batch"
-        return _without_rank(seen, batch_size, why)
-    held = _clear_rank(seen)
+    factors = _clearly_factored(seen)
+    held = 0 if factors is None else factors.batch_size
     if held > batch_size:
-        why = (
+        return NextLayer(
             f"not used: its gradient shows {held} samples, this layer's only {batch_size}: inputs depend on each other"
         )
-        return NextLayer(why)
+    if factors is None or held != batch_size:
+        try:
+            factors = decompose(seen, batch_size)
+        except RankError:
+            why = f"not used: its gradient has a rank below the {batch_size} samples of the batch"
+            return _without_rank(seen, batch_size, why)
     witness = _of(factors, seen.weight)
     for name, matrix in (("this layer's weights", preactivations), ("the next layer's", witness.back)):
         # Columns are as long as the samples are strong, which says nothing about what tells them apart.
@@ -142,15 +143,15 @@ def consult(
     return NextLayer("used", witness)
 
 
-def _clear_rank(seen: Observation) -> int:
-    """How many samples a gradient shows, where the spectrum has a clear gap after them; 0 where it has none."""
+def _clearly_factored(seen: Observation) -> Factors | None:
+    """The factors of a gradient at the rank after which its spectrum has a clear gap; None where it has none."""
     try:
         factors = decompose(seen)
     except RankError:
-        return 0
+        return None
     rank = factors.batch_size
-    clear = rank < len(factors.spectrum) and bool(factors.spectrum[rank - 1] >= CLEAR_GAP * factors.spectrum[rank])
-    return rank if clear else 0
+    clear = 0 < rank < len(factors.spectrum)
+    return factors if clear and bool(factors.spectrum[rank - 1] >= CLEAR_GAP * factors.spectrum[rank]) else None
 
 
 def _without_rank(seen: Observation, batch_size: int, why: str) -> NextLayer:
