@@ -33,7 +33,7 @@ EXPLAINED = 1e-2
 """Largest mismatch of an input that its replay explains."""
 RARE = 9
 """An agreement by chance must be rarer than ten to the minus this."""
-SAFETY = 2.0
+SAFETY = 3.0
 """The stated error is this many times what mismatch and median slope imply. They implied the true error within 1.3 on
 contrast copies (``docs/results/hostile.md``)."""
 SAME_WEIGHT = 0.05
@@ -117,6 +117,8 @@ class Weights:
     """What is known about it, in words."""
     counted: bool = False
     """Whether the number of samples is known from outside, so that an input can be proved to be one."""
+    merged: bool = False
+    """Whether most inputs must stand for several samples."""
 
 
 def judge(
@@ -213,15 +215,19 @@ def weigh(weights: Float[Tensor, "k"], rank: int, known: Known) -> Weights:
     if not known.absolute or given is not None:
         return Weights(one, float("nan"), "the scale of the update is not known")
     implied = round(1 / one)
+    if known.one_step and 1 / one < rank - WHOLE and abs(1 / one - 1) > WHOLE:  # 1 is the weight of a sum of losses
+        why = f"the size of the signals implies {1 / one:.3g} samples, the gradient shows at least {rank}"
+        return Weights(None, float("nan"), why, merged=True)
     if abs(1 / one - implied) > WHOLE or implied < rank:
-        why = f"the size of the signals implies {1 / one:.4g} samples, the rank of the gradient at least {rank}"
-        return Weights(None, 1 / one, why)
+        return Weights(one, float("nan"), "the scale of the update is not that of a mean loss")
     return Weights(1 / implied, float(implied), f"the size of the signals implies {implied} samples")
 
 
 def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: Known) -> Claim:
     """The claim for an input that its replay explains; ``signal`` has its row alone."""
     mismatch, floor = float(signal.mismatch), float(signal.noise)
+    if weights.merged and not layer.complete:
+        return Claim(Kind.FITS, float("inf"), float("nan"), f"{weights.why}: several samples may be merged in it")
     samples, sized = 1.0 if layer.complete else float("nan"), 0
     if weights.one is not None:
         samples = float(signal.weight) / weights.one
