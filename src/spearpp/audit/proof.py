@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.audit.claims import SAFETY, Claim, Kind, Known, judge
+from spearpp.audit.claims import Claim, Kind, Known, judge
 from spearpp.audit.result import LayerAudit
 from spearpp.certificate import EXACT
 from spearpp.consistency import Finding
@@ -26,6 +26,8 @@ from spearpp.update.lazy import outlines
 UNEXPLAINED = 0.5
 """Largest mismatch of an input that a replay of the whole batch proves, and at most twice what that leaves. Wrong
 inputs have 0.5 and more."""
+MARGIN = 2.0
+"""The stated error of such an input is this many times the average that the replay implies."""
 UP_TO_NOISE = 0.5
 """Largest stated error of such an input: four standard deviations, so that it is off by an eighth of its norm or so."""
 PROVED = 1e-3
@@ -164,7 +166,7 @@ def _with_proof(audited: LayerAudit, again: Replay, signals: Signals) -> LayerAu
     half = torch.linalg.vector_norm(inputs - inputs.roll(1, 0), dim=1) / 2
     share = again.difference / again.baseline * half / torch.linalg.vector_norm(inputs, dim=1).clamp_min(1e-300)
     noise = torch.zeros_like(share) if found.certificates is None else found.certificates.error.double()
-    error = torch.maximum(SAFETY * share, noise)
+    error = torch.maximum(MARGIN * share, noise)
     explained = (signals.mismatch <= min(UNEXPLAINED, 2 * again.difference)) & (error <= UP_TO_NOISE)
     why = f"replayed together the inputs leave {again.difference:.1%} of the update, mixed ones {again.mixed:.0%}"
     claims = list(audited.claims)
