@@ -229,7 +229,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
     if weights.merged and not layer.complete:
         return Claim(Kind.FITS, float("inf"), float("nan"), f"{weights.why}: several samples may be merged in it")
     samples, sized = 1.0 if layer.complete else float("nan"), 0
-    if weights.one is not None:
+    if weights.one is not None and not layer.complete:
         samples = float(signal.weight) / weights.one
         count = round(samples)
         if abs(samples - count) > WHOLE * max(count, 1) or count == 0:
@@ -241,6 +241,10 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
             )
         if weights.implied == weights.implied:  # a known scale: the size of the signal must fit too
             mismatch, sized = max(mismatch, abs(samples - 1)), 1
+    if layer.held and not known.one_step and (layer.different or layer.complete):
+        return replace(
+            _held(layer, known), samples=samples
+        )  # local steps make a mismatch that is no error of the input
     error = SAFETY * max(mismatch, floor) / max(float(signal.slope[0, sized]), 1e-300)
     error = max(error, layer.error if layer.held else 0.0)
     counted = weights.counted or layer.complete
