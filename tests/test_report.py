@@ -23,6 +23,7 @@ from torch import nn
 import spearpp
 from spearpp import AuditResult, Inversion, SpearError, Verdict, pictures, report, simulate
 from spearpp.audit.folder import DOCUMENT, NUMBERS
+from spearpp.cli.audit import exit_code
 from spearpp.report import plots
 from spearpp.report.advice import defences
 from spearpp.report.sarif import sarif
@@ -332,3 +333,26 @@ def test_foreign_batches_are_read_and_odd_ones_refused(tmp_path: Path) -> None:
         numpy.savez(file, **odd)
         with pytest.raises(SpearError):
             Batch.load(file)
+
+
+def test_inputs_that_fit_without_proof_are_never_silent(tmp_path: Path) -> None:
+    """Verdict, exit code, JSON, SARIF and page say how many there are and why."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = 285 + 0.1 * torch.randn(5, 64, generator=generator)
+    model = simulate.mlp(64, [100], 1, generator=generator)
+    loss = torch.nn.functional.mse_loss(model(inputs), torch.randn(5, 1, generator=generator))
+    gradients = list(torch.autograd.grad(loss, list(model.parameters())))
+    result = spearpp.audit(spearpp.ClientUpdate.from_gradients(model, gradients), model)
+    assert (result.verdict, result.fitting) == ("NOT_FOUND", 1)
+    assert "1 input fits the gradient of layer 0" in result.summary
+    page = report.write(tmp_path, result).read_text()
+    assert "An input was computed that fits this update" in page
+    assert "fits, not certified" in page
+    assert "data:image/png" in page
+    content = json.loads((tmp_path / DOCUMENT).read_text())
+    assert content["fitting"] == 1
+    assert "mean of several samples" in content["why_not_certified"]
+    log = json.loads((tmp_path / "report.sarif").read_text())["runs"][0]["results"]
+    assert [(each["ruleId"], each["level"]) for each in log] == [("spearpp/unproved-inputs", "warning")]
+    assert str(AuditResult.load(tmp_path).layers[0].claims) == str(result.layers[0].claims)  # nan is not equal to nan
+    assert [exit_code(result, gate) for gate in ("leak", "certified", "never")] == [1, 0, 0]

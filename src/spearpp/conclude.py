@@ -77,7 +77,8 @@ def conclude(problem: Problem, outcome: Outcome) -> Recovered:
     settled = settle(problem, problem.witness, seen.points, seen, own=True)
     testimony = certify_sighted(problem, problem.witness, seen, settled)
     # Where all are in the batch up to their error, only more exact ones are worth the others.
-    if int((testimony.exact if whole else testimony.consistent).sum()) <= int(best.certified.sum()):
+    held = int((testimony.exact if whole else testimony.consistent).sum())
+    if held <= int(best.certified.sum()) or held < int(best.fits(problem).sum()):
         return best
     score = agreement(problem, seen, settled)
     return _certified_first(inputs_of(problem, settled.points), seen.directions, testimony, score)

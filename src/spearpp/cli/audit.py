@@ -84,13 +84,15 @@ def audit(
     seconds, most, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)
     done = run(read, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, most)
-    inside = done.best is not None and done.best.layer.sees == "features"
+    layer = done.shown
+    inside = layer is not None and layer.layer.sees == "features"
+    width = 0 if layer is None or layer.inversion is None else layer.inversion.inputs.shape[1]
     with uninterrupted():
         page = reports.write(
             folder,
             done,
             truth=batch,
-            presentation=None if inside else reports.Presentation.of(done.inputs.shape[1], batch, **shown),
+            presentation=None if inside else reports.Presentation.of(width, batch, **shown),
             redact=hidden,
             command=["spearpp", *sys.argv[1:]],
             source=[str(each) for each in (update, after) if each is not None],

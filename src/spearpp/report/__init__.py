@@ -57,7 +57,7 @@ def write(
         SpearError: if something does not fit together, or cannot be written.
     """
     if presentation is None:
-        presentation = Presentation.of(result.inputs.shape[1], truth)
+        presentation = Presentation.of(_width(result), truth)
     compared = None if truth is None else compare(result, truth)
     content = {
         "source": list(source),
@@ -74,6 +74,11 @@ def write(
     else:
         (place / TRUTH).unlink(missing_ok=True)
     return _render(place, result, truth, compared, presentation, redact)
+
+
+def _width(result: AuditResult) -> int:
+    """How many numbers an input has that the page shows; 0 if it shows none."""
+    return 0 if result.shown is None or result.shown.inversion is None else result.shown.inversion.inputs.shape[1]
 
 
 def again(

@@ -62,9 +62,9 @@ def advice(result: AuditResult) -> list[Advice]:
     """What the owner of the system can do next."""
     if result.verdict is Verdict.NOT_APPLICABLE:
         return list(NOT_APPLICABLE)
-    if result.verdict is Verdict.NOT_FOUND:
+    if result.verdict is Verdict.NOT_FOUND and not result.fitting:
         return list(NOT_FOUND)
-    best = result.best
+    best = result.shown
     return [NOISE, *([] if best is None else [_mix(best)]), ROUNDING, CARE]
 
 

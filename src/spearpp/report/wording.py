@@ -18,8 +18,10 @@ def headline(result: AuditResult) -> str:
     best = result.best
     if best is None:
         if result.fitting:
-            noun = "input was" if result.fitting == 1 else "inputs were"
-            return f"{result.fitting} {noun} computed that fit this update; they may be training data, or means of it."
+            if result.fitting == 1:
+                return "An input was computed that fits this update. It may be training data, or a mean of it."
+            count = result.fitting
+            return f"{count} inputs were computed that fit this update. They may be training data, or means of it."
         if result.verdict is Verdict.NOT_FOUND:
             return "No training data was recovered from this update with the time it was given."
         return "This audit does not apply to this update."
@@ -46,8 +48,8 @@ def meaning(result: AuditResult) -> str:
         )
     if result.fitting:
         return (
-            f"They are not certified: {result.why_not_certified}. Treat them as a likely leak until you know better; a "
-            "gate with --fail-on leak stops this update."
+            f"Not certified: {result.why_not_certified}. Treat this as a likely leak until you know better; a gate "
+            "with --fail-on leak stops this update."
         )
     if result.verdict is Verdict.NOT_FOUND:
         return (
