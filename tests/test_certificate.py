@@ -14,7 +14,8 @@ import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.certificate import Certificates, certify, chance_of_zeros
-from spearpp.certificate.masks import UNLUCKY, most_by_chance, widened
+from spearpp.certificate.chance import UNLUCKY, most_by_chance
+from spearpp.certificate.masks import widened
 from spearpp.filtering import Selection
 from spearpp.problem import Problem
 from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search

@@ -4,7 +4,8 @@
 input on its own. Replaying an input alone through the model is stronger evidence than both (``spearpp.signals``).
 """
 
-from spearpp.certificate.masks import EXACT, Certificates, certify, certify_many, certify_whole, chance_of_zeros, coins
+from spearpp.certificate.chance import chance_of_zeros, coins
+from spearpp.certificate.masks import EXACT, Certificates, certify, certify_many, certify_whole
 from spearpp.certificate.witnessed import WitnessCertificates, agreement, certify_sighted
 
 __all__ = [
