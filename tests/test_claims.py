@@ -178,6 +178,15 @@ class TestOtherLosses:
         result = spearpp.audit(update, model)
         assert result.verdict == "NOT_FOUND"
         assert result.fitting == 1
+        assert kinds(spearpp.audit(update, model, batch_size=5)) == [Kind.FITS]
+
+    def test_a_client_with_one_sample_leaks_it_whatever_the_loss(self) -> None:
+        model, batch = mlp(20, 100, 1), batch_of(1, features=20)
+        loss = nn.functional.mse_loss(model(batch.inputs), torch.ones(1, 1))
+        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+        result = spearpp.audit(update, model, batch_size=1)
+        assert kinds(result) == [Kind.ONE]
+        assert distance(result.inputs[0], batch.inputs) < 1e-6
 
 
 def test_dropout_does_not_hide_inputs() -> None:

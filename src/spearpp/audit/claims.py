@@ -139,7 +139,8 @@ def judge(
     apart = _distances(patterns.cpu())
     different = apart >= max(FEWEST, DIFFERENT * patterns.shape[1])
     rank = inversion.batch_size
-    complete = known.batch_size == rank == rows and bool(held.all() and (apart >= FEWEST).all()) and known.one_row_each
+    own_pattern = rows == 1 or bool((apart >= FEWEST).all())
+    complete = known.batch_size == rank == rows and bool(held.all()) and own_pattern and known.one_row_each
     signals = None if signals is None else moved(signals, torch.device("cpu"))
     explained = torch.zeros(rows, dtype=torch.bool)
     weights = Weights(None, float("nan"), "the loss is not known, or the model cannot be replayed")
