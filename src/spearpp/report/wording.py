@@ -61,7 +61,7 @@ def meaning(result: AuditResult) -> str:
 
 STATES = {
     Kind.ONE: ("certified", "one sample"),
-    Kind.ONE_OR_MEAN: ("certified", "one sample or a mean"),
+    Kind.ONE_OR_MEAN: ("certified", "one or a mean"),
     Kind.APPROXIMATE: ("close", "approximate"),
     Kind.SEVERAL: ("approximate", "several samples"),
     Kind.FITS: ("approximate", "fits, not certified"),
