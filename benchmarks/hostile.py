@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ WRONG = 1e-2
 CLOSE = 1e-3
 ROUNDING = 1e-6
 """Errors below this are the rounding of what the client computed, not of what was recovered."""
+FAULTS = ("wrong", "overstated", "bad means", "wrong leaks")
 COLUMNS = (
     "certified",
     "wrong",
@@ -186,12 +188,16 @@ def main() -> int:
     tasks = [(name, seed, options.tables) for seed in seeds for name in chosen]
     sums = {name: Counter[str]() for name in chosen}
     faults: list[tuple[str, int, dict[str, int]]] = []
-    with ProcessPoolExecutor(options.processes) as pool:
+    done = 0
+    with ProcessPoolExecutor(options.processes) as pool, suppress(KeyboardInterrupt):
         for name, seed, counts, seconds in pool.map(run, tasks, chunksize=4):
+            done += 1
             sums[name].update(counts)
             sums[name]["milliseconds"] += round(1000 * seconds)
-            if any(counts[each] for each in ("wrong", "overstated", "bad means", "wrong leaks")):
+            if any(counts[each] for each in FAULTS):
                 faults.append((name, seed, dict(counts)))
+            if done % 100 == 0:
+                print(f"{done} of {len(tasks)} updates, {len(faults)} with a wrong claim", file=sys.stderr, flush=True)
     print(f"{'family':<52}{'updates':>8}" + "".join(f"{each:>12}" for each in COLUMNS) + f"{'s each':>8}")
     total: Counter[str] = sum(sums.values(), Counter())
     for name, counts in [*sums.items(), ("all", total)]:
