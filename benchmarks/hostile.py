@@ -8,8 +8,10 @@ Every other update comes with the number of the client's samples, as Flower's re
 - wrong: of these, the ones more than 1 % away from every sample (relative to the sample's norm);
 - close: inputs that the audit calls close to a sample, with a stated error;
 - overstated: certified and close ones whose true error is more than three times the stated one;
-- merged: inputs that the audit calls one sample or a weighted mean of several, and that are one of the two;
+- merged: inputs that the audit calls one sample or a weighted mean of several, and that are one of the two, up to 1 %
+  or three times the stated error;
 - bad means: inputs with that status that are neither;
+- inexact means: of the merged ones, those that are off by more than three times the stated error;
 - leaks: updates with the verdict LEAKS; wrong leaks: those in which no reported input is a sample, up to the
   stated error or 1 %;
 - seen: samples that the gradient tells apart (their own activation pattern or signal, above the noise);
@@ -38,7 +40,7 @@ WRONG = 1e-2
 CLOSE = 1e-3
 ROUNDING = 1e-6
 """Errors below this are the rounding of what the client computed, not of what was recovered."""
-FAULTS = ("wrong", "overstated", "bad means", "wrong leaks")
+FAULTS = ("wrong", "overstated", "bad means", "inexact means", "wrong leaks")
 COLUMNS = (
     "certified",
     "wrong",
@@ -46,6 +48,7 @@ COLUMNS = (
     "overstated",
     "merged",
     "bad means",
+    "inexact means",
     "leaks",
     "wrong leaks",
     "fits",
@@ -64,7 +67,9 @@ def distances(recovered: Tensor, truth: Tensor, *, up_to_scale: bool) -> Tensor:
     return apart / torch.linalg.vector_norm(truth, dim=1).clamp_min(1e-300)
 
 
-def is_weighted_mean(x: Tensor, fires: Tensor, client: HostileClient, allowed: float) -> bool:
+def is_weighted_mean(
+    x: Tensor, fires: Tensor, client: HostileClient, allowed: float, *, up_to_scale: bool = False
+) -> bool:
     """Whether x is a convex combination of samples with one activation pattern, up to an error.
 
     Samples count as having one pattern if they differ in at most 2 % of the neurons: a mean of samples whose
@@ -77,8 +82,12 @@ def is_weighted_mean(x: Tensor, fires: Tensor, client: HostileClient, allowed: f
     if not len(group):
         return False
     size = float(torch.linalg.vector_norm(group, dim=1).mean())
-    ones = torch.full((1, len(group)), size, dtype=torch.float64)
-    matrix, wanted = torch.cat([group.T, ones]), torch.cat([x.double(), ones[:, 0]])
+    matrix, wanted = group.T, x.double()
+    if up_to_scale:
+        wanted = wanted * size / torch.linalg.vector_norm(wanted)
+    else:  # the weights add up to one
+        ones = torch.full((1, len(group)), size, dtype=torch.float64)
+        matrix, wanted = torch.cat([matrix, ones]), torch.cat([wanted, ones[:, 0]])
     _, left_over = nnls(matrix.numpy(), wanted.numpy())
     return bool(left_over <= allowed * size)
 
@@ -112,7 +121,7 @@ def judged(client: HostileClient, *, told: bool, starts: int = 2048) -> Counter[
         return counts
     apart = distances(inversion.inputs, client.inputs, up_to_scale=not inversion.scale_known)
     nearest = apart.amin(1)
-    one, mean, close, claimed, fits, error, spread = claims(audited)
+    one, mean, close, claimed, fits, error = claims(audited)
     bound = (3 * error).clamp_min(ROUNDING)
     counts["certified"] = int(one.sum())
     counts["wrong"] = int((one & (nearest > WRONG)).sum())
@@ -124,9 +133,16 @@ def judged(client: HostileClient, *, told: bool, starts: int = 2048) -> Counter[
         bias = client.update.weights[audited.layer.bias].double()
     for row in mean.nonzero()[:, 0].tolist():
         x = inversion.inputs[row]
-        allowed = max(WRONG, spread[row], 3 * float(error[row]))
-        right = bool(nearest[row] <= allowed) or is_weighted_mean(x, weight @ x.double() + bias > 0, client, allowed)
+        fires = weight @ x.double() + bias > 0
+
+        def within(allowed: float, x: Tensor = x, fires: Tensor = fires, row: int = row) -> bool:
+            return bool(nearest[row] <= allowed) or is_weighted_mean(
+                x, fires, client, allowed, up_to_scale=not inversion.scale_known
+            )
+
+        right = within(max(WRONG, float(bound[row])))
         counts["merged" if right else "bad means"] += 1
+        counts["inexact means"] += int(right and not within(float(bound[row])))
     if counts["leaks"] and result.best is audited:
         reported = claimed | fits
         good = (nearest <= WRONG) | (nearest <= bound)
@@ -137,8 +153,8 @@ def judged(client: HostileClient, *, told: bool, starts: int = 2048) -> Counter[
     return counts
 
 
-def claims(audited: LayerAudit) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, list[float]]:
-    """What is said of each row: one; one or a mean; approximate; recovered; fits only; stated error; spread of it."""
+def claims(audited: LayerAudit) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What is said of each row: one; one or a mean; approximate; recovered; fits only; stated error."""
     found = audited.claims
     kinds = [str(each.kind) for each in found]
     one = torch.tensor([kind == "one sample" for kind in kinds])
@@ -149,8 +165,7 @@ def claims(audited: LayerAudit) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor,
     recovered = torch.tensor([each.recovered for each in found])
     fits = torch.tensor([kind in ("several samples", "fits") for kind in kinds])
     error = torch.tensor([each.error for each in found], dtype=torch.float64)
-    spread = [each.apart if math.isfinite(each.apart) else 0.0 for each in found]
-    return one, mean, torch.tensor([kind == "approximate" for kind in kinds]), recovered, fits, error, spread
+    return one, mean, torch.tensor([kind == "approximate" for kind in kinds]), recovered, fits, error
 
 
 def seed_of(name: str, seed: int) -> int:

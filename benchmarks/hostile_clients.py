@@ -119,6 +119,12 @@ def local_steps(
     return HostileClient(model, update, name, inputs, signals, fires, samples)
 
 
+def with_noise(client: HostileClient, level: float, g: torch.Generator) -> HostileClient:
+    """The same client with Gaussian noise on its gradients."""
+    sent = {n: v + level * torch.randn(v.shape, generator=g) for n, v in client.update.gradients.items()}
+    return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
+
+
 def entropy(labels: Tensor, **options: Any) -> Loss:
     return lambda outputs: functional.cross_entropy(outputs, labels, **options)
 
@@ -357,13 +363,17 @@ def subclass(g: torch.Generator) -> HostileClient:
     return client
 
 
-@family("temperatures in Celsius, two classes")
-def celsius(g: torch.Generator) -> HostileClient:
-    b = 16
+def temperatures(b: int, g: torch.Generator) -> Tensor:
+    """Days of 24 hours, in Celsius."""
     hours = torch.arange(24) / 24 * 2 * math.pi
     x = 12 + 8 * torch.randn(b, 1, generator=g) + 5 * torch.sin(hours + 0.5 * torch.rand(b, 1, generator=g))
-    x = x + 0.3 * torch.randn(b, 24, generator=g)
-    return one_step(mlp(24, [pick([64, 128], g)], 2, generator=g), x, entropy(torch.randint(2, (b,), generator=g)))
+    return x + 0.3 * torch.randn(b, 24, generator=g)
+
+
+@family("temperatures in Celsius, two classes")
+def celsius(g: torch.Generator) -> HostileClient:
+    x = temperatures(16, g)
+    return one_step(mlp(24, [pick([64, 128], g)], 2, generator=g), x, entropy(torch.randint(2, (16,), generator=g)))
 
 
 @family("word counts, l1-normalised")
@@ -691,12 +701,7 @@ def noisy(g: torch.Generator) -> HostileClient:
     x, y = images(8, g)
     near = x[:2] * (1 + 0.02 * torch.randn(2, 768, generator=g))
     client = one_step(mlp(768, [200, 100], 10, generator=g), torch.cat([x, near]), entropy(torch.cat([y, y[:2]])))
-    level = 10 ** uniform(-7, -4, g)
-    sent = {n: v + level * torch.randn(v.shape, generator=g) for n, v in client.update.gradients.items()}
-    update = ClientUpdate.from_gradients(client.model, sent)
-    return HostileClient(
-        client.model, update, client.layer, client.inputs, client.signals, client.fires, client.samples
-    )
+    return with_noise(client, 10 ** uniform(-7, -4, g), g)
 
 
 class Residual(nn.Module):
@@ -873,3 +878,18 @@ def opposite(g: torch.Generator) -> HostileClient:
     centre = torch.randn(40, generator=g)
     x = centre + 10 ** uniform(-4, -1, g) * torch.randn(b, 40, generator=g)
     return one_step(mlp(40, [100], 2, generator=g), x, entropy(torch.arange(b) % 2))
+
+
+@family("temperatures in Celsius, local steps")
+def temperatures_locally(g: torch.Generator) -> HostileClient:
+    x, y = temperatures(16, g), torch.randint(2, (16,), generator=g)
+    model = mlp(24, [pick([64, 128], g)], pick([2, 5], g), generator=g)
+    return local_steps(model, [(x, entropy(y))] * number(2, 5, g), 0.003, samples=16)
+
+
+@family("temperatures in Celsius, noise")
+def temperatures_with_noise(g: torch.Generator) -> HostileClient:
+    x, y = temperatures(number(3, 12, g), g), torch.randint(2, (12,), generator=g)
+    client = one_step(mlp(24, [pick([64, 128], g)], pick([2, 5], g), generator=g), x, entropy(y[: len(x)]))
+    size = float(client.update.gradients[client.layer + ".weight"].square().mean().sqrt())
+    return with_noise(client, size * 10 ** uniform(-6, -1, g), g)

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from spearpp.layers import Layer
-from spearpp.lowrank.rank import numerical_rank
+from spearpp.lowrank.rank import ROUNDING, numerical_rank
 from spearpp.shapes import Float, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import NUMBERS, Named, blocks, nonzero, outlines
@@ -111,7 +111,7 @@ def _format(update: ClientUpdate) -> Iterable[Finding]:
     size = values[values != 0].abs()
     if len(size) < 100:
         return
-    low, high = torch.quantile(size, 0.1), torch.quantile(size, 0.9)
+    low, high = torch.quantile(size[:: max(1, len(size) // 10_000)], torch.tensor([0.1, 0.9], device=size.device))
     if high <= EQUAL * low:
         why = (
             "all entries have one size: Adam, or signs instead of gradients. Such an update holds no gradient to invert"
@@ -126,7 +126,8 @@ def _format(update: ClientUpdate) -> Iterable[Finding]:
             yield Finding("warning", name, why)
     if update.kind != "gradients":
         return
-    if len(values.unique()) <= FEW_VALUES:
+    few = len(values[:: max(1, len(values) // 10_000)].unique()) <= FEW_VALUES
+    if few and len(values.unique()) <= FEW_VALUES:
         yield Finding(
             "warning", name, f"{len(values.unique())} different values: quantised to {FEW_VALUES} levels or fewer"
         )
@@ -233,12 +234,18 @@ def _spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> S
     wide = gradient.shape[0] <= gradient.shape[1]
     core = gradient.double() if wide else gradient.double().T
     epsilon = max(torch.finfo(gradient.dtype).eps, torch.finfo(torch.float32).eps)
-    squares, vectors = torch.linalg.eigh(core @ core.T)
-    values = squares.clamp_min(0).sqrt().flip(0)
+    gram = core @ core.T
+    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(0)
     rank = numerical_rank(values, (core.shape[0], core.shape[1]), epsilon)
     k = len(values) // 2 if rank is None else rank
-    if 0 < k <= len(values) - max(8, len(values) // 8) and bool(weight.any()):
+    rounding = ROUNDING * epsilon * torch.linalg.vector_norm(values)
+    if (
+        torch.linalg.vector_norm(values[k:]) > rounding
+        and 0 < k <= len(values) - max(8, len(values) // 8)
+        and bool(weight.any())
+    ):
         other = weight.double() if wide else weight.double().T
+        _, vectors = torch.linalg.eigh(gram)
         share, left_over = _decay(core, other, vectors[:, :-k], torch.linalg.qr(core.T @ vectors[:, -k:])[0])
         if left_over < EXPLAINED and share > 0:
             return Spectrum(rank, 0.0, share)

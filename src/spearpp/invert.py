@@ -108,7 +108,7 @@ def invert(
                 recovered = conclude(problem, outcome)
     zeros = _zeros(problem, recovered.directions).to(seen.device)
     fits = recovered.certified if bool(recovered.certified.all()) else recovered.certified | recovered.fits(problem)
-    recovered = moved(recovered, seen.device)
+    recovered, factors = moved(recovered, seen.device), moved(problem.factors, seen.device)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
         certified=recovered.certified,
@@ -117,7 +117,7 @@ def invert(
         directions=recovered.directions,
         scale_known=seen.has_bias,
         certificates=recovered.certificates,
-        spectrum=problem.factors.spectrum.to(seen.device),
+        spectrum=factors.spectrum,
         zeros=zeros,
         fits=fits.to(seen.device),
         witness=next_layer.why if problem.witness is None else _heard(outcome.sightings),
@@ -131,6 +131,7 @@ def invert(
             rounds=outcome.rounds,
             interrupted=outcome.interrupted,
         ),
+        factors=factors,
     )
 
 

@@ -115,17 +115,21 @@ def _counts(update: ClientUpdate, named: dict[str, nn.Parameter], losses: Float[
 def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor) -> Replay:
     again = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
     made = dict(zip(named, again, strict=True))
-    across, own, size = 0.0, 0.0, dict.fromkeys(made, 0.0)
+    across, own, size = (dict.fromkeys(made, 0.0) for _ in range(3))
     for name, each in made.items():
         for seen, played in _pairs(update, name, each):
-            across += float((seen * played).sum())
-            own += float(played.square().sum())
+            across[name] += float((seen * played).sum())
+            own[name] += float(played.square().sum())
             size[name] += float(seen.square().sum())
-    scale = across / own if own > 0 else 0.0
-    apart = dict.fromkeys(made, 0.0)
-    for name, each in made.items():
-        for seen, played in _pairs(update, name, each):
-            apart[name] += float((seen - scale * played).square().sum())
+    scale = sum(across.values()) / sum(own.values()) if sum(own.values()) > 0 else 0.0
+    apart = {name: max(0.0, size[name] - 2 * scale * across[name] + scale**2 * own[name]) for name in made}
+    if sum(apart.values()) <= UNEQUAL * sum(
+        size.values()
+    ):  # the expanded square loses the digits of a small difference
+        apart = dict.fromkeys(made, 0.0)
+        for name, each in made.items():
+            for seen, played in _pairs(update, name, each):
+                apart[name] += float((seen - scale * played).square().sum())
     return Replay(
         difference=(sum(apart.values()) / max(sum(size.values()), 1e-300)) ** 0.5,
         scale=scale,

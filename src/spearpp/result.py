@@ -4,6 +4,7 @@ import html
 from dataclasses import dataclass, field
 
 from spearpp.certificate import Certificates, WitnessCertificates
+from spearpp.lowrank import Factors
 from spearpp.pictures import gallery
 from spearpp.shapes import Bool, Float, Int, Tensor
 
@@ -85,6 +86,8 @@ class Inversion:
     witness: str
     """What became of the next layer's gradient, in words: "not given", "used", or why not used."""
     stats: Stats
+    factors: Factors | None = None
+    """The gradient's factors L and R, to replay inputs with; None for a result that was read from a folder."""
 
     @property
     def missing(self) -> int:

@@ -16,7 +16,6 @@ with κ = 1/N for the mean of N losses. Three numbers follow, for each input on 
   Where outputs do not depend on x (a saturated softmax, tiny inputs) the bend vanishes, and nothing can be concluded.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,7 +40,7 @@ MARGIN = 1.3
 TOLD = 0.01
 """Share outside from which on a label is told from the best: less may be rounding."""
 DIRECTIONS = 4
-"""Other inputs towards which slope and bend are measured."""
+"""Wrong inputs, and inputs that fit, towards which slope and bend are measured."""
 STEP = 1e-4
 """Relative step of the numerical derivative of the outputs."""
 ROUNDING = 3.0
@@ -78,6 +77,8 @@ class _Candidates:
 
     inputs: Float[Tensor, "k n"]
     observed: Float[Tensor, "k m"]
+    noise: Float[Tensor, "k"]
+    """What noise and rounding change in the signal, over its norm."""
 
 
 def labels_of(
@@ -123,20 +124,20 @@ def replay_alone(
     if not len(result.directions) or not result.scale_known:
         return None
     network = Network(model, update, layer)
+    wrong = result.inputs[~result.fits][:DIRECTIONS].double()
     inputs = result.inputs[: len(result.directions)].double()
-    candidates = _Candidates(inputs, _observed(factors, result))
     directions = result.directions.to(factors.left)
     noise = torch.linalg.vector_norm(factors.row_noise) * torch.linalg.vector_norm(
         directions / factors.singular_values, dim=1
     )
     epsilon = max(torch.finfo(each.dtype).eps for each in (update.gradients[layer.weight], result.inputs))
-    noise = noise.clamp_min(ROUNDING * epsilon)
-    plain = _fit(network, candidates, noise, binary=False)
+    candidates = _Candidates(inputs, _observed(factors, result), noise.clamp_min(ROUNDING * epsilon))
+    plain = _fit(network, candidates, wrong, binary=False)
     if not bool((plain.mismatch <= UNFIT).any()):
-        binary = _fit(network, candidates, noise, binary=True)
+        binary = _fit(network, candidates, wrong, binary=True)
         if bool((binary.mismatch <= UNFIT).any()):
-            return _moved_within_rounding(network, candidates, noise, binary, binary=True)
-    return _moved_within_rounding(network, candidates, noise, plain, binary=False)
+            return _moved_within_rounding(network, candidates, wrong, binary, binary=True)
+    return _moved_within_rounding(network, candidates, wrong, plain, binary=False)
 
 
 class Network:
@@ -196,10 +197,10 @@ def _of_every_label(outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c 
     return torch.einsum("kc,kcm->km", outputs.softmax(1), jacobian)[:, None] - jacobian
 
 
-def _fit(network: Network, candidates: _Candidates, noise: Float[Tensor, "k"], binary: bool) -> Signals:
+def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], binary: bool) -> Signals:
     """The signals of one loss: cross-entropy, or binary cross-entropy of every output."""
     parts = []
-    for rows in torch.arange(len(noise)).split(network.rows_at_once):
+    for rows in torch.arange(len(candidates.noise)).split(network.rows_at_once):
         some = pick(candidates, rows)
         outputs, jacobian = network(some.inputs)
         labels, residual = _best_label(outputs, jacobian, some.observed, binary)
@@ -208,13 +209,14 @@ def _fit(network: Network, candidates: _Candidates, noise: Float[Tensor, "k"], b
         weight = (some.observed * signal).sum(1) / size.square()
         left_over = torch.linalg.vector_norm(some.observed - weight[:, None] * signal, dim=1)
         mismatch = left_over / torch.linalg.vector_norm(some.observed, dim=1).clamp_min(torch.finfo(size.dtype).tiny)
-        slope, bend = _derivatives(network, candidates.inputs, rows, outputs, jacobian, signal / size[:, None], binary)
+        towards = _towards(candidates.inputs, rows, wrong)
+        slope, bend = _derivatives(network, some.inputs, towards, outputs, jacobian, signal / size[:, None], binary)
         spare = (signal != 0).sum(1) - outputs.shape[1]
         parts.append(
             Signals(
                 labels=labels,
                 mismatch=torch.where(weight > 0, mismatch, torch.inf),
-                noise=noise[rows],
+                noise=some.noise,
                 weight=weight,
                 slope=slope / size[:, None],
                 bend=bend / size[:, None],
@@ -239,52 +241,59 @@ def _best_label(
     return labels, outputs.softmax(1) - functional.one_hot(labels, outputs.shape[1])
 
 
+def _towards(
+    inputs: Float[Tensor, "all n"], rows: Int[Tensor, "k"], wrong: Float[Tensor, "w n"]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Directions in which the inputs of these rows may be off: certain ones, and examples of others.
+
+    If q_k is wrong, every other input is off by a multiple of the wrong input x̂_k, because p_i is orthogonal to q_k.
+    The others are differences to some inputs that fit; samples that could be merged differ in such ways.
+    """
+    at = inputs[rows]
+    shifts = range(1, min(len(inputs), DIRECTIONS + 1))
+    return [at, *(each - at for each in wrong)], [inputs[(rows + shift) % len(inputs)] - at for shift in shifts]
+
+
 def _derivatives(
     network: Network,
-    inputs: Float[Tensor, "all n"],
-    rows: Int[Tensor, "k"],
+    inputs: Float[Tensor, "k n"],
+    towards: tuple[list[Tensor], list[Tensor]],
     outputs: Float[Tensor, "k c"],
     jacobian: Float[Tensor, "k c m"],
     unit: Float[Tensor, "k m"],
     binary: bool,
 ) -> tuple[Float[Tensor, "k 2"], Float[Tensor, "k 2"]]:
-    """Slope and bend of the signal: the smaller of that along the input itself and of the median towards other inputs.
+    """Slope and bend of the signal: the least slope in certain directions, or the median in the others if that is less.
 
+    Merged samples do not differ towards a wrong input, so such directions do not count for the bend.
     Within one activation pattern outputs are linear in the input and J is constant, so only the softmax bends.
     """
     probability = torch.sigmoid if binary else (lambda o: o.softmax(1))
-    at = inputs[rows]
+    size = torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
     slopes: list[Tensor] = []
     bends: list[Tensor] = []
-    for towards in _directions(inputs, rows):
-        length = torch.linalg.vector_norm(towards, dim=1) / torch.linalg.vector_norm(at, dim=1).clamp_min(1e-300)
-        ahead, behind = (network.outputs(at + sign * STEP * towards) for sign in (1, -1))
-        moved = (ahead - behind) / (2 * STEP * length.clamp_min(1e-300))[:, None]
+    for direction in [*towards[0], *towards[1]]:
+        length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+        direction = direction * size / length.clamp_min(1e-300)
+        ahead, behind = (network.outputs(inputs + sign * STEP * direction) for sign in (1, -1))
+        moved = (ahead - behind) / (2 * STEP)
         small = 1e-2 / torch.linalg.vector_norm(moved, dim=1, keepdim=True).clamp_min(1e-300)
         plus, minus, here = (probability(outputs + sign * small * moved) for sign in (1, -1, 0))
         first = torch.einsum("kc,kcm->km", (plus - minus) / (2 * small), jacobian)
         second = torch.einsum("kc,kcm->km", (plus + minus - 2 * here) / (2 * small.square()), jacobian)
         for derivative, kept in ((first, slopes), (second, bends)):
             across = derivative - (derivative * unit).sum(1, keepdim=True) * unit
-            sizes = [torch.linalg.vector_norm(each, dim=1) for each in (across, derivative)]
-            kept.append(torch.stack(sizes, dim=1))
-    return _smaller(slopes), torch.stack(bends).amin(0)
-
-
-def _smaller(sizes: list[Tensor]) -> Float[Tensor, "k 2"]:
-    along, *towards = sizes
-    return torch.minimum(along, torch.stack(towards).median(0).values) if towards else along
-
-
-def _directions(inputs: Float[Tensor, "all n"], rows: Int[Tensor, "k"]) -> Iterator[Float[Tensor, "k n"]]:
-    """The input itself, and the differences to some others: samples that could be merged differ in such ways."""
-    yield inputs[rows]
-    for shift in range(1, min(len(inputs), DIRECTIONS + 1)):
-        yield inputs[(rows + shift) % len(inputs)] - inputs[rows]
+            sizes = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in (across, derivative)], dim=1)
+            kept.append(torch.where(length > 0, sizes, torch.inf))  # a wrong input has no direction towards itself
+    certain = len(towards[0])
+    least = torch.stack(slopes[:certain]).amin(0)
+    if towards[1]:
+        least = torch.minimum(least, torch.stack(slopes[certain:]).median(0).values)
+    return least, torch.stack([bends[0], *bends[certain:]]).amin(0)
 
 
 def _moved_within_rounding(
-    network: Network, candidates: _Candidates, noise: Float[Tensor, "k"], best: Signals, binary: bool
+    network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], best: Signals, binary: bool
 ) -> Signals:
     """Fit what does not fit again at inputs that are moved within rounding: any neuron may be exactly at zero."""
     generator = torch.Generator().manual_seed(0)
@@ -296,7 +305,7 @@ def _moved_within_rounding(
         turn = torch.randn(some.inputs.shape, generator=generator, dtype=some.inputs.dtype).to(some.inputs)
         size = torch.linalg.vector_norm(some.inputs, dim=1, keepdim=True) / some.inputs.shape[1] ** 0.5
         shifted = replace(some, inputs=some.inputs + torch.finfo(torch.float32).eps * 8 * size * turn)
-        again = _fit(network, shifted, noise[rows], binary)
+        again = _fit(network, shifted, wrong, binary)
         better = again.mismatch < best.mismatch[rows]
         best = put(best, rows[better], pick(again, better))
     return best

@@ -9,7 +9,15 @@ from torch import nn
 from spearpp.audit.claims import Claim, Kind
 from spearpp.audit.memory import MEMORY, check_memory, unplayed
 from spearpp.audit.plan import make_plan
-from spearpp.audit.proof import add_proof, estimate_training, judge_all, judge_by_layer, replay_all, training_findings
+from spearpp.audit.proof import (
+    add_proof,
+    estimate_training,
+    is_one_step,
+    judge_all,
+    judge_by_layer,
+    replay_all,
+    training_findings,
+)
 from spearpp.audit.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.audit.run import Budget, run
 from spearpp.audit.wording import Context, caveats, summary
@@ -92,7 +100,7 @@ def audit(
         judged = judge_all(audits, plan.update, None if unseen else model, batch_size)
         audits, network = judged.audits, judged.network
         again = replay_all(audits, plan.update, network)
-        audits = add_proof(audits, again, judged.signals)
+        audits = add_proof(audits, again, judged.signals, one_step=is_one_step(update))
         trained = estimate_training(audits, plan.update, network, again, clock.rest(SECONDS))
     except KeyboardInterrupt:  # the inputs are there; labels and the replay are not
         interrupted = True

@@ -14,8 +14,7 @@ from spearpp.consistency import Finding
 from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
 from spearpp.estimate import LARGEST, Estimate, estimate
 from spearpp.layers import Layer, assumed_networks
-from spearpp.lowrank import Factors, decompose
-from spearpp.observation import observe
+from spearpp.lowrank import Factors
 from spearpp.replay import Replay, replay
 from spearpp.result import Inversion
 from spearpp.shapes import Bool, Float, Tensor
@@ -28,6 +27,10 @@ UNEXPLAINED = 0.5
 inputs have 0.5 and more."""
 MARGIN = 2.0
 """The stated error of such an input is this many times the average that the replay implies."""
+NOISY = 50.0
+"""How many times the noise of its signal the mismatch of an input, and that of the whole update, may be and still be
+due to noise. It is 7 to 16 where noise has changed the sign of some neurons (noise of a tenth of the gradient's
+root mean square, 8 inputs)."""
 UP_TO_NOISE = 0.5
 """Largest stated error of such an input: four standard deviations, so that it is off by an eighth of its norm or so."""
 PROVED = 1e-3
@@ -53,10 +56,10 @@ def judge_all(
     network = model
     judged, replayed = [], {}
     for each in audits:
-        if each.inversion is None or not len(each.inversion.inputs):
+        factors = None if each.inversion is None else each.inversion.factors
+        if each.inversion is None or factors is None or not len(each.inversion.inputs):
             judged.append(each)
             continue
-        factors = decompose(observe(*update.layer(each.layer.weight, each.layer.bias)), each.inversion.batch_size)
         signals = None
         for tried in guesses if network is None else [network]:
             signals = _signals(tried, update, each.layer, each.inversion, factors)
@@ -85,10 +88,15 @@ def _known(layer: Layer, update: ClientUpdate, batch_size: int | None) -> Known:
     return Known(
         batch_size,
         absolute=_absolute(update),
-        one_step=update.kind == "gradients" and update.clients == 1,
+        one_step=is_one_step(update),
         one_row_each=layer.sees == "inputs",
         dropout=layer.dropout,
     )
+
+
+def is_one_step(update: ClientUpdate) -> bool:
+    """Whether the update is one gradient of one client."""
+    return update.kind == "gradients" and update.clients == 1
 
 
 def _absolute(update: ClientUpdate) -> bool:
@@ -144,21 +152,25 @@ def replay_all(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module 
     return None
 
 
-def add_proof(audits: list[LayerAudit], again: Replay | None, signals: dict[str, Signals]) -> list[LayerAudit]:
+def add_proof(
+    audits: list[LayerAudit], again: Replay | None, signals: dict[str, Signals], *, one_step: bool
+) -> list[LayerAudit]:
     """Claims for inputs of a whole batch that only their replay together proves, each with its own signal in line.
 
     Mixing each input with another one, half and half, leaves the difference ``again.mixed``. So inputs whose replay
     leaves less are off by less than half of their distance to others, in the same proportion. That is an average: an
-    input whose own signal is not explained is left out.
+    input whose own signal is not explained is left out. So is, for ``one_step``, an input whose signal noise does not
+    explain: only noise makes the inputs of a single gradient approximate.
     """
     if again is None or not again.proves:
         return audits
     return [
-        _with_proof(each, again, signals[each.layer.name]) if each.layer.name in signals else each for each in audits
+        _with_proof(each, again, signals[each.layer.name], one_step) if each.layer.name in signals else each
+        for each in audits
     ]
 
 
-def _with_proof(audited: LayerAudit, again: Replay, signals: Signals) -> LayerAudit:
+def _with_proof(audited: LayerAudit, again: Replay, signals: Signals, one_step: bool) -> LayerAudit:
     found, labels = audited.inversion, audited.labels
     if found is None or labels is None or not bool((labels >= 0).all()) or len(signals.mismatch) != len(found.inputs):
         return audited
@@ -168,6 +180,8 @@ def _with_proof(audited: LayerAudit, again: Replay, signals: Signals) -> LayerAu
     noise = torch.zeros_like(share) if found.certificates is None else found.certificates.error.double()
     error = torch.maximum(MARGIN * share, noise)
     explained = (signals.mismatch <= min(UNEXPLAINED, 2 * again.difference)) & (error <= UP_TO_NOISE)
+    if one_step:  # nothing but noise makes right inputs approximate
+        explained &= signals.mismatch.clamp_min(again.difference) <= NOISY * signals.noise
     why = f"replayed together the inputs leave {again.difference:.1%} of the update, mixed ones {again.mixed:.0%}"
     claims = list(audited.claims)
     for row in torch.nonzero(explained)[:, 0].tolist():

@@ -88,7 +88,7 @@ class Certificates:
     entangled: Float[Tensor, "b"]
     """How much of the input, over its size, may change with directions that are not determined."""
     error: Float[Tensor, "b"]
-    """Bound on the error of the input over the input's norm."""
+    """Bound on the error of the input over the input's norm: what noise implies, or ``entangled`` if that is more."""
     share: Float[Tensor, "b"]
     """‖d_i‖ ‖x̂_i‖ / Σ_j ‖d_j‖ ‖x̂_j‖: how much of the gradient this input explains."""
     residual: float
@@ -199,7 +199,7 @@ class _Weighed:
             allowed=self.allowed,
             line=line,
             entangled=entangled,
-            error=self.error,
+            error=torch.where(torch.isfinite(entangled), torch.maximum(self.error, entangled), self.error),
             share=self.share,
             residual=float(self.residual),
             noise=float(self.noise),

@@ -59,7 +59,7 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
         return 1
     clear = torch.nonzero(gap >= CLEAR_GAP)
     if len(clear):
-        return int(clear[-1]) + 1
+        return _with_faint(s, flatness, int(clear[-1]) + 1)
     rounded = tail / (p * q).sqrt() <= ROUNDING * epsilon / 12**0.5 * tail[0] / (shape[0] * shape[1]) ** 0.5
     sunk = torch.nonzero((flatness <= FLAT_TAIL) & rounded & (r - k >= FEWEST))
     if len(sunk) and sunk[0] > 0:
@@ -72,6 +72,19 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     return None
 
 
+def _with_faint(s: Float[Tensor, "r"], flatness: Float[Tensor, "r"], rank: int) -> int:
+    """The rank beyond a clear gap: singular values of rounding's size count as samples if they make the tail uneven.
+
+    A direction that nearly equal samples share may be as small as the rounding of the largest singular value and still
+    stand above the rounding of its own entries. Left out, it would be an error of all other inputs.
+    """
+    flat = torch.nonzero(flatness[rank:] <= FLAT_TAIL)
+    if not len(flat) or flat[0] == 0 or len(s) - rank - int(flat[0]) < FEWEST:
+        return rank
+    after = rank + int(flat[0])
+    return after if s[after - 1] >= STEP * s[after] else rank
+
+
 def clear_ranks(spectra: Float[Tensor, "u r"], shape: tuple[int, int], epsilon: float) -> list[int | None]:
     """``numerical_rank`` of many matrices of one shape, where a clear gap tells it; None for the others.
 
@@ -81,9 +94,11 @@ def clear_ranks(spectra: Float[Tensor, "u r"], shape: tuple[int, int], epsilon: 
     """
     s = spectra.double().cpu()
     s = torch.maximum(s, 0.01 * epsilon * s[:, :1])
-    clear = _looks(s, shape, epsilon)[2] >= CLEAR_GAP
+    _, flatness, gap = _looks(s, shape, epsilon)
+    clear = gap >= CLEAR_GAP
     last = s.shape[1] - 1 - clear.flip(1).int().argmax(1)
-    return [rank if told else None for rank, told in zip(last.tolist(), clear.any(1).tolist(), strict=True)]
+    told = clear.any(1) & (flatness.gather(1, last[:, None])[:, 0] <= FLAT_TAIL)
+    return [rank if sure else None for rank, sure in zip(last.tolist(), told.tolist(), strict=True)]
 
 
 def _looks(
