@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks import command
-from spearpp import sphere
+from spearpp.linalg import sphere
 from spearpp.search.gated.descent import EPSILON, ROUGH, Effort, _schedule, _step_by_step
 from spearpp.search.gated.objective import Gates
 
 if TYPE_CHECKING:
-    from spearpp.kernels.gated.persistent import Plan
+    from spearpp.linalg.kernels.gated.persistent import Plan
 
 SIZES = ((20, 200, 128), (20, 200, 512), (50, 500, 128), (100, 1000, 128), (100, 1000, 256))
 MANY = 100
@@ -72,7 +72,7 @@ def problem(b: int, m: int, starts: int, updates: int = 1) -> Problem:
 
 def cuts(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
     """What the kernel would choose, then the others."""
-    from spearpp.kernels.gated.persistent import Plan, padded, plan
+    from spearpp.linalg.kernels.gated.persistent import Plan, padded, plan
 
     width = padded(b)
     chosen = plan(m, width, effort.epsilon < ROUGH)
@@ -95,7 +95,7 @@ def cuts(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
 
 def at_once(given: Problem, effort: Effort, cut: "Plan") -> tuple[torch.Tensor, Callable[[], object]]:
     """The points, and what moves them."""
-    from spearpp.kernels.gated import persistent
+    from spearpp.linalg.kernels.gated import persistent
 
     rows, gates, basis, points = (each.float() for each in (given.rows, given.gates, given.basis, given.points))
     schedule = _schedule(effort.steps, RATE, torch.float32).to(CUDA)
@@ -174,7 +174,7 @@ def main() -> int:
     if not torch.cuda.is_available() or find_spec("triton") is None:
         print("error: this needs a CUDA device and Triton", file=sys.stderr)
         return 2
-    from spearpp.kernels.gated.persistent import padded
+    from spearpp.linalg.kernels.gated.persistent import padded
 
     ours = [(next(cuts(b, m, effort)), padded(b), effort) for b, m, _ in SIZES for effort in (EFFORT, CAREFUL)]
     others = [(cut, padded(b), EFFORT) for b, m, _ in SIZES for cut in cuts(b, m, EFFORT)]

@@ -23,12 +23,13 @@ import torch
 import spearpp
 from benchmarks import command
 from benchmarks.recovery import FIRST_SEED, Recovery, Setting, attack, measure
-from spearpp import simulate, sphere
-from spearpp.observation import observe
-from spearpp.problem import pose
+from spearpp import simulate
+from spearpp.inversion.next_layer import consult
+from spearpp.inversion.observation import observe
+from spearpp.inversion.problem import pose
+from spearpp.linalg import sphere
 from spearpp.search import Gated
 from spearpp.search.gated.reflect import reflect
-from spearpp.witness import consult
 
 ALPHAS = (1.0, 1.4, 2.0, 3.0, 5.0, 8.0)
 

@@ -18,19 +18,19 @@ import torch
 
 from benchmarks import command
 from benchmarks.recovery import FIRST_SEED, Setting, attack
-from spearpp import sphere
-from spearpp.candidates import admit, empty_pool
-from spearpp.kernels.paper import for_descent, reference
-from spearpp.observation import observe
-from spearpp.problem import Problem, pose
+from spearpp.inversion.observation import observe
+from spearpp.inversion.pool import admit, empty_pool
+from spearpp.inversion.problem import Problem, pose
+from spearpp.linalg import sphere
+from spearpp.linalg.kernels.paper import for_descent, reference
 from spearpp.search import RiemannianAdam
 from spearpp.search.base import DEVICE_BYTES
 from spearpp.search.descent import Descent
 from spearpp.search.gated.descent import tensor_cores
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 
 if TYPE_CHECKING:
-    from spearpp.kernels.paper.fused import Block
+    from spearpp.linalg.kernels.paper.fused import Block
 
 Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 SIZES = ((20, 200), (65, 1000), (100, 1000), (150, 4000), (210, 4000))
@@ -88,7 +88,7 @@ def main() -> int:
 
 def _cuts(wide: int, fine: bool) -> "list[Block]":
     """The table's, and others worth a try."""
-    from spearpp.kernels.paper.fused import BLOCKS, Block
+    from spearpp.linalg.kernels.paper.fused import BLOCKS, Block
 
     first = BLOCKS[wide, fine]
     others = [
@@ -101,7 +101,7 @@ def _cuts(wide: int, fine: bool) -> "list[Block]":
 
 def _compile(wide: int, fine: bool, block: "Block") -> None:
     """Into Triton's cache on disk."""
-    from spearpp.kernels.paper import fused
+    from spearpp.linalg.kernels.paper import fused
 
     fused.descend(*_problem(wide, 2 * wide, 1, 1, torch.device("cuda")), 0.0, (0.9, 0.999), 1e-8, fine, block)
 
@@ -254,13 +254,13 @@ def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
 
 
 def _per(wide: int, fine: bool) -> int:
-    from spearpp.kernels.paper.fused import BLOCKS
+    from spearpp.linalg.kernels.paper.fused import BLOCKS
 
     return BLOCKS[wide, fine].starts
 
 
 def _timed(b: int, m: int, starts: int, fine: bool, block: "Block", device: torch.device) -> Callable[[], None]:
-    from spearpp.kernels.paper import fused
+    from spearpp.linalg.kernels.paper import fused
 
     held = _problem(b, m, starts, STEPS, device)
     return lambda: fused.descend(*held, 0.0, (0.9, 0.999), 1e-8, fine, block)

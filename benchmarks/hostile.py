@@ -33,7 +33,7 @@ from torch import Tensor
 import spearpp
 from benchmarks import hostile_clients
 from benchmarks.hostile_clients import FAMILIES, HostileClient
-from spearpp.audit import LayerAudit
+from spearpp.auditing import LayerAudit
 from spearpp.search import Gated
 
 WRONG = 1e-2

@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 import torch
 
-from spearpp import sphere
+from spearpp.linalg import sphere
 from spearpp.search.gated import EFFORTS
 from spearpp.search.gated.descent import _schedule, _Starts
 from spearpp.search.gated.objective import Gates
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 
 SIZES = ((20, 200), (30, 200), (100, 1000))
 STARTS = 128

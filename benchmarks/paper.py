@@ -14,9 +14,9 @@ import torch
 
 from benchmarks import command
 from benchmarks.recovery import FIRST_SEED, Setting, attack
-from spearpp import sphere
-from spearpp.observation import observe
-from spearpp.problem import Problem, pose
+from spearpp.inversion.observation import observe
+from spearpp.inversion.problem import Problem, pose
+from spearpp.linalg import sphere
 from spearpp.search import RiemannianAdam
 from spearpp.search.base import chunk_sizes
 

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import spearpp
 from benchmarks import command, paper
 from benchmarks.recovery import FIRST_SEED, Setting, attack
-from spearpp.observation import observe
+from spearpp.inversion.observation import observe
 from spearpp.search import Gated
 
 BASELINE = Path(__file__).with_name("baseline.json")

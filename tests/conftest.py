@@ -16,8 +16,8 @@ import torch
 from hypothesis import settings
 
 from spearpp import simulate
-from spearpp.observation import observe
-from spearpp.problem import Problem, pose
+from spearpp.inversion.observation import observe
+from spearpp.inversion.problem import Problem, pose
 from spearpp.simulate import Batch, LayerGradient
 
 # Small problems on shared cores: more threads only wait for each other, in what tests start as well.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp import sphere
+from spearpp.linalg import sphere
 from spearpp.search.gated.descent import EPSILON, Effort, _schedule, descend_many
 
 RATE = 0.1
@@ -56,7 +56,7 @@ def problem(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch
 
 def far(case: Case, device: torch.device) -> tuple[float, float, float]:
     """Distance of the ends, that of the directions over their length, and the way that the points went."""
-    from spearpp.kernels.gated import persistent
+    from spearpp.linalg.kernels.gated import persistent
 
     rows, gates, basis, points = problem(case)
     effort = Effort(case.steps, 4, case.epsilon)

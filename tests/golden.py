@@ -15,7 +15,7 @@ from torch import nn
 
 import spearpp
 from spearpp import simulate
-from spearpp.audit.document import document
+from spearpp.auditing.document import document
 from spearpp.simulate import DPSGD, Batch, FedAvg, FedSGD, Quantise, TopK
 from spearpp.update import ClientUpdate
 
@@ -43,7 +43,9 @@ def with_dropout() -> tuple[ClientUpdate, nn.Module | None, int | None]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(60, 150), nn.ReLU(), nn.Dropout(0.2), nn.Linear(150, 10))
     batch = batch_of(8)
-    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(batch.inputs), batch.labels), model.parameters())
+    gradients = torch.autograd.grad(
+        nn.functional.cross_entropy(model(batch.inputs), batch.labels), list(model.parameters())
+    )
     return ClientUpdate.from_gradients(model, list(gradients)), model, 8
 
 

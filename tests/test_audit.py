@@ -9,9 +9,9 @@ from torch import nn
 import spearpp
 from models import TwoInputs
 from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
-from spearpp.consistency import spectrum
+from spearpp.auditing.checks import spectrum
+from spearpp.auditing.replay import replay
 from spearpp.errors import OptionError
-from spearpp.replay import replay
 from spearpp.search import Gated
 from spearpp.simulate import DPSGD, Batch, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, Several, TopK, Wire
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from conftest import Client, MakeClient
-from spearpp.candidates import admit, drop_neighbours, empty_pool, refit
-from spearpp.observation import observe
-from spearpp.problem import pose
+from spearpp.inversion.observation import observe
+from spearpp.inversion.pool import admit, drop_neighbours, empty_pool, refit
+from spearpp.inversion.problem import pose
 
 
 @pytest.fixture

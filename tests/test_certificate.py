@@ -13,11 +13,11 @@ from torch import nn
 import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
-from spearpp.certificate import Certificates, certify, chance_of_zeros
-from spearpp.certificate.chance import UNLUCKY, most_by_chance
-from spearpp.certificate.masks import widened
-from spearpp.filtering import Selection
-from spearpp.problem import Problem
+from spearpp.inversion.evidence import Certificates, certify, chance_of_zeros
+from spearpp.inversion.evidence.chance import UNLUCKY, most_by_chance
+from spearpp.inversion.evidence.masks import widened
+from spearpp.inversion.problem import Problem
+from spearpp.inversion.selection import Selection
 from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search
 from spearpp.simulate import Batch, LayerGradient
 

@@ -10,9 +10,9 @@ from torch import nn
 
 import spearpp
 from spearpp import ClientUpdate, simulate
-from spearpp.audit.claims import Kind, Known, weigh
-from spearpp.certificate import coins
-from spearpp.replay import replay
+from spearpp.auditing.claims import Kind, Known, weigh
+from spearpp.auditing.replay import replay
+from spearpp.inversion.evidence import coins
 from spearpp.simulate import Batch
 
 CLIENT = torch.Generator().manual_seed(5)

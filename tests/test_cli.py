@@ -448,7 +448,7 @@ def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.
     generator = torch.Generator().manual_seed(0)
     batch = simulate.random_batch(5, features=20, generator=generator)
     model = simulate.mlp(20, [60, 60], 10, generator=generator)
-    monkeypatch.setattr(sys.modules["spearpp.audit.proof"], "replay_alone", stop)
+    monkeypatch.setattr(sys.modules["spearpp.auditing.judge"], "replay_alone", stop)
     result = audit(simulate.FedSGD()(model, batch), model)
     assert result.interrupted
     assert result.layers[0].recovered == 5

@@ -8,7 +8,7 @@ import torch
 
 import spearpp
 from spearpp import AuditResult, ClientUpdate, simulate
-from spearpp.estimate import Estimate, estimate
+from spearpp.auditing.estimate import Estimate, estimate
 
 
 def trained(rate: float, steps: int, momentum: float, *, mini_batch: int = 8, seed: int = 1) -> ClientUpdate:

@@ -40,8 +40,8 @@ from spearpp.experiments.defence import AXES, Defence
 from spearpp.experiments.frontier import Plan, bisect, sentence
 from spearpp.experiments.intervals import mean, wilson
 from spearpp.experiments.plot import Axis, Point, Series, draw
-from spearpp.losses import LogCosh
 from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianAdam
+from spearpp.search.losses import LogCosh
 from spearpp.simulate import DPSGD, FedAvg, FedSGD, Quantise, Several, TopK, Wire
 
 CPU = torch.device("cpu")

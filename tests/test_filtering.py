@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from conftest import Client, MakeClient
 from spearpp import score
-from spearpp.candidates import Pool, admit, empty_pool
-from spearpp.filtering import (
+from spearpp.inversion.pool import Pool, admit, empty_pool
+from spearpp.inversion.problem import Problem
+from spearpp.inversion.selection import (
     Inverse,
     Selection,
     complete_basis,
@@ -21,7 +22,6 @@ from spearpp.filtering import (
     select,
     swap_scores,
 )
-from spearpp.problem import Problem
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_how_many_swaps_are_scored_at_a_time_changes_nothing(client: Client, mon
     pool = pool_of(problem, torch.cat([random_directions(60, 5), client.true_directions(problem)[:4]]))
     chosen = []
     for size in (1, 2**30):
-        monkeypatch.setattr("spearpp.filtering._CACHE_BYTES", size)
+        monkeypatch.setattr("spearpp.inversion.selection._CACHE_BYTES", size)
         chosen.append(select(problem, pool))
     one_by_one, at_once = chosen
     assert torch.equal(one_by_one.directions, at_once.directions)

@@ -35,7 +35,7 @@ from flwr.serverapp.strategy import (
 
 import spearpp
 from spearpp import AuditResult, simulate
-from spearpp.audit.folder import read_document
+from spearpp.auditing.folder import read_document
 from spearpp.errors import OptionError
 from spearpp.integrations.common import Auditor, Choice, Job, Outcome, Settings
 from spearpp.integrations.flower import AuditStrategy, audit_mod

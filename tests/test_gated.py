@@ -10,14 +10,15 @@ import torch
 
 import spearpp
 from conftest import Client, MakeClient, graded
-from spearpp import simulate, sphere
-from spearpp.candidates import Pool
-from spearpp.certificate import Certificates
+from spearpp import simulate
 from spearpp.errors import OptionError
-from spearpp.filtering import init_filt, steadiest_first
-from spearpp.nullspace import complement
-from spearpp.pairs import no_pairs
-from spearpp.problem import Problem
+from spearpp.inversion.evidence import Certificates
+from spearpp.inversion.pairs import no_pairs
+from spearpp.inversion.pool import Pool
+from spearpp.inversion.problem import Problem
+from spearpp.inversion.selection import init_filt, steadiest_first
+from spearpp.linalg import sphere
+from spearpp.linalg.nullspace import complement
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, _step_by_step, descend
@@ -365,10 +366,10 @@ class TestNoise:
 
 def _with_true_masks(seen: simulate.LayerGradient, batch: Batch) -> torch.Tensor:
     """The least-squares directions for the neurons that really were silent."""
-    from spearpp.filtering import Selection, recover
-    from spearpp.nullspace import kernel_vectors
-    from spearpp.observation import observe
-    from spearpp.problem import pose
+    from spearpp.inversion.observation import observe
+    from spearpp.inversion.problem import pose
+    from spearpp.inversion.selection import Selection, recover
+    from spearpp.linalg.nullspace import kernel_vectors
 
     problem = pose(observe(*seen))
     assert seen.bias is not None

@@ -6,8 +6,8 @@ import torch
 import spearpp
 from conftest import MakeClient
 from spearpp import simulate
-from spearpp.losses import LogCosh
 from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
+from spearpp.search.losses import LogCosh
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ import torch
 from benchmarks.hostile import judged, seed_of
 from benchmarks.hostile_clients import FAMILIES, SPELLINGS
 
-from spearpp.layers.operations import Behaviour, behaviour
+from spearpp.model.operations import Behaviour, behaviour
 
 SLOW = {"wide layer, m=1000", "two layers, b up to 0.45 m"}
 """Families that take many seconds; the benchmark runs them."""

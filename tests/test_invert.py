@@ -11,9 +11,9 @@ import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, RankError, ShapeError
-from spearpp.losses import LogCosh, NegativeL4
-from spearpp.rounding import LinearProgramRounding
 from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
+from spearpp.search.losses import LogCosh, NegativeL4
+from spearpp.search.rounding import LinearProgramRounding
 
 QUICK = RiemannianAdam(starts=4096)
 

@@ -13,16 +13,16 @@ import torch
 
 from conftest import MakeClient
 from descents import CASES, RATE, Case, far, problem
-from spearpp import sphere
-from spearpp.kernels import gated as kernels
-from spearpp.kernels.gated import reference
-from spearpp.kernels.paper import for_descent
-from spearpp.kernels.paper import reference as whole_descent
-from spearpp.losses import L1, LogCosh, Loss
+from spearpp.linalg import sphere
+from spearpp.linalg.kernels import gated as kernels
+from spearpp.linalg.kernels.gated import reference
+from spearpp.linalg.kernels.paper import for_descent
+from spearpp.linalg.kernels.paper import reference as whole_descent
 from spearpp.search import RiemannianAdam
 from spearpp.search.gated.descent import Effort, descend, descend_many
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.recording import repeat
+from spearpp.search.losses import L1, LogCosh, Loss
 
 Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 SHAPES = [(1, 1), (3, 7), (130, 20), (64, 1000), (9, 4099)]

@@ -19,14 +19,14 @@ from torch import nn
 
 import spearpp
 from spearpp import ClientUpdate, Verdict, check, find_layers, simulate
-from spearpp.audit.memory import INVERTED
+from spearpp.auditing.memory import INVERTED
 from spearpp.cli import main
 from spearpp.cli.models import model_of
 from spearpp.errors import DataError, NonFiniteError, OptionError
-from spearpp.npz import BinaryFile
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 from spearpp.update import lazy, readers, source
 from spearpp.update.files import open_tensors, read_tensors
+from spearpp.update.npz import BinaryFile
 
 RATE = 0.1
 FORMATS = ("ours", "safetensors", "pt", "transposed.pt", "sparse.pt", "old.pt", "npz", "packed.npz", "fortran.npz")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spearpp.errors import OptionError
-from spearpp.losses import L1, LogCosh, Loss, NegativeL4
+from spearpp.search.losses import L1, LogCosh, Loss, NegativeL4
 
 LOSSES: list[Loss] = [L1(), LogCosh(1 / 300), LogCosh(2.0), NegativeL4()]
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from conftest import MakeClient
 from spearpp.errors import RankError
-from spearpp.lowrank import decompose
-from spearpp.lowrank.rank import numerical_rank
-from spearpp.lowrank.triplets import by_gram, by_sketch
-from spearpp.observation import Observation, observe
+from spearpp.inversion.factors import decompose
+from spearpp.inversion.factors.rank import numerical_rank
+from spearpp.inversion.factors.triplets import by_gram, by_sketch
+from spearpp.inversion.observation import Observation, observe
 
 
 def planted(m: int, n: int, b: int, seed: int, noise: float = 0.0) -> torch.Tensor:

@@ -7,11 +7,12 @@ import torch
 
 import spearpp
 from conftest import Client, MakeClient
-from spearpp import many, simulate
-from spearpp.certificate import Certificates
+from spearpp import simulate
 from spearpp.errors import NonFiniteError, ShapeError
-from spearpp.lowrank import decompose_many
-from spearpp.many import Layer, one_round, stack
+from spearpp.inversion import many
+from spearpp.inversion.evidence import Certificates
+from spearpp.inversion.factors import decompose_many
+from spearpp.inversion.many import Layer, one_round, stack
 from spearpp.search import Gated
 
 

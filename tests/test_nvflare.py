@@ -25,7 +25,7 @@ from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
 import spearpp
 from spearpp import AuditResult, simulate
-from spearpp.audit.folder import read_document
+from spearpp.auditing.folder import read_document
 from spearpp.errors import OptionError
 from spearpp.integrations.common import Pseudonyms
 from spearpp.integrations.nvflare import AuditFilter

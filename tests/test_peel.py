@@ -7,10 +7,11 @@ import torch
 
 import spearpp
 from conftest import Client, MakeClient
-from spearpp import simulate, sphere
-from spearpp.observation import observe
-from spearpp.pairs import Pairs, no_pairs
-from spearpp.problem import Problem, pose
+from spearpp import simulate
+from spearpp.inversion.observation import observe
+from spearpp.inversion.pairs import Pairs, no_pairs
+from spearpp.inversion.problem import Problem, pose
+from spearpp.linalg import sphere
 from spearpp.search import Gated
 from spearpp.search.gated.peel import peel
 

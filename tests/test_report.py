@@ -22,7 +22,7 @@ from torch import nn
 
 import spearpp
 from spearpp import AuditResult, Inversion, SpearError, Verdict, pictures, report, simulate
-from spearpp.audit.folder import DOCUMENT, NUMBERS
+from spearpp.auditing.folder import DOCUMENT, NUMBERS
 from spearpp.cli.audit import exit_code
 from spearpp.report import plots
 from spearpp.report.advice import defences

@@ -7,9 +7,9 @@ import torch
 
 from conftest import MakeClient
 from spearpp.errors import OptionError
-from spearpp.losses import LogCosh
-from spearpp.rounding import LinearProgramRounding, NoRounding, SamplingRounding
 from spearpp.search import RiemannianAdam
+from spearpp.search.losses import LogCosh
+from spearpp.search.rounding import LinearProgramRounding, NoRounding, SamplingRounding
 
 
 def near(q: torch.Tensor, distance: float, seed: int = 0) -> torch.Tensor:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import MakeClient
-from spearpp import sphere
 from spearpp.errors import OptionError
-from spearpp.losses import L1, LogCosh, Loss, NegativeL4
-from spearpp.nullspace import random_subsets
+from spearpp.linalg import sphere
+from spearpp.linalg.nullspace import random_subsets
 from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
 from spearpp.search.base import chunk_sizes
+from spearpp.search.losses import L1, LogCosh, Loss, NegativeL4
 
 
 def orthonormal(m: int, b: int, seed: int) -> torch.Tensor:

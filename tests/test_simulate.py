@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spearpp import simulate
 from spearpp.errors import DataError, OptionError
-from spearpp.npz import read_npz
+from spearpp.update.npz import read_npz
 
 
 @given(st.integers(1, 6), st.integers(2, 20), st.lists(st.integers(2, 15), min_size=1, max_size=3), st.booleans())

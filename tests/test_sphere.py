@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spearpp import sphere
+from spearpp.linalg import sphere
 
 shapes = st.tuples(st.integers(1, 20), st.integers(2, 30), st.integers(0, 10_000))
 

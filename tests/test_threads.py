@@ -7,7 +7,7 @@ import torch
 
 import spearpp
 from spearpp import simulate
-from spearpp.threads import WORTH, as_many_as_help
+from spearpp.linalg.threads import WORTH, as_many_as_help
 
 
 @pytest.fixture

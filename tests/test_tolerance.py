@@ -5,9 +5,9 @@ import torch
 from scipy.stats import binom
 
 from conftest import MakeClient
-from spearpp.observation import observe
-from spearpp.problem import pose
-from spearpp.tolerance import default_sparsity
+from spearpp.inversion.observation import observe
+from spearpp.inversion.problem import pose
+from spearpp.inversion.tolerance import default_sparsity
 
 
 @pytest.mark.parametrize("neurons", [1, 10, 64, 200, 1000, 4096])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spearpp import AuditResult, ClientUpdate, simulate
-from spearpp.audit.folder import DOCUMENT
+from spearpp.auditing.folder import DOCUMENT
 from spearpp.cli import main
 from spearpp.errors import DataError
 from spearpp.integrations.common import Settings

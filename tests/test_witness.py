@@ -13,23 +13,24 @@ from torch import nn
 
 import spearpp
 from conftest import graded
-from spearpp import simulate, sphere
-from spearpp.certificate import Certificates, WitnessCertificates, certify_sighted
-from spearpp.certificate.witnessed import chance_of_another
+from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
-from spearpp.nullspace import meet
-from spearpp.observation import observe
-from spearpp.pairs import no_pairs
-from spearpp.problem import Problem, pose
+from spearpp.inversion.evidence import Certificates, WitnessCertificates, certify_sighted
+from spearpp.inversion.evidence.witnessed import chance_of_another
+from spearpp.inversion.matches import Settled, Sightings, confirm, forward_noise, no_sightings, outside, settle
+from spearpp.inversion.next_layer import Witness, consult, few_outputs
+from spearpp.inversion.observation import observe
+from spearpp.inversion.pairs import no_pairs
+from spearpp.inversion.problem import Problem, pose
+from spearpp.linalg import sphere
+from spearpp.linalg.nullspace import meet
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.reflect import reflect
 from spearpp.search.gated.witnessed import WitnessedRounds
-from spearpp.shapes import pick
-from spearpp.sightings import Settled, Sightings, confirm, forward_noise, no_sightings, outside, settle
 from spearpp.simulate import Batch, LayerGradient
-from spearpp.witness import Witness, consult, few_outputs
+from spearpp.types import pick
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,19 @@ layer from its gradients, ``invert_many`` those of many at once; ``report`` writ
 programs; ``simulate`` plays the client; ``score`` compares with the truth.
 """
 
-from spearpp import losses, report, rounding, search, simulate
+from spearpp import report, search, simulate
 from spearpp.about import __version__
-from spearpp.audit import AuditResult, LayerAudit, Verdict, audit
-from spearpp.consistency import Finding, check
+from spearpp.auditing import AuditResult, LayerAudit, Verdict, audit
+from spearpp.auditing.checks import Finding, check
+from spearpp.auditing.replay import Replay
 from spearpp.errors import SpearError
-from spearpp.invert import invert
-from spearpp.layers import Layer, find_layers
-from spearpp.many import invert_many
+from spearpp.inversion.invert import invert
+from spearpp.inversion.many import invert_many
+from spearpp.inversion.result import Inversion, Progress, Stats
 from spearpp.metrics import Score, accuracy, score
+from spearpp.model import Layer, find_layers
 from spearpp.normalisation import Normalisation
-from spearpp.replay import Replay
-from spearpp.result import Inversion, Progress, Stats
+from spearpp.search import losses, rounding
 from spearpp.update import ClientUpdate
 
 __all__ = [

@@ -7,7 +7,7 @@ import torch
 
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.normalisation import Normalisation
-from spearpp.shapes import Float, Int, Tensor
+from spearpp.types import Float, Int, Tensor
 
 EXACT_PSNR = 90.0
 """The paper's mark for an exact batch, in dB; its DP and FedAvg tables use 25."""

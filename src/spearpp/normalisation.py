@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.shapes import Float, Tensor
+from spearpp.types import Float, Tensor
 
 
 @dataclass(frozen=True, eq=False)

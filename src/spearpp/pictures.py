@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from spearpp.shapes import Float, Tensor
+from spearpp.types import Float, Tensor
 
 Shape = tuple[int, int, int]
 """Channels, height, width."""

@@ -12,8 +12,8 @@ import typer
 import spearpp
 from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
-from spearpp.audit.folder import REDACTIONS, Redaction, read_document
-from spearpp.audit.memory import MEMORY
+from spearpp.auditing.folder import REDACTIONS, Redaction, read_document
+from spearpp.auditing.memory import MEMORY
 from spearpp.cli import options
 from spearpp.cli.console import (
     COLOURS,

@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from spearpp import Layer, LayerAudit, Verdict
-from spearpp.consistency import Finding
+from spearpp.auditing.checks import Finding
 from spearpp.errors import DataError
-from spearpp.result import Progress as State
+from spearpp.inversion.result import Progress as State
 
 COLOURS = {Verdict.LEAKS: "bold red", Verdict.NOT_FOUND: "bold yellow", Verdict.NOT_APPLICABLE: "bold blue"}
 LONGEST = 300

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from spearpp import check, find_layers
-from spearpp.audit.document import plain
+from spearpp.auditing.document import plain
 from spearpp.cli import options
 from spearpp.cli.audit import read_update
 from spearpp.cli.console import output, print_findings, print_layers

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from spearpp.errors import OptionError
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import outlines
 

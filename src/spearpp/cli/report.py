@@ -7,7 +7,7 @@ import typer
 
 from spearpp import AuditResult
 from spearpp import report as reports
-from spearpp.audit.folder import read_document
+from spearpp.auditing.folder import read_document
 from spearpp.cli import options
 from spearpp.cli.audit import redaction
 from spearpp.cli.console import output

@@ -12,16 +12,16 @@ import torch
 from spearpp.errors import OptionError, RankError
 from spearpp.experiments.codec import register
 from spearpp.experiments.source import Source
-from spearpp.filtering import Selection, recover
-from spearpp.invert import invert
+from spearpp.inversion.invert import invert
+from spearpp.inversion.observation import observe
+from spearpp.inversion.problem import pose
+from spearpp.inversion.result import Inversion
+from spearpp.inversion.selection import Selection, recover
+from spearpp.linalg.nullspace import kernel_vectors
 from spearpp.metrics import Score, score
-from spearpp.nullspace import kernel_vectors
-from spearpp.observation import observe
-from spearpp.problem import pose
-from spearpp.result import Inversion
 from spearpp.search import Gated, Search
-from spearpp.shapes import Tensor
 from spearpp.simulate import Batch, Client, FedSGD, LayerGradient, Quantise, TopK, Wire, linear_layers, mlp
+from spearpp.types import Tensor
 
 RIGHT, WRONG = 90.0, 60.0
 """dB: an uncertified input over the first was missed; a certified one under the second is wrong."""

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from spearpp.errors import OptionError, SpearError
-from spearpp.losses import L1, LogCosh, NegativeL4
-from spearpp.rounding import LinearProgramRounding, NoRounding, SamplingRounding
 from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianAdam
 from spearpp.search.gated.descent import Effort
+from spearpp.search.losses import L1, LogCosh, NegativeL4
+from spearpp.search.rounding import LinearProgramRounding, NoRounding, SamplingRounding
 from spearpp.simulate import DPSGD, FedAvg, FedSGD, OpacusDPSGD, Quantise, Several, TopK, Wire
 
 KINDS: dict[str, type] = {

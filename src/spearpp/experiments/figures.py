@@ -13,7 +13,7 @@ from spearpp.experiments.reproduce import Reproduction, Result
 from spearpp.experiments.store import Store
 from spearpp.experiments.table import Table
 from spearpp.pictures import png
-from spearpp.shapes import Float, Tensor
+from spearpp.types import Float, Tensor
 
 PER_LINE = 21
 

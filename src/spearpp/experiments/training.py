@@ -10,8 +10,8 @@ import torch
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.experiments.codec import register
 from spearpp.experiments.source import Source
-from spearpp.shapes import Tensor
 from spearpp.simulate import Batch, Client, FedSGD, Quantise, TopK, Wire, mlp
+from spearpp.types import Tensor
 
 
 @register

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from spearpp.audit.folder import Redaction
+from spearpp.auditing.folder import Redaction
 from spearpp.errors import DataError, MissingExtraError, OptionError, SpearError
 from spearpp.integrations.common import (
     Auditor,
@@ -30,7 +30,7 @@ from spearpp.integrations.common import (
     round_name,
     tensors_of,
 )
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 from spearpp.update import Kind
 
 try:

@@ -14,16 +14,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from spearpp.audit import AuditResult
-from spearpp.audit.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
+from spearpp.auditing import AuditResult
+from spearpp.auditing.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
 from spearpp.errors import OptionError, ShapeError
 from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
 from spearpp.report.html import page
 from spearpp.report.presentation import Presentation
 from spearpp.report.sarif import sarif
-from spearpp.shapes import Tensor
 from spearpp.simulate import Batch
+from spearpp.types import Tensor
 from spearpp.update.files import FileName, write_whole
 
 __all__ = ["DOCUMENT", "NUMBERS", "Presentation", "Redaction", "again", "compare", "sarif", "write"]

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from spearpp.audit import AuditResult, LayerAudit, Verdict
+from spearpp.auditing import AuditResult, LayerAudit, Verdict
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from spearpp.audit import AuditResult, Kind, LayerAudit, Verdict
-from spearpp.audit.folder import Redaction
+from spearpp.auditing import AuditResult, Kind, LayerAudit, Verdict
+from spearpp.auditing.folder import Redaction
 from spearpp.errors import MissingExtraError
 from spearpp.metrics import Score
 from spearpp.pictures import data_uri
@@ -13,7 +13,7 @@ from spearpp.report import plots
 from spearpp.report.advice import advice, defences
 from spearpp.report.presentation import Presentation
 from spearpp.report.wording import evidence, headline, meaning, number, sees
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 
 PICTURES = 1000
 """Samples that are shown at most."""

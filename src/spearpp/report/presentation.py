@@ -9,9 +9,9 @@ import torch
 from spearpp.errors import DataError, OptionError
 from spearpp.normalisation import Normalisation
 from spearpp.pictures import Shape, guess_shape, on_unit_scale
-from spearpp.shapes import Float, Tensor
 from spearpp.simulate import Batch
 from spearpp.simulate.batch import normalisation_of
+from spearpp.types import Float, Tensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from spearpp.audit import AuditResult, Kind, Verdict
+from spearpp.auditing import AuditResult, Kind, Verdict
 
 SEES = {"inputs": "the model's inputs", "features": "features of an earlier layer"}
 

@@ -7,10 +7,10 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.pairs import Pairs
-from spearpp.problem import Problem
-from spearpp.shapes import Float, Tensor
-from spearpp.sightings import Sightings
+from spearpp.inversion.matches import Sightings
+from spearpp.inversion.pairs import Pairs
+from spearpp.inversion.problem import Problem
+from spearpp.types import Float, Tensor
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp import sphere
 from spearpp.errors import OptionError
-from spearpp.losses import L1, Loss
-from spearpp.problem import Problem
-from spearpp.rounding import NoRounding, Rounding, SamplingRounding
+from spearpp.inversion.problem import Problem
+from spearpp.linalg import sphere
 from spearpp.search.base import Proposals, check_options, chunk_sizes
-from spearpp.shapes import Float, Tensor
+from spearpp.search.losses import L1, Loss
+from spearpp.search.rounding import NoRounding, Rounding, SamplingRounding
+from spearpp.types import Float, Tensor
 
 Step = Callable[[Tensor, Tensor, float], None]
 """Moves the points (first argument, in place) along their gradients (second) at a rate (third)."""
@@ -45,7 +45,7 @@ class Descent(ABC):
         check_options(self, self.starts, self.sparsity, self.chunk)
         name = type(self).__name__
         if not isinstance(self.loss, Loss) or isinstance(self.loss, type):
-            raise OptionError(f"{name}(loss={self.loss!r}): pass a loss object, for example spearpp.losses.L1()")
+            raise OptionError(f"{name}(loss={self.loss!r}): pass a loss object, for example spearpp.search.losses.L1()")
         if not isinstance(self.steps, int) or self.steps < 1:
             raise OptionError(f"{name}(steps={self.steps}): at least one step is needed")
         if not self.rates or self.rates[0][0] != 0 or not all(0 < rate < math.inf for _, rate in self.rates):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.nullspace import lines, random_subsets
-from spearpp.problem import Problem
+from spearpp.inversion.problem import Problem
+from spearpp.linalg.nullspace import lines, random_subsets
 from spearpp.search.base import Proposals, check_options, chunk_sizes
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.search.descent import Descent, Step
-from spearpp.shapes import Float, Tensor
+from spearpp.types import Float, Tensor
 
 
 @dataclass(frozen=True)

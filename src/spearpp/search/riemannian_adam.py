@@ -6,10 +6,10 @@ from itertools import groupby
 
 import torch
 
-from spearpp.kernels.paper import for_descent
-from spearpp.losses import L1, LogCosh, Loss
+from spearpp.linalg.kernels.paper import for_descent
 from spearpp.search.descent import Descent, Step
-from spearpp.shapes import Float, Tensor
+from spearpp.search.losses import L1, LogCosh, Loss
+from spearpp.types import Float, Tensor
 
 ROUGH = 2.0**-11
 """The rate from which a step goes further than the rounding of tensor cores leads astray."""

@@ -8,7 +8,7 @@ import torch
 
 from spearpp.errors import DataError
 from spearpp.normalisation import Normalisation
-from spearpp.shapes import Float, Int, Tensor
+from spearpp.types import Float, Int, Tensor
 from spearpp.update.files import FileName, read_tensors, write_tensors
 
 FORMAT = 1

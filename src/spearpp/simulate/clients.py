@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from spearpp.errors import MissingExtraError, OptionError
-from spearpp.shapes import Tensor
 from spearpp.simulate.batch import Batch
+from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 
 

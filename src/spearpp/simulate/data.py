@@ -13,10 +13,10 @@ import torch
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
-from spearpp.npz import read_npz
-from spearpp.shapes import Tensor
 from spearpp.simulate.batch import Batch
 from spearpp.simulate.dataset import Dataset, by_channel
+from spearpp.types import Tensor
+from spearpp.update.npz import read_npz
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)

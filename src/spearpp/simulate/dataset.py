@@ -7,8 +7,8 @@ import torch
 
 from spearpp.errors import DataError
 from spearpp.normalisation import Normalisation
-from spearpp.shapes import Float, Int, Tensor
 from spearpp.simulate.batch import Batch
+from spearpp.types import Float, Int, Tensor
 
 
 @dataclass(frozen=True, eq=False)

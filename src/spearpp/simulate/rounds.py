@@ -5,9 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from spearpp.shapes import Float, Tensor
 from spearpp.simulate.batch import Batch
 from spearpp.simulate.clients import DPSGD, FedAvg, FedSGD
+from spearpp.types import Float, Tensor
 from spearpp.update import ClientUpdate
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from spearpp.errors import DataError, OptionError
-from spearpp.shapes import Tensor
-from spearpp.update.files import FileName, open_tensors, write_tensors
-from spearpp.update.given import (
+from spearpp.types import Tensor
+from spearpp.update.coerce import (
     copied,
     copied_weights,
     finite,
@@ -20,6 +19,7 @@ from spearpp.update.given import (
     parameters_and_buffers,
     plain_lr_and_steps,
 )
+from spearpp.update.files import FileName, open_tensors, write_tensors
 from spearpp.update.lazy import Lazy, Named, elementwise, outlines, pick
 from spearpp.update.names import Tensors, match
 

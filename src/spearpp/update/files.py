@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spearpp.errors import DataError
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Stored, changed
 from spearpp.update.readers import HEADER, open_npz, open_safetensors, open_torch
 from spearpp.update.source import Source

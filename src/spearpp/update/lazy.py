@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 
 if TYPE_CHECKING:
     Named = Mapping[str, Tensor]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from spearpp.errors import DataError, OptionError, ShapeError
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Named, Outline, outlines, pick
 
 WRAPPED = re.compile(r"^(?:_module\.|module\.|_orig_mod\.)+")

@@ -16,10 +16,10 @@ import numpy
 import torch
 
 from spearpp.errors import DataError
-from spearpp.npz import BinaryFile, Member, members, numbers_of
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 from spearpp.update.lazy import Outline, Stored, heights
 from spearpp.update.names import dense
+from spearpp.update.npz import BinaryFile, Member, members, numbers_of
 from spearpp.update.source import Source, fill, plain_numbers
 
 HEADER = "spearpp"

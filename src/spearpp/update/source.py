@@ -14,9 +14,9 @@ import numpy
 import torch
 
 from spearpp.errors import DataError
-from spearpp.npz import BinaryFile
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 from spearpp.update.lazy import Outline, Stored, heights
+from spearpp.update.npz import BinaryFile
 
 
 @dataclass(frozen=True)

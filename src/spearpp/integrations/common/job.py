@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 import spearpp.report as reports
-from spearpp.audit import AuditResult, audit
-from spearpp.audit.folder import REDACTIONS, Redaction
-from spearpp.audit.memory import MEMORY, check_memory
+from spearpp.auditing import AuditResult, audit
+from spearpp.auditing.folder import REDACTIONS, Redaction
+from spearpp.auditing.memory import MEMORY, check_memory
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.training import Training
-from spearpp.shapes import Tensor
+from spearpp.types import Tensor
 from spearpp.update import KINDS, ClientUpdate, Kind
 
 SCRATCH = ".partial-"

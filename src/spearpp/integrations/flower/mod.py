@@ -8,7 +8,7 @@ from flwr.app import Context, Error, Message, MessageType
 from flwr.common.constant import ErrorCode
 from torch import nn
 
-from spearpp.audit.folder import Redaction
+from spearpp.auditing.folder import Redaction
 from spearpp.errors import DataError, OptionError
 from spearpp.integrations.common import Choice, Gate, Job, Policy, Settings, Training, round_name
 from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of

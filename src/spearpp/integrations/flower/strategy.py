@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from torch import nn
 
-from spearpp.audit.folder import Redaction
+from spearpp.auditing.folder import Redaction
 from spearpp.errors import OptionError
 from spearpp.integrations.common import (
     Auditor,

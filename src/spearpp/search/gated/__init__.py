@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp import sphere
 from spearpp.errors import OptionError
-from spearpp.pairs import Pairs, no_pairs
-from spearpp.problem import Problem
+from spearpp.inversion.pairs import Pairs, no_pairs
+from spearpp.inversion.problem import Problem
+from spearpp.linalg import sphere
 from spearpp.search.base import Proposals, check_options
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort

@@ -2,11 +2,11 @@
 
 import torch
 
-from spearpp.nullspace import independent
-from spearpp.problem import Problem
+from spearpp.inversion.next_layer import FewOutputs
+from spearpp.inversion.problem import Problem
+from spearpp.linalg.nullspace import independent
 from spearpp.search.gated.refine import silent_neurons
-from spearpp.shapes import Bool, Float, Tensor
-from spearpp.witness import FewOutputs
+from spearpp.types import Bool, Float, Tensor
 
 AGREEMENT = 0.65
 """Least share of the neurons p calls silent that must be zero in L q. A mixture of two inputs has half."""

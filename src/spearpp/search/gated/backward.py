@@ -8,15 +8,15 @@ descent looks for, orthogonal to what was found.
 
 import torch
 
-from spearpp import sphere
-from spearpp.candidates import refit
-from spearpp.nullspace import independent, meet
-from spearpp.pairs import Pairs
-from spearpp.problem import Problem
+from spearpp.inversion.next_layer import FewOutputs
+from spearpp.inversion.pairs import Pairs
+from spearpp.inversion.pool import refit
+from spearpp.inversion.problem import Problem
+from spearpp.linalg import sphere
+from spearpp.linalg.nullspace import independent, meet
 from spearpp.search.base import Proposals
 from spearpp.search.gated.recording import repeat
-from spearpp.shapes import Bool, Float, Tensor
-from spearpp.witness import FewOutputs
+from spearpp.types import Bool, Float, Tensor
 
 BETA = 1.0
 ALPHA = 2.0

@@ -12,11 +12,11 @@ from functools import lru_cache, partial
 
 import torch
 
-from spearpp import sphere
-from spearpp.kernels import gated as kernels
+from spearpp.linalg import sphere
+from spearpp.linalg.kernels import gated as kernels
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.search.gated.recording import repeat
-from spearpp.shapes import Float, Int, Tensor
+from spearpp.types import Float, Int, Tensor
 
 BETAS = 0.9, 0.999
 EPSILON = 1e-12

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.kernels.gated import for_rows
-from spearpp.shapes import Float, Tensor
+from spearpp.linalg.kernels.gated import for_rows
+from spearpp.types import Float, Tensor
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import time
 
 import torch
 
-from spearpp import sphere
-from spearpp.candidates import refit
-from spearpp.chunks import at_once
-from spearpp.nullspace import independent, kernel_vectors, picked
-from spearpp.pairs import Pairs, fits, no_pairs
-from spearpp.problem import Problem
+from spearpp.inversion.pairs import Pairs, fits, no_pairs
+from spearpp.inversion.pool import refit
+from spearpp.inversion.problem import Problem
+from spearpp.linalg import sphere
+from spearpp.linalg.chunks import at_once
+from spearpp.linalg.nullspace import independent, kernel_vectors, picked
 from spearpp.search.gated.refine import silent_neurons
-from spearpp.shapes import Float, Tensor
+from spearpp.types import Float, Tensor
 
 SELDOM = 0.12
 """How often a neuron may fire, over what the rows would be as inputs, for its row to be tried."""

@@ -2,12 +2,12 @@
 
 import torch
 
-from spearpp import sphere
-from spearpp.candidates import refit
-from spearpp.chunks import at_once
-from spearpp.nullspace import kernel_vectors, least, least_two, picked, taken
-from spearpp.problem import Problem
-from spearpp.shapes import Bool, Float, Int, Tensor
+from spearpp.inversion.pool import refit
+from spearpp.inversion.problem import Problem
+from spearpp.linalg import sphere
+from spearpp.linalg.chunks import at_once
+from spearpp.linalg.nullspace import kernel_vectors, least, least_two, picked, taken
+from spearpp.types import Bool, Float, Int, Tensor
 
 ALIKE = 0.9
 """Cosine from which two end points are taken for the same direction; what is lost by that a later round finds."""

@@ -16,10 +16,10 @@ left, within 2 and 8; with α = 1 hardly any do (``docs/research.md``).
 
 import torch
 
-from spearpp import sphere
+from spearpp.inversion.matches import outside
+from spearpp.linalg import sphere
 from spearpp.search.gated.recording import repeat
-from spearpp.shapes import Float, Tensor
-from spearpp.sightings import outside
+from spearpp.types import Float, Tensor
 
 BETA = 1.4
 ALPHAS = 2.0, 8.0

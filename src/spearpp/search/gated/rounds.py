@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp import sphere
-from spearpp.nullspace import complement
-from spearpp.pairs import Pairs
-from spearpp.problem import Problem
+from spearpp.inversion.pairs import Pairs
+from spearpp.inversion.problem import Problem
+from spearpp.linalg import sphere
+from spearpp.linalg.nullspace import complement
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, Ends, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine, silent_neurons
-from spearpp.shapes import Bool, Float, Tensor, moved
+from spearpp.types import Bool, Float, Tensor, moved
 
 DRY_ROUNDS = 4
 """Rounds at the highest effort without a find before something found is doubted."""

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp import sphere
-from spearpp.nullspace import complement, independent, meet
-from spearpp.problem import Problem
+from spearpp.inversion.matches import SIGMAS, Sightings, confirm, forward_noise, no_sightings, outside, settle
+from spearpp.inversion.next_layer import Witness
+from spearpp.inversion.problem import Problem
+from spearpp.linalg import sphere
+from spearpp.linalg.nullspace import complement, independent, meet
 from spearpp.search.base import Proposals
 from spearpp.search.gated.reflect import reflect
-from spearpp.shapes import Float, Tensor, pick
-from spearpp.sightings import SIGMAS, Sightings, confirm, forward_noise, no_sightings, outside, settle
-from spearpp.witness import Witness
+from spearpp.types import Float, Tensor, pick
 
 PROMISING = 0.15
 """Share of relu(z) outside span(V) up to which an end point is polished."""

@@ -1,0 +1,149 @@
+"""From a client's update to a verdict: plan which layers to invert, run the searches, judge what they recovered."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.estimate import SECONDS
+from spearpp.auditing.judge import (
+    add_proof,
+    estimate_training,
+    is_one_step,
+    judge_all,
+    judge_by_layer,
+    replay_all,
+    training_findings,
+)
+from spearpp.auditing.memory import MEMORY, check_memory, unplayed
+from spearpp.auditing.plan import make_plan
+from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
+from spearpp.auditing.run import Budget, run
+from spearpp.auditing.wording import Context, caveats, summary
+from spearpp.errors import OptionError
+from spearpp.inversion.result import Progress
+from spearpp.model import Layer
+from spearpp.search import Gated, Search
+from spearpp.update import ClientUpdate
+
+__all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "audit"]
+
+
+def audit(
+    update: ClientUpdate,
+    model: nn.Module | None = None,
+    *,
+    budget: float | None = None,
+    memory: int | None = MEMORY,
+    search: Search | None = None,
+    batch_size: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[Layer, Progress], None] | None = None,
+) -> AuditResult:
+    """Find out whether an update gives its training batch away.
+
+    Every Linear layer before a ReLU is inverted, with the next layer as a second witness where there is one, until the
+    model's inputs are all there (what later layers see follows from them). A layer whose gradient has rank one is
+    inverted whatever follows it. Each recovered input is then replayed alone through the model, which tells how many
+    samples it stands for and how far it may be off (``spearpp.auditing.claims``).
+
+    The verdict is LEAKS if an input is a sample of this client, or within a stated distance of one; NOT_FOUND if none
+    is within the budget (inputs that fit the gradient without being proved are counted and explained); and
+    NOT_APPLICABLE if there is no layer to invert.
+
+    An update that is in files is looked through first, then read a layer at a time; nothing of it is kept.
+
+    Ctrl-C ends the search, not the call: what was certified until then is in the result, ``interrupted`` is True.
+
+    Args:
+        update: what the client sent.
+        model: the network, to tell which layers feed a ReLU, to find labels and to replay; None to go without.
+        budget: seconds for all layers together, kept to a round of the search; None leaves it to the search.
+        memory: bytes that the work on one layer may take; larger layers are skipped, and the caveats say so. None for
+            no bound.
+        search: how to look; None is ``spearpp.search.Gated()``.
+        batch_size: how many samples the client trained on, if that is known (Flower's ``num-examples``). With it an
+            input can be proved to be one sample; without it, one sample or the mean of samples very close to each
+            other.
+        generator: source of randomness; None is a generator with seed 0.
+        progress: called after every round with the layer and how far it is.
+
+    Raises:
+        SpearError: for an update that is none, or whose file is damaged, changed or gone. "Nothing found" is a result,
+            not an error.
+
+    >>> import torch, spearpp
+    >>> from spearpp import simulate
+    >>> model = simulate.mlp(30, [90, 90], 10, generator=torch.Generator().manual_seed(2))
+    >>> batch = simulate.random_batch(6, features=30, generator=torch.Generator().manual_seed(1))
+    >>> update = simulate.FedSGD()(model, batch)
+    >>> result = spearpp.audit(update, model, batch_size=6)
+    >>> print(result.summary)
+    LEAKS: 6 of 6 training inputs were recovered exactly from layer 0
+    >>> bool((result.layers[0].labels.sort().values == batch.labels.sort().values).all())
+    True
+    >>> result.replay.difference < 1e-5
+    True
+    """
+    _check(update, budget, search, batch_size)
+    check_memory(memory)
+    began = time.monotonic()
+    clock = Budget(budget, began)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    plan = make_plan(update, model, memory)
+    audits, interrupted = run(plan, search, clock, generator, progress)
+    audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
+    again, trained, network, unseen = None, None, model, None if model is None else unplayed(update, memory)
+    try:
+        judged = judge_all(audits, plan.update, None if unseen else model, batch_size)
+        audits, network = judged.audits, judged.network
+        again = replay_all(audits, plan.update, network)
+        audits = add_proof(audits, again, judged.signals, one_step=is_one_step(update))
+        trained = estimate_training(audits, plan.update, network, again, clock.rest(SECONDS))
+    except KeyboardInterrupt:  # the inputs are there; labels and the replay are not
+        interrupted = True
+    verdict = _verdict(audits)
+    context = Context(
+        verdict,
+        audits,
+        update,
+        model is not None,
+        network is not None,
+        batch_size,
+        plan.decay,
+        again,
+        trained,
+        interrupted,
+        unseen,
+    )
+    return AuditResult(
+        verdict=verdict,
+        summary=summary(context, time.monotonic() - began),
+        layers=audits,
+        findings=[*plan.findings, *training_findings(trained, update)],
+        caveats=[*caveats(context), *plan.left_out],
+        interrupted=interrupted,
+        replay=again,
+        estimated=trained,
+        seconds=time.monotonic() - began,
+        budget=budget,
+    )
+
+
+def _check(update: object, budget: object, search: Search | None, batch_size: object) -> None:
+    if not isinstance(update, ClientUpdate):
+        raise OptionError(f"update is a {type(update).__name__}: expected a spearpp.ClientUpdate")
+    if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
+        raise OptionError(f"budget={budget!r}: seconds, or None for none")
+    if budget is not None and search is not None and not isinstance(search, Gated):
+        raise OptionError("a budget in seconds needs the gated search; the others are bounded by their starts")
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise OptionError(f"batch_size={batch_size!r}: the number of samples the client trained on, or None")
+
+
+def _verdict(audits: list[LayerAudit]) -> Verdict:
+    if best_of(audits) is not None:
+        return Verdict.LEAKS
+    return Verdict.NOT_FOUND if any(each.feasible for each in audits) else Verdict.NOT_APPLICABLE

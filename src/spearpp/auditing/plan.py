@@ -1,0 +1,74 @@
+"""Which layers of an update are inverted, and why the others are not."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from spearpp.auditing.checks import Finding, inspect
+from spearpp.auditing.memory import fitting
+from spearpp.model import Layer, find_layers
+from spearpp.update import ClientUpdate
+from spearpp.update.lazy import elementwise
+
+RANK_ONE = 1e-3
+"""What may be left of a gradient of rank one after its strongest row is taken out, over its norm."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which layers are inverted, and why the others are not."""
+
+    update: ClientUpdate
+    """The update without weight decay."""
+    layers: list[Layer]
+    feasible: list[Layer]
+    why_not: dict[str, str]
+    findings: list[Finding]
+    decay: float
+    left_out: list[str]
+
+
+def make_plan(update: ClientUpdate, model: nn.Module | None, memory: int | None) -> Plan:
+    """Find the layers, look the update through and take weight decay off it."""
+    layers = find_layers(model, update)
+    findings, decay = inspect(update, layers)
+    update = _without_decay(update, decay)
+    sized = [fitting(_alone_if_rank_one(layer, update, memory), update, memory) for layer in layers]
+    layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]
+    broken = next((finding for finding in findings if finding.level == "error"), None)
+    feasible = [layer for layer in layers if layer.qualifies and broken is None]
+    feasible.sort(key=lambda layer: layer.assumed)
+    why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
+    return Plan(update, layers, feasible, why, findings, decay, left_out)
+
+
+def _alone_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | None) -> Layer:
+    """The same layer, qualified if its gradient has rank one: then its rows are multiples of the input."""
+    if layer.qualifies or layer.bias is None:
+        return layer
+    if layer.weight not in update.gradients or layer.bias not in update.gradients or layer.weight not in update.weights:
+        return layer
+    if not fitting(replace(layer, qualifies=True, next=None), update, memory)[0].qualifies:
+        return layer
+    gradient, bias = update.gradients[layer.weight], update.gradients[layer.bias]
+    if gradient.ndim != 2 or bias.shape != gradient.shape[:1]:
+        return layer
+    whole = torch.cat([gradient, bias[:, None]], dim=1).double()
+    norms = torch.linalg.vector_norm(whole, dim=1)
+    row = whole[norms.argmax()]
+    if not bool(torch.isfinite(norms).all()) or not float(norms.max()) > 0:
+        return layer
+    rest = whole - torch.outer(whole @ row / (row @ row), row)
+    if float(torch.linalg.vector_norm(rest)) > RANK_ONE * float(torch.linalg.vector_norm(norms)):
+        return layer
+    reason = f"its gradient has rank one, so it is inverted although {layer.reason}"
+    return replace(layer, qualifies=True, reason=reason, next=None)
+
+
+def _without_decay(update: ClientUpdate, decay: float) -> ClientUpdate:
+    """The update without weight decay, which adds a multiple of the weights to every gradient."""
+    if not decay:
+        return update
+    pure = elementwise(lambda sent, weight: sent - decay * weight.to(sent), update.gradients, update.weights)
+    return replace(update, gradients=pure)

@@ -1,0 +1,1 @@
+"""One layer's gradient to the inputs of that layer."""
