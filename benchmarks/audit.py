@@ -24,7 +24,7 @@ from benchmarks import command
 from benchmarks.recovery import FIRST_SEED
 from spearpp import ClientUpdate, Verdict, simulate
 from spearpp.search import Gated
-from spearpp.simulate import Batch, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, Several, Wire
+from spearpp.simulate import Batch, Cast, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def wire(data: str | None) -> Iterator[Row]:
     print("\n" + HEADER)
     forms: list[tuple[str, Client]] = [
         ("float32", FedSGD()),
-        ("float16", FedSGD() | Wire(torch.float16)),
-        ("bfloat16", FedSGD() | Wire(torch.bfloat16)),
+        ("float16", FedSGD() | Cast(torch.float16)),
+        ("bfloat16", FedSGD() | Cast(torch.bfloat16)),
         ("int8", FedSGD() | Quantise(8)),
         ("int4", FedSGD() | Quantise(4)),
     ]
@@ -126,7 +126,7 @@ def clients(data: str | None) -> Iterator[Row]:
     """Each client has ten samples."""
     print("\n" + HEADER)
     for count in (1, 2, 4, 6, 8, 9):
-        yield measure(f"sum of {count} clients of 10", Several(FedSGD(), count), 10 * count, 5, data, budget=60)
+        yield measure(f"sum of {count} clients of 10", SumOfClients(FedSGD(), count), 10 * count, 5, data, budget=60)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import spearpp
 from benchmarks import command
 from benchmarks.recovery import FIRST_SEED, Recovery, Setting, attack, measure
 from spearpp import simulate
-from spearpp.inversion.next_layer import consult
+from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import pose
 from spearpp.linalg import sphere
@@ -70,8 +70,8 @@ def weights(data: str | None, device: torch.device) -> None:
     for m, b, steps in ((200, 75, 1600), (200, 90, 1600), (1000, 150, 400), (1000, 400, 800)):
         batch, (seen, following, *_) = attack(Setting("weights", b, m, Gated()), data).prepare(FIRST_SEED, device)
         problem = pose(observe(*seen), batch_size=b)
-        witness = consult(following.grad_weight, following.weight, problem.preactivations).witness
-        assert witness is not None
+        next_layer = read_next_layer(following.grad_weight, following.weight, problem.preactivations).next_layer
+        assert next_layer is not None
         inputs = torch.cat([batch.inputs.double(), torch.ones(b, 1)], dim=1).to(device)
         span = torch.linalg.qr(problem.preactivations)[0]
         truth = sphere.retract(inputs @ torch.linalg.pinv(problem.factors.right) @ problem.preactivations.T) @ span
@@ -79,7 +79,7 @@ def weights(data: str | None, device: torch.device) -> None:
             cells = []
             for alpha in ALPHAS:
                 starts = sphere.uniform(64, b, torch.Generator().manual_seed(0), device=device)
-                bases = span.float(), witness.activations.float()
+                bases = span.float(), next_layer.activations.float()
                 ends, _ = reflect(*bases, starts, steps, alpha=alpha, beta=beta)
                 cosine, which = (ends.double() @ truth.T).max(1)
                 hit = cosine > 0.99

@@ -13,7 +13,7 @@ from spearpp.auditing.checks import spectrum
 from spearpp.auditing.replay import replay
 from spearpp.errors import OptionError
 from spearpp.search import Gated
-from spearpp.simulate import DPSGD, Batch, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, Several, TopK, Wire
+from spearpp.simulate import DPSGD, Batch, Cast, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
 
 def batch_of(b: int, features: int = 60, seed: int = 1) -> Batch:
@@ -260,12 +260,12 @@ class TestWire:
     @pytest.mark.parametrize(
         ("client", "leaks"),
         [
-            (FedSGD() | Wire(torch.float16), True),
-            (FedSGD() | Wire(torch.bfloat16), None),
+            (FedSGD() | Cast(torch.float16), True),
+            (FedSGD() | Cast(torch.bfloat16), None),
             (FedSGD() | Quantise(8), True),
             (FedSGD() | TopK(0.05), False),
-            (FedSGD() | TopK(0.999) | Wire(torch.float16), None),
-            (Several(FedSGD(), 3), True),
+            (FedSGD() | TopK(0.999) | Cast(torch.float16), None),
+            (SumOfClients(FedSGD(), 3), True),
             (OpacusDPSGD(clip=1.0, noise_multiplier=1e-6), True),
             (OpacusDPSGD(clip=1.0, noise_multiplier=1.0), False),
         ],
@@ -296,7 +296,7 @@ class TestWire:
             lambda: OpacusDPSGD(1.0, 1.0, 0.0),
             lambda: TopK(0.0),
             lambda: Quantise(1),
-            lambda: Several(FedSGD(), 99)(mlp(), batch_of(3)),
+            lambda: SumOfClients(FedSGD(), 99)(mlp(), batch_of(3)),
         ):
             with pytest.raises(OptionError):
                 make()
@@ -348,8 +348,8 @@ class TestConsistency:
     @pytest.mark.parametrize(
         ("client", "words"),
         [
-            (FedSGD() | Wire(torch.float16), "note: the numbers are those of float16"),
-            (FedSGD() | Wire(torch.bfloat16), "bfloat16"),
+            (FedSGD() | Cast(torch.float16), "note: the numbers are those of float16"),
+            (FedSGD() | Cast(torch.bfloat16), "bfloat16"),
             (FedSGD() | Quantise(8), "different values: quantised"),
             (FedSGD() | TopK(0.05), "the update was pruned"),
             (DPSGD(clip=1.0, noise=1e-5), "DP noise"),

@@ -42,7 +42,7 @@ from spearpp.experiments.intervals import mean, wilson
 from spearpp.experiments.plot import Axis, Point, Series, draw
 from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianAdam
 from spearpp.search.losses import LogCosh
-from spearpp.simulate import DPSGD, FedAvg, FedSGD, Quantise, Several, TopK, Wire
+from spearpp.simulate import DPSGD, Cast, FedAvg, FedSGD, Quantise, SumOfClients, TopK
 
 CPU = torch.device("cpu")
 # (b, m, PSNR, accuracy), typed from the paper's LaTeX source.
@@ -138,8 +138,8 @@ class TestIdentity:
     @pytest.mark.parametrize(
         "setting",
         [
-            Attack(b=4, m=60, search=KernelSampling(chunk=5), changes=(Quantise(4), Wire(torch.bfloat16))),
-            Attack(b=4, m=60, search=RiemannianAdam(loss=LogCosh(0.1)), client=Several(FedAvg(1, 2, 0.1), 2)),
+            Attack(b=4, m=60, search=KernelSampling(chunk=5), changes=(Quantise(4), Cast(torch.bfloat16))),
+            Attack(b=4, m=60, search=RiemannianAdam(loss=LogCosh(0.1)), client=SumOfClients(FedAvg(1, 2, 0.1), 2)),
             Training(b=4, m=60, data=Source("table", label="x", path="/y")),
         ],
     )
@@ -378,7 +378,7 @@ class TestDefences:
         assert turned("rate", 0.3).client == FedAvg(1, 6, 0.3)
         assert turned("keep", 0.5).changes == (TopK(0.5),)
         assert turned("bits", 4).changes == (Quantise(4),)
-        assert turned("clients", 3).client == Several(FedSGD(), 3)
+        assert turned("clients", 3).client == SumOfClients(FedSGD(), 3)
         assert turned("clients", 3).b == 18
         assert len(AXES) == 9
 

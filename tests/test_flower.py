@@ -37,7 +37,7 @@ import spearpp
 from spearpp import AuditResult, simulate
 from spearpp.auditing.folder import read_document
 from spearpp.errors import OptionError
-from spearpp.integrations.common import Auditor, Choice, Job, Outcome, Settings
+from spearpp.integrations.common import Auditor, Job, Outcome, RoundSampler, Settings
 from spearpp.integrations.flower import AuditStrategy, audit_mod
 from spearpp.simulate import Batch
 
@@ -287,7 +287,7 @@ def test_every_and_sample_choose() -> None:
 
 
 def test_the_choice_is_random_and_the_seeds() -> None:
-    chosen = {seed: [Choice(seed=seed).among(number, range(10)) for number in range(1, 30)] for seed in (0, 1)}
+    chosen = {seed: [RoundSampler(seed=seed).among(number, range(10)) for number in range(1, 30)] for seed in (0, 1)}
     assert all(len(each) == 1 for each in chosen[0]), "one a round"
     assert len({each[0] for each in chosen[0]}) > 5
     assert chosen[0] != chosen[1]

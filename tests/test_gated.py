@@ -406,7 +406,7 @@ def test_options_out_of_range_are_refused() -> None:
 
 
 def local_training(
-    seed: int, client: simulate.FedAvg, *, witness: bool, samples: int = 24
+    seed: int, client: simulate.FedAvg, *, next_layer: bool, samples: int = 24
 ) -> tuple[spearpp.Inversion, spearpp.Score]:
     """What comes of tiles of photographs, many of them alike, after local training."""
     generator = torch.Generator().manual_seed(seed)
@@ -415,8 +415,8 @@ def local_training(
     update = client(model, batch, generator)
     result = spearpp.invert(
         *update.layer("0.weight", "0.bias"),
-        next_grad_weight=update.gradients["2.weight"] if witness else None,
-        next_weight=update.weights["2.weight"] if witness else None,
+        next_grad_weight=update.gradients["2.weight"] if next_layer else None,
+        next_weight=update.weights["2.weight"] if next_layer else None,
         search=Gated(starts=2048),
     )
     return result, spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
@@ -426,20 +426,20 @@ class TestSamplesAlikeUnderLocalTraining:
     @pytest.mark.parametrize("seed", [0, 3])
     def test_what_was_swapped_out_is_tried_again(self, seed: int) -> None:
         """All directions are in the pool after two rounds; one pass of swaps leaves wrong ones in the choice."""
-        result, score = local_training(seed, simulate.FedAvg(1, 8, 0.01), witness=False)
+        result, score = local_training(seed, simulate.FedAvg(1, 8, 0.01), next_layer=False)
         assert bool(result.certified.all())
         assert score.exact
 
     @pytest.mark.parametrize("seed", [1, 3])
     def test_a_witness_of_the_first_mini_batch_alone_does_not_hide_the_others(self, seed: int) -> None:
-        result, score = local_training(seed, simulate.FedAvg(1, 8, 0.01), witness=True)
+        result, score = local_training(seed, simulate.FedAvg(1, 8, 0.01), next_layer=True)
         assert int(result.certified.sum()) >= 21  # some are told apart by a single neuron whose sign is not clear
         assert score.exact
 
     def test_a_mixture_that_drift_would_excuse_is_not_certified(self) -> None:
         """Samples 3 and 16 fire the same neurons but for eleven, which drift may have moved."""
         for seed in (3, 1005):
-            result, score = local_training(seed, simulate.FedAvg(1, 6, 0.03), witness=False)
+            result, score = local_training(seed, simulate.FedAvg(1, 6, 0.03), next_layer=False)
             near = torch.full((len(result.inputs),), 0.0)
             near[score.assignment[score.assignment >= 0]] = score.psnr[score.assignment >= 0].float()
             assert bool((near[result.certified] > 60).all())

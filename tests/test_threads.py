@@ -7,7 +7,7 @@ import torch
 
 import spearpp
 from spearpp import simulate
-from spearpp.linalg.threads import WORTH, as_many_as_help
+from spearpp.linalg.threads import WORTH, single_thread_if_small
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ class TestThreads:
         assert torch.get_num_threads() == 2
 
     def test_an_error_leaves_the_setting_as_it_was(self) -> None:
-        with pytest.raises(ValueError, match="inside"), as_many_as_help(10, torch.device("cpu")):
+        with pytest.raises(ValueError, match="inside"), single_thread_if_small(10, torch.device("cpu")):
             raise ValueError("inside")
         assert torch.get_num_threads() == 2
 
     @pytest.mark.parametrize(("entries", "device"), [(WORTH, "cpu"), (10, "cuda")])
     def test_large_layers_and_gpus_are_left_alone(self, entries: int, device: str) -> None:
-        with as_many_as_help(entries, torch.device(device)):
+        with single_thread_if_small(entries, torch.device(device)):
             assert torch.get_num_threads() == 2

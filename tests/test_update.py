@@ -199,7 +199,7 @@ class TestFiles:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     def test_other_precisions(self, tmp_path: Path, dtype: torch.dtype) -> None:
         net = model()
-        update = simulate.Wire(dtype)(ClientUpdate.from_weights(net, trained(net)))
+        update = simulate.Cast(dtype)(ClientUpdate.from_weights(net, trained(net)))
         update.save(tmp_path / "a.safetensors")
         assert ClientUpdate.load(tmp_path / "a.safetensors").gradients["0.weight"].dtype == dtype
 

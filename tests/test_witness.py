@@ -17,20 +17,20 @@ from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.inversion.evidence import Certificates, WitnessCertificates, certify_sighted
 from spearpp.inversion.evidence.witnessed import chance_of_another
-from spearpp.inversion.matches import Settled, Sightings, confirm, forward_noise, no_sightings, outside, settle
-from spearpp.inversion.next_layer import Witness, consult, few_outputs
+from spearpp.inversion.matches import Matches, SolvedInputs, confirm, forward_noise, no_sightings, outside, solve_inputs
+from spearpp.inversion.next_layer import NextLayer, few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.problem import Problem, pose
 from spearpp.linalg import sphere
-from spearpp.linalg.nullspace import meet
+from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.reflect import reflect
-from spearpp.search.gated.witnessed import WitnessedRounds
+from spearpp.search.gated.two_layers import WitnessedRounds
 from spearpp.simulate import Batch, LayerGradient
-from spearpp.types import pick
+from spearpp.types import select_rows
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class Pair:
     def problem(self) -> Problem:
         problem = pose(observe(*self.layers[0]), sparsity=0.1)
         second = self.layers[1]
-        next_layer = consult(second.grad_weight, second.weight, problem.preactivations)
+        next_layer = read_next_layer(second.grad_weight, second.weight, problem.preactivations)
         assert next_layer.why == "used"
-        return replace(problem, witness=next_layer.witness)
+        return replace(problem, next_layer=next_layer.next_layer)
 
     @property
-    def witness(self) -> Witness:
-        assert self.problem.witness is not None
-        return self.problem.witness
+    def next_layer(self) -> NextLayer:
+        assert self.problem.next_layer is not None
+        return self.problem.next_layer
 
     @property
     def points(self) -> torch.Tensor:
@@ -90,9 +90,9 @@ class Pair:
         return sphere.retract(inputs @ torch.linalg.pinv(self.problem.factors.right))
 
     @property
-    def settled(self) -> Settled:
+    def settled(self) -> SolvedInputs:
         """The true p, solved for their own masks."""
-        return settle(self.problem, self.witness, self.points, no_sightings(self.problem), own=False)
+        return solve_inputs(self.problem, self.next_layer, self.points, no_sightings(self.problem), own=False)
 
 
 def pair(b: int, m: int, n: int = 150, seed: int = 0, bias: bool = True, hidden: list[int] | None = None) -> Pair:
@@ -115,7 +115,7 @@ class TestStages:
         x = sphere.retract(torch.randn(1, d, generator=generator, dtype=torch.float64))[0]
         other = torch.randn(m, e, generator=generator, dtype=torch.float64)
         other[:, 0] = mask * (moving @ x)
-        found, norms = meet(mask[None], moving, torch.linalg.qr(other)[0])
+        found, norms = min_masked_residual(mask[None], moving, torch.linalg.qr(other)[0])
         assert float((found[0, :, 0] @ x).abs()) == pytest.approx(1, abs=1e-7)
         assert float(norms[0, 0]) < 1e-7 < float(norms[0, 1])
 
@@ -123,19 +123,19 @@ class TestStages:
         moving = torch.eye(4, dtype=torch.float64)[:, :3]
         fixed = torch.eye(4, dtype=torch.float64)[:, :2]
         mask = torch.ones(1, 4, dtype=torch.bool)
-        assert float(meet(mask, moving, fixed)[1][0, 1]) < 1e-9  # a plane of solutions
+        assert float(min_masked_residual(mask, moving, fixed)[1][0, 1]) < 1e-9  # a plane of solutions
         pins = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
-        found, norms = meet(mask, moving, fixed, (pins, torch.ones(1, 1, dtype=torch.float64)))
+        found, norms = min_masked_residual(mask, moving, fixed, (pins, torch.ones(1, 1, dtype=torch.float64)))
         torch.testing.assert_close(found[0, :, 0].abs(), torch.tensor([1.0, 0, 0], dtype=torch.float64))
         assert float(norms[0, 1]) > 0.9
 
     def test_true_inputs_fit_both_witnesses_to_the_noise(self) -> None:
         truth = pair(30, 100)
         z = truth.points @ truth.problem.preactivations.T
-        noise = forward_noise(truth.problem, truth.witness, truth.points)
-        assert bool((outside(z, truth.witness.activations) < 5 * noise).all())
+        noise = forward_noise(truth.problem, truth.next_layer, truth.points)
+        assert bool((outside(z, truth.next_layer.activations) < 5 * noise).all())
         assert float(noise.max()) < 1e-5
-        back = confirm(truth.problem, truth.witness, truth.settled, no_sightings(truth.problem))
+        back = confirm(truth.problem, truth.next_layer, truth.settled, no_sightings(truth.problem))
         assert bool((back.left_over < 5 * back.noise).all())
         q = sphere.retract(torch.linalg.inv(truth.points).T)
         assert float((back.directions * q).sum(1).abs().min()) > 1 - 1e-6
@@ -150,7 +150,7 @@ class TestStages:
         truth = Pair(batch, simulate.fedsgd(model, batch))
         on = (first(batch.inputs) > 0).detach()
         guessed = truth.points @ truth.problem.preactivations.T > 0
-        back = confirm(truth.problem, truth.witness, truth.settled, no_sightings(truth.problem))
+        back = confirm(truth.problem, truth.next_layer, truth.settled, no_sightings(truth.problem))
         assert bool(back.fits.all())
         assert int((back.masks != on).sum()) < int((guessed != on).sum())
         assert truth.invert().missing == 0
@@ -160,18 +160,18 @@ class TestStages:
         truth = pair(b, 120)
         span = torch.linalg.qr(truth.problem.preactivations)[0]
         starts = sphere.uniform(64, b, torch.Generator().manual_seed(0))
-        ends, steps = reflect(span.float(), truth.witness.activations.float(), starts, 1600)
+        ends, steps = reflect(span.float(), truth.next_layer.activations.float(), starts, 1600)
         true = sphere.retract(truth.points @ truth.problem.preactivations.T) @ span
         assert int(((ends.double() @ true.T).amax(1) > 0.99).sum()) >= 32
         assert steps % 200 == 0
 
     def test_a_round_finds_inputs_and_the_next_one_others(self) -> None:
         truth = pair(40, 100)
-        rounds = WitnessedRounds(truth.problem, truth.witness, 64, torch.float32)
+        rounds = WitnessedRounds(truth.problem, truth.next_layer, 64, torch.float32)
         generator = torch.Generator().manual_seed(0)
         nearest: list[int] = []
         while not rounds.over:
-            new = rounds.run(rounds.size, generator).sightings
+            new = rounds.run(rounds.size, generator).matches
             assert new is not None
             cosine, which = (new.points @ truth.points.T).max(1) if len(new) else (torch.zeros(0), torch.zeros(0))
             assert bool((cosine > 1 - 1e-9).all())
@@ -184,7 +184,7 @@ class TestRecovery:
     def test_batches_that_one_witness_does_not_reach(self, b: int, m: int) -> None:
         truth = pair(b, m)
         result = truth.invert()
-        assert result.witness == "used"
+        assert result.next_layer == "used"
         assert result.missing == 0
         assert truth.score(result).exact
 
@@ -228,24 +228,24 @@ class TestRecovery:
 
 
 class TestCertificates:
-    def sighted(self) -> tuple[Pair, Sightings, Settled]:
+    def sighted(self) -> tuple[Pair, Matches, SolvedInputs]:
         """What one round sees of a batch."""
         truth = pair(40, 100)
-        rounds = WitnessedRounds(truth.problem, truth.witness, 64, torch.float32)
-        seen = rounds.run(64, torch.Generator().manual_seed(0)).sightings
+        rounds = WitnessedRounds(truth.problem, truth.next_layer, 64, torch.float32)
+        seen = rounds.run(64, torch.Generator().manual_seed(0)).matches
         assert seen is not None
-        return truth, seen, settle(truth.problem, truth.witness, seen.points, seen, own=True)
+        return truth, seen, solve_inputs(truth.problem, truth.next_layer, seen.points, seen, own=True)
 
     def test_the_truth_is_certified_and_nothing_near_it(self) -> None:
         truth, seen, settled = self.sighted()
-        evidence = certify_sighted(truth.problem, truth.witness, seen, settled)
+        evidence = certify_sighted(truth.problem, truth.next_layer, seen, settled)
         assert bool(evidence.exact.all())
         turned = sphere.retract(settled.points + 1e-3 * settled.points.roll(1, 0))
         assert not bool(
-            certify_sighted(truth.problem, truth.witness, seen, replace(settled, points=turned)).exact.any()
+            certify_sighted(truth.problem, truth.next_layer, seen, replace(settled, points=turned)).exact.any()
         )
-        swapped = pick(seen, torch.arange(len(seen)).roll(1))
-        assert not bool(certify_sighted(truth.problem, truth.witness, swapped, settled).exact.any())
+        swapped = select_rows(seen, torch.arange(len(seen)).roll(1))
+        assert not bool(certify_sighted(truth.problem, truth.next_layer, swapped, settled).exact.any())
 
     @pytest.mark.parametrize("level", [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
     def test_under_noise_nothing_wrong_is_certified(self, level: float) -> None:
@@ -273,7 +273,7 @@ class TestCertificates:
         truth, seen, settled = self.sighted()
         spoilt = settled.points.clone()
         spoilt[0] = sphere.retract(spoilt[0] + 0.3 * spoilt[1])
-        evidence = certify_sighted(truth.problem, truth.witness, seen, replace(settled, points=spoilt))
+        evidence = certify_sighted(truth.problem, truth.next_layer, seen, replace(settled, points=spoilt))
         assert evidence.exact.tolist() == [False] + [True] * (len(seen) - 1)
 
     def test_certified_inputs_come_first(self) -> None:
@@ -328,7 +328,7 @@ class TestNoWitness:
         batch = simulate.random_batch(10, features=150, generator=torch.Generator().manual_seed(1))
         truth = Pair(batch, simulate.fedsgd(Between(kind), batch))
         result = truth.invert(Gated(starts=1024))
-        assert (result.witness == "used") == (kind == "plain")
+        assert (result.next_layer == "used") == (kind == "plain")
         assert truth.score(result).exact
         assert isinstance(result.certificates, Certificates)
 
@@ -336,17 +336,17 @@ class TestNoWitness:
     def test_a_narrow_layer_is_none(self, width: int) -> None:
         truth = pair(14, 100, hidden=[100, width])
         result = truth.invert()
-        assert result.witness.startswith(f"not used: its {width} outputs cannot tell 14 samples apart")
+        assert result.next_layer.startswith(f"not used: its {width} outputs cannot tell 14 samples apart")
         assert result.missing == 0
 
     def test_an_output_layer_is_none(self) -> None:
         truth = pair(14, 100, hidden=[100])
-        assert truth.invert().witness == "not used: its 10 outputs cannot tell 14 samples apart"
+        assert truth.invert().next_layer == "not used: its 10 outputs cannot tell 14 samples apart"
 
     def test_another_client_is_none(self) -> None:
         truth, other = pair(12, 100), pair(12, 100, seed=1)
         result = Pair(truth.batch, [truth.layers[0], other.layers[1]]).invert()
-        assert result.witness.startswith("set aside")
+        assert result.next_layer.startswith("set aside")
         assert result.missing == 0
         assert truth.score(result).exact
 
@@ -354,7 +354,7 @@ class TestNoWitness:
         truth = pair(12, 100)
         second = truth.layers[1]
         flat = second._replace(weight=torch.ones_like(second.weight))
-        assert "do not tell" in Pair(truth.batch, [truth.layers[0], flat]).invert().witness
+        assert "do not tell" in Pair(truth.batch, [truth.layers[0], flat]).invert().next_layer
 
     def test_searches_of_the_paper_do_not_use_it(self) -> None:
         truth = pair(5, 80)
@@ -365,17 +365,17 @@ class TestNoWitness:
             next_weight=second.weight,
             search=RiemannianAdam(starts=2048),
         )
-        assert result.witness == "not used by this search"
+        assert result.next_layer == "not used by this search"
         assert result.missing == 0
 
     def test_a_single_sample_needs_none(self) -> None:
         result = pair(1, 40).invert()
-        assert result.witness == "not needed"
+        assert result.next_layer == "not needed"
         assert result.missing == 0
 
     def test_without_it_nothing_changes(self) -> None:
         first = pair(8, 100).layers[0]
-        assert spearpp.invert(*first).witness == "not given"
+        assert spearpp.invert(*first).next_layer == "not given"
 
 
 class TestFaint:
@@ -385,7 +385,7 @@ class TestFaint:
         importance = torch.logspace(0, -9, 12, dtype=torch.float64)
         truth = Pair(*graded(importance, 100, 150, dtype=torch.float64))
         result = truth.invert()
-        assert result.witness == "used"
+        assert result.next_layer == "used"
         assert result.missing == 0
         assert truth.score(result).exact
 
@@ -434,7 +434,7 @@ class TestFewOutputs:
     def test_correlated_inputs_come_back_with_them_and_not_without(self) -> None:
         truth = self.client()
         result = truth.invert()
-        assert "its weights leave 4 unknowns" in result.witness  # softmax minus one-hot sums to zero
+        assert "its weights leave 4 unknowns" in result.next_layer  # softmax minus one-hot sums to zero
         assert result.missing == 0
         assert truth.score(result).exact
         alone = spearpp.invert(*truth.layers[0], search=Gated(starts=result.stats.starts))
@@ -444,7 +444,7 @@ class TestFewOutputs:
         truth = self.client()
         problem = pose(observe(*truth.layers[0]), sparsity=0.1)
         second = truth.layers[1]
-        outputs = consult(second.grad_weight, second.weight, problem.preactivations).outputs
+        outputs = read_next_layer(second.grad_weight, second.weight, problem.preactivations).outputs
         assert outputs is not None
         rounds = BackwardRounds(problem, outputs, 64, torch.float32, no_pairs(problem))
         new = rounds.run(128, torch.Generator().manual_seed(0)).directions
@@ -457,7 +457,7 @@ class TestFewOutputs:
         truth = self.client()
         problem = pose(observe(*truth.layers[0]), sparsity=0.1)
         second = truth.layers[1]
-        outputs = consult(second.grad_weight, second.weight, problem.preactivations).outputs
+        outputs = read_next_layer(second.grad_weight, second.weight, problem.preactivations).outputs
         assert outputs is not None
         inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
         q = torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T

@@ -24,7 +24,7 @@ else:
 
         Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int", "Tensor", "moved", "pick", "put"]
+__all__ = ["Bool", "Float", "Int", "Tensor", "replace_rows", "select_rows", "to_device"]
 
 
 @runtime_checkable
@@ -35,22 +35,22 @@ class _Dataclass(Protocol):
 Table = TypeVar("Table", bound=_Dataclass)
 
 
-def put(table: Table, where: Tensor, rows: Table) -> Table:
+def replace_rows(table: Table, where: Tensor, rows: Table) -> Table:
     """The same dataclass with other rows at the indices ``where``."""
     columns = {field.name: getattr(table, field.name) for field in fields(table)}
     tensors = {name: each for name, each in columns.items() if isinstance(each, Tensor)}
     return replace(table, **{n: each.index_copy(0, where, getattr(rows, n)) for n, each in tensors.items()})
 
 
-def pick(table: Table, which: Tensor) -> Table:
+def select_rows(table: Table, which: Tensor) -> Table:
     """A dataclass whose tensors have one row for each of k things, with some of the rows, by index or mask."""
     columns = {field.name: getattr(table, field.name) for field in fields(table)}
     return replace(table, **{name: each[which] for name, each in columns.items() if isinstance(each, Tensor)})
 
 
-def moved(table: Table, device: torch.device) -> Table:
+def to_device(table: Table, device: torch.device) -> Table:
     """The same dataclass with its tensors, and those of dataclasses in it, on another device."""
     columns = {field.name: getattr(table, field.name) for field in fields(table)}
     tensors = {name: each.to(device) for name, each in columns.items() if isinstance(each, Tensor)}
-    tables = {name: moved(each, device) for name, each in columns.items() if isinstance(each, _Dataclass)}
+    tables = {name: to_device(each, device) for name, each in columns.items() if isinstance(each, _Dataclass)}
     return replace(table, **tensors, **tables)

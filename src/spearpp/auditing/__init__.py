@@ -17,7 +17,7 @@ from spearpp.auditing.judge import (
     replay_all,
     training_findings,
 )
-from spearpp.auditing.memory import MEMORY, check_memory, unplayed
+from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.run import Budget, run
@@ -95,7 +95,7 @@ def audit(
     plan = make_plan(update, model, memory)
     audits, interrupted = run(plan, search, clock, generator, progress)
     audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
-    again, trained, network, unseen = None, None, model, None if model is None else unplayed(update, memory)
+    again, trained, network, unseen = None, None, model, None if model is None else replay_skip_reason(update, memory)
     try:
         judged = judge_all(audits, plan.update, None if unseen else model, batch_size)
         audits, network = judged.audits, judged.network

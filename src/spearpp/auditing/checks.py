@@ -15,7 +15,7 @@ from spearpp.inversion.factors.rank import ROUNDING, numerical_rank
 from spearpp.model import Layer
 from spearpp.types import Float, Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import NUMBERS, Named, blocks, nonzero, outlines
+from spearpp.update.lazy import NUMBERS, Named, blocks, nonzero, tensor_specs
 
 LARGEST = 16_000_000
 """Numbers of a weight up to which its spectrum is looked at."""
@@ -83,7 +83,7 @@ def inspect(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding
     seen = {
         layer: _look(update.gradients, update.weights, layer.weight)
         for layer in layers
-        if layer.qualifies and outlines(update.gradients)[layer.weight].numel() <= LARGEST
+        if layer.qualifies and tensor_specs(update.gradients)[layer.weight].numel() <= LARGEST
     }
     decays = [each.decay for each in seen.values()]
     agreed = bool(decays) and min(decays) > 0 and max(decays) <= AGREED * min(decays)
@@ -105,7 +105,7 @@ def _changes(update: ClientUpdate) -> Iterable[Finding]:
 
 def _format(update: ClientUpdate) -> Iterable[Finding]:
     """What the wire, a compressor or an optimiser did to the numbers."""
-    sizes = outlines(update.gradients)
+    sizes = tensor_specs(update.gradients)
     name = max(sizes, key=lambda each: sizes[each].numel())
     dtype, values = sizes[name].dtype, _sample(update.gradients, name)
     size = values[values != 0].abs()
@@ -139,7 +139,7 @@ def _format(update: ClientUpdate) -> Iterable[Finding]:
 
 def _sample(tensors: Named, name: str) -> Float[Tensor, "taken"]:
     """Entries of a tensor at equal distances, in float32."""
-    outline = outlines(tensors)[name]
+    outline = tensor_specs(tensors)[name]
     step = max(1, outline.numel() // SAMPLE)
     # Small tensors made between blocks would pin the memory of those: there is one for all, made first.
     values = torch.empty(-(-outline.numel() // step), device=outline.device)
@@ -163,7 +163,7 @@ def _silent(tensors: Named, name: str) -> float:
 
 def _scale(update: ClientUpdate) -> Iterable[Finding]:
     """The gradient of a softmax classifier's last bias is mean(p - y): within ±1, and it sums to zero."""
-    name, outline = list(outlines(update.gradients).items())[-1]
+    name, outline = list(tensor_specs(update.gradients).items())[-1]
     if outline.ndim != 1 or outline.numel() < 2 or update.clients > 1:
         return
     last = update.gradients[name]
@@ -193,7 +193,7 @@ def _rank(layer: Layer, update: ClientUpdate, seen: Spectrum, decay: float) -> I
             "weights the client had",
         )
     elif seen.noise > 1e-5:
-        dtype = outlines(update.gradients)[layer.weight].dtype
+        dtype = tensor_specs(update.gradients)[layer.weight].dtype
         cause = "half precision" if dtype in (torch.float16, torch.bfloat16) else ""
         cause = cause or ("local steps, or DP noise" if update.kind != "gradients" else "DP noise, or compression")
         share = f"noise of {seen.noise:.1e} of the gradient's root mean square"
@@ -210,7 +210,7 @@ def spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> Sp
 
 
 def _look(gradients: Named, weights: Named, name: str) -> Spectrum:
-    shape = outlines(gradients)[name].shape
+    shape = tensor_specs(gradients)[name].shape
     rows, columns = (max(1, size // most) for size, most in zip(shape, TAKEN, strict=True))
     found = _spectrum(*(_every(each, name, rows, columns) for each in (gradients, weights)))
     whole = rows == columns == 1 or found.rank is not None or found.decay > 0
@@ -219,7 +219,7 @@ def _look(gradients: Named, weights: Named, name: str) -> Spectrum:
 
 def _every(tensors: Named, name: str, rows: int, columns: int) -> Float[Tensor, "taken_rows taken"]:
     """So manieth rows and columns of a matrix."""
-    outline = outlines(tensors)[name]
+    outline = tensor_specs(tensors)[name]
     height, width = outline.shape
     values = torch.empty(-(-height // rows), -(-width // columns), dtype=outline.dtype, device=outline.device)
     place, filled = 0, 0

@@ -25,7 +25,7 @@ import torch
 from spearpp.auditing.signals import Signals
 from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.result import Inversion
-from spearpp.types import Bool, Float, Tensor, moved, pick
+from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 
 RECOGNISABLE = 0.1
 """Largest stated error of an input that counts as recovered."""
@@ -141,7 +141,7 @@ def judge(
     rank = inversion.batch_size
     own_pattern = rows == 1 or bool((apart >= FEWEST).all())
     complete = known.batch_size == rank == rows and bool(held.all()) and own_pattern and known.one_row_each
-    signals = None if signals is None else moved(signals, torch.device("cpu"))
+    signals = None if signals is None else to_device(signals, torch.device("cpu"))
     explained = torch.zeros(rows, dtype=torch.bool)
     weights = Weights(None, float("nan"), "the loss is not known, or the model cannot be replayed")
     if signals is not None and bool(_proves_loss(signals).any()):
@@ -152,7 +152,7 @@ def judge(
     for row in range(rows):
         layer = _LayerEvidence(bool(held[row]), float(noise[row]), bool(different[row]), complete)
         if bool(explained[row]) and signals is not None:
-            claims.append(_explained(pick(signals, torch.tensor([row])), layer, weights, known))
+            claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, weights, known))
         elif layer.held and loss_known and known.one_step and not known.dropout:
             why = "no single sample has its signal: several samples may be merged in it"
             claims.append(Claim(Kind.FITS, float("inf"), float("nan"), why))

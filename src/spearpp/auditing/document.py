@@ -65,7 +65,7 @@ def _inversion(audited: LayerAudit, inversion: Inversion) -> dict[str, Any]:
         "score": inversion.score,
         "batch_size": inversion.batch_size,
         "scale_known": inversion.scale_known,
-        "witness": inversion.witness,
+        "witness": inversion.next_layer,
         "stats": asdict(inversion.stats),
         "spectrum": inversion.spectrum.tolist(),
         "evidence": kind,

@@ -196,7 +196,7 @@ def _layer(content: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor
         spectrum=tensors[f"{prefix}/spectrum"],
         zeros=tensors[f"{prefix}/zeros"],
         fits=tensors[f"{prefix}/fits"],
-        witness=str(found["witness"]),
+        next_layer=str(found["witness"]),
         stats=Stats(**found["stats"]),
     )
     rows = {len(inversion.inputs), len(inversion.certified), *(len(each) for each in _columns(evidence).values())}

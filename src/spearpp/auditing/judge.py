@@ -20,7 +20,7 @@ from spearpp.inversion.result import Inversion
 from spearpp.model import Layer, assumed_networks
 from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import outlines
+from spearpp.update.lazy import tensor_specs
 
 UNEXPLAINED = 0.5
 """Largest mismatch of an input that a replay of the whole batch proves, and at most twice what that leaves. Wrong
@@ -197,7 +197,7 @@ def estimate_training(
     """How the client trained, where a replay says that these are its samples and it sent no gradient."""
     if again is None or not again.proves or again.scale <= 0 or update.kind == "gradients" or update.clients > 1:
         return None
-    if sum(each.numel() for each in outlines(update.gradients).values()) > LARGEST:
+    if sum(each.numel() for each in tensor_specs(update.gradients).values()) > LARGEST:
         return None
     for inputs, labels in _whole_batches(audits):
         if model is not None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from spearpp.errors import OptionError
 from spearpp.model import Layer
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import outlines
+from spearpp.update.lazy import tensor_specs
 
 MEMORY = 2**33
 """Bytes that the work on one layer may take, unless the caller says otherwise."""
@@ -22,14 +22,14 @@ def check_memory(memory: int | None) -> None:
         raise OptionError(f"memory={memory!r}: bytes for one layer, or None for no bound")
 
 
-def fitting(layer: Layer, update: ClientUpdate, memory: int | None) -> tuple[Layer, str | None]:
+def check_layer_memory(layer: Layer, update: ClientUpdate, memory: int | None) -> tuple[Layer, str | None]:
     """The layer as far as it fits, and a sentence if it, or the next one as its witness, does not.
 
     A layer that does not fit no longer qualifies.
     """
     if memory is None or not layer.qualifies:
         return layer, None
-    sizes = outlines(update.weights)
+    sizes = tensor_specs(update.weights)
     own = INVERTED * sizes[layer.weight].numel()
     both = own if layer.next is None else own + INVERTED * sizes[layer.next].numel()
     if own > memory:
@@ -43,9 +43,9 @@ def fitting(layer: Layer, update: ClientUpdate, memory: int | None) -> tuple[Lay
     return layer, None
 
 
-def unplayed(update: ClientUpdate, memory: int | None) -> str | None:
+def replay_skip_reason(update: ClientUpdate, memory: int | None) -> str | None:
     """A sentence if the whole model is too large to be run; None if it is not."""
-    needed = REPLAYED * sum(each.numel() for each in outlines(update.weights).values())
+    needed = REPLAYED * sum(each.numel() for each in tensor_specs(update.weights).values())
     if memory is None or needed <= memory:
         return None
     return (

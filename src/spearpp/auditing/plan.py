@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from spearpp.auditing.checks import Finding, inspect
-from spearpp.auditing.memory import fitting
+from spearpp.auditing.memory import check_layer_memory
 from spearpp.model import Layer, find_layers
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import elementwise
@@ -34,7 +34,7 @@ def make_plan(update: ClientUpdate, model: nn.Module | None, memory: int | None)
     layers = find_layers(model, update)
     findings, decay = inspect(update, layers)
     update = _without_decay(update, decay)
-    sized = [fitting(_alone_if_rank_one(layer, update, memory), update, memory) for layer in layers]
+    sized = [check_layer_memory(_alone_if_rank_one(layer, update, memory), update, memory) for layer in layers]
     layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]
     broken = next((finding for finding in findings if finding.level == "error"), None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
@@ -49,7 +49,7 @@ def _alone_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | None) -
         return layer
     if layer.weight not in update.gradients or layer.bias not in update.gradients or layer.weight not in update.weights:
         return layer
-    if not fitting(replace(layer, qualifies=True, next=None), update, memory)[0].qualifies:
+    if not check_layer_memory(replace(layer, qualifies=True, next=None), update, memory)[0].qualifies:
         return layer
     gradient, bias = update.gradients[layer.weight], update.gradients[layer.bias]
     if gradient.ndim != 2 or bias.shape != gradient.shape[:1]:

@@ -17,7 +17,7 @@ from spearpp.errors import OptionError
 from spearpp.model import Layer
 from spearpp.types import Float, Int, Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import blocks, heights, outlines
+from spearpp.update.lazy import blocks, row_blocks, tensor_specs
 from spearpp.update.names import plain
 
 CLASSES = 1000
@@ -67,7 +67,7 @@ def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"],
         OptionError: if the model does not take the inputs.
     """
     weights = as_sent(model, update)
-    device = next(iter(outlines(update.gradients).values())).device
+    device = next(iter(tensor_specs(update.gradients).values())).device
     inputs, labels = inputs.to(device), labels.to(device)
     played = _played(weights, update, inputs, labels, unequal=True)
     if len(inputs) < 2:
@@ -139,7 +139,7 @@ def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor)
 
 def _pairs(update: ClientUpdate, name: str, made: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
     """A parameter's gradient as it was sent and as it was made again, in float64, some rows at a time."""
-    parts = zip(heights(outlines(update.gradients)[name].shape), blocks(update.gradients, name), strict=True)
+    parts = zip(row_blocks(tensor_specs(update.gradients)[name].shape), blocks(update.gradients, name), strict=True)
     for (start, stop), block in parts:
         seen = block.double()
         rows = None if made is None else made.reshape(len(made) if made.ndim else 1, -1)[start:stop]
@@ -150,7 +150,7 @@ def as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:
     """A copy of the model with the weights that the client had."""
     try:
         weights = copy.deepcopy(model).eval()
-        weights.to(next(iter(outlines(update.weights).values())).device)
+        weights.to(next(iter(tensor_specs(update.weights).values())).device)
         with torch.no_grad():
             for name, parameter in weights.named_parameters():
                 parameter.requires_grad_(True)

@@ -26,11 +26,11 @@ from spearpp.auditing.replay import as_sent, forward, module_name
 from spearpp.errors import OptionError
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
-from spearpp.linalg.chunks import at_once
+from spearpp.linalg.chunks import chunk_size
 from spearpp.model import Layer
-from spearpp.types import Float, Int, Tensor, pick, put
+from spearpp.types import Float, Int, Tensor, replace_rows, select_rows
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import outlines
+from spearpp.update.lazy import tensor_specs
 
 FITS = 0.6
 """Share of a signal outside the column space up to which its label fits: 1e-6 for exact inputs, up to 0.5 for those
@@ -146,7 +146,7 @@ class Network:
     def __init__(self, model: nn.Module, update: ClientUpdate, layer: Layer) -> None:
         self.model = as_sent(model, update).double()
         self.layer, self.module = layer, self.model.get_submodule(module_name(self.model, layer))
-        self.device = outlines(update.gradients)[layer.weight].device
+        self.device = tensor_specs(update.gradients)[layer.weight].device
         self.rows_at_once = 64
 
     def outputs(self, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k classes"]:
@@ -177,7 +177,7 @@ class Network:
             for column in range(outputs.shape[1])
         ]
         jacobian = torch.stack(rows, dim=1)
-        self.rows_at_once = at_once(jacobian.device, 24 * jacobian[0].numel())
+        self.rows_at_once = chunk_size(jacobian.device, 24 * jacobian[0].numel())
         return outputs.detach(), jacobian
 
 
@@ -201,7 +201,7 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
     """The signals of one loss: cross-entropy, or binary cross-entropy of every output."""
     parts = []
     for rows in torch.arange(len(candidates.noise)).split(network.rows_at_once):
-        some = pick(candidates, rows)
+        some = select_rows(candidates, rows)
         outputs, jacobian = network(some.inputs)
         labels, residual = _best_label(outputs, jacobian, some.observed, binary)
         signal = torch.einsum("kc,kcm->km", residual, jacobian)
@@ -301,11 +301,11 @@ def _moved_within_rounding(
         rows = torch.nonzero((best.mismatch > UNFIT) & (best.mismatch < 0.5))[:, 0]
         if not len(rows):
             return best
-        some = pick(candidates, rows)
+        some = select_rows(candidates, rows)
         turn = torch.randn(some.inputs.shape, generator=generator, dtype=some.inputs.dtype).to(some.inputs)
         size = torch.linalg.vector_norm(some.inputs, dim=1, keepdim=True) / some.inputs.shape[1] ** 0.5
         shifted = replace(some, inputs=some.inputs + torch.finfo(torch.float32).eps * 8 * size * turn)
         again = _fit(network, shifted, wrong, binary)
         better = again.mismatch < best.mismatch[rows]
-        best = put(best, rows[better], pick(again, better))
+        best = replace_rows(best, rows[better], select_rows(again, better))
     return best

@@ -12,7 +12,7 @@ from torch import nn
 from spearpp.errors import OptionError
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import outlines
+from spearpp.update.lazy import tensor_specs
 
 
 def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
@@ -83,7 +83,7 @@ def chain(update: ClientUpdate) -> nn.Module:
     Raises:
         OptionError: if they are no chain of Linear layers.
     """
-    weights = outlines(update.weights)
+    weights = tensor_specs(update.weights)
     matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=_natural)
     layers, used = [], set(matrices)
     for name in matrices:

@@ -13,15 +13,15 @@ from spearpp.errors import OptionError
 from spearpp.simulate import (
     DPSGD,
     Batch,
+    Cast,
     Change,
     Client,
     FedAvg,
     FedSGD,
     OpacusDPSGD,
     Quantise,
-    Several,
+    SumOfClients,
     TopK,
-    Wire,
     breast_cancer,
     cifar10,
     digits,
@@ -39,8 +39,8 @@ DATA = {
 }
 CLIENTS = ("fedsgd", "fedavg", "dpsgd", "opacus")
 WIRES: dict[str, Change] = {
-    "float16": Wire(torch.float16),
-    "bfloat16": Wire(torch.bfloat16),
+    "float16": Cast(torch.float16),
+    "bfloat16": Cast(torch.bfloat16),
     "int8": Quantise(8),
     "int4": Quantise(4),
 }
@@ -81,7 +81,7 @@ def simulate(
     model = mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
     player = _client(client, epochs, mini_batch, lr, momentum, clip, noise)
     if clients > 1:
-        player = Several(player, clients)
+        player = SumOfClients(player, clients)
     if prune < 1:
         player = player | TopK(prune)
     if wire != "float32":

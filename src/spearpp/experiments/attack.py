@@ -20,7 +20,7 @@ from spearpp.inversion.selection import Selection, recover
 from spearpp.linalg.nullspace import kernel_vectors
 from spearpp.metrics import Score, score
 from spearpp.search import Gated, Search
-from spearpp.simulate import Batch, Client, FedSGD, LayerGradient, Quantise, TopK, Wire, linear_layers, mlp
+from spearpp.simulate import Batch, Cast, Client, FedSGD, LayerGradient, Quantise, TopK, linear_layers, mlp
 from spearpp.types import Tensor
 
 RIGHT, WRONG = 90.0, 60.0
@@ -71,7 +71,7 @@ class Attack:
     m: int
     search: Search = Gated()
     client: Client = FedSGD()
-    changes: tuple[TopK | Quantise | Wire, ...] = ()
+    changes: tuple[TopK | Quantise | Cast, ...] = ()
     """What happens to the update on its way."""
     data: Source = Source()
     depth: int = 3

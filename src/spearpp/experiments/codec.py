@@ -15,14 +15,14 @@ from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianA
 from spearpp.search.gated.descent import Effort
 from spearpp.search.losses import L1, LogCosh, NegativeL4
 from spearpp.search.rounding import LinearProgramRounding, NoRounding, SamplingRounding
-from spearpp.simulate import DPSGD, FedAvg, FedSGD, OpacusDPSGD, Quantise, Several, TopK, Wire
+from spearpp.simulate import DPSGD, Cast, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
 KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(L1, LogCosh, NegativeL4, NoRounding, SamplingRounding, LinearProgramRounding),
         *(RiemannianAdam, ProjectedGradient, KernelSampling, Gated, Effort),
-        *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, Several, TopK, Quantise, Wire),
+        *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, SumOfClients, TopK, Quantise, Cast),
     )
 }
 DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}

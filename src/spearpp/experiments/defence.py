@@ -10,7 +10,7 @@ from spearpp.experiments.attack import Attack
 from spearpp.experiments.source import Source
 from spearpp.experiments.training import Training
 from spearpp.search import Gated, Search
-from spearpp.simulate import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, Several, TopK
+from spearpp.simulate import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
 FULL_BITS = 32
 CLIP = 2.0
@@ -71,7 +71,7 @@ class Defence:
             one = FedAvg(self.steps, self.mini_batch or self.batch, self.rate or RATE)
         elif self.noise or self.clip:
             one = DPSGD(self.clip or CLIP, self.noise)
-        return Several(one, self.clients) if self.clients > 1 else one
+        return SumOfClients(one, self.clients) if self.clients > 1 else one
 
     @property
     def changes(self) -> tuple[TopK | Quantise, ...]:

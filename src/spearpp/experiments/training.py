@@ -10,7 +10,7 @@ import torch
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.experiments.codec import register
 from spearpp.experiments.source import Source
-from spearpp.simulate import Batch, Client, FedSGD, Quantise, TopK, Wire, mlp
+from spearpp.simulate import Batch, Cast, Client, FedSGD, Quantise, TopK, mlp
 from spearpp.types import Tensor
 
 
@@ -30,7 +30,7 @@ class Training:
     b: int
     m: int
     client: Client = FedSGD()
-    changes: tuple[TopK | Quantise | Wire, ...] = ()
+    changes: tuple[TopK | Quantise | Cast, ...] = ()
     data: Source = Source()
     depth: int = 3
     normalise: bool = True

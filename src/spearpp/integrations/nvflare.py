@@ -20,11 +20,11 @@ from spearpp.auditing.folder import Redaction
 from spearpp.errors import DataError, MissingExtraError, OptionError, SpearError
 from spearpp.integrations.common import (
     Auditor,
-    Choice,
     Gate,
     Job,
     Policy,
     Pseudonyms,
+    RoundSampler,
     Settings,
     Training,
     round_name,
@@ -128,7 +128,7 @@ class AuditFilter(DXOFilter):
         )
         self._gate = Gate(policy, settings, has_noise=noise is not None)
         self._auditor = Auditor(settings, waiting=waiting)
-        self._choice = Choice(None, every)
+        self._choice = RoundSampler(None, every)
         self._names = Pseudonyms() if salt is None else Pseudonyms(salt)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

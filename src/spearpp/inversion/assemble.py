@@ -13,14 +13,14 @@ from spearpp.inversion.evidence import (
     certify_sighted,
     coins,
 )
-from spearpp.inversion.loop import Outcome
-from spearpp.inversion.matches import inputs_of, settle
+from spearpp.inversion.loop import SearchOutcome
+from spearpp.inversion.matches import inputs_of, solve_inputs
 from spearpp.inversion.pairs import Pairs, fits
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
-from spearpp.types import Bool, Tensor, pick
+from spearpp.types import Bool, Tensor, select_rows
 
 NEAR_ZERO = 0.02
 """Pre-activations below this share of their root mean square have no sign where inputs are approximate."""
@@ -59,29 +59,29 @@ class Recovered:
         return found
 
 
-def conclude(problem: Problem, outcome: Outcome) -> Recovered:
+def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     """Inputs from all directions together if these hold; else those that two layers determine, one by one."""
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
     best = _together(problem, chosen, outcome.certificates)
     whole = best.certificates is not None and bool(best.certificates.consistent.all())
-    if whole and (bool(best.certified.all()) or not outcome.sightings):
+    if whole and (bool(best.certified.all()) or not outcome.matches):
         return best
     if not whole:
         chosen = polish(problem, select(problem, outcome.pool, order=steadiest_first(problem, outcome.pool)))
         best = _most_certified(best, _together(problem, chosen))
         if outcome.pairs is not None and best.certificates is None:
             best = _peeled(problem, outcome.pairs, chosen.score) or best
-    if problem.witness is None or not outcome.sightings:
+    if problem.next_layer is None or not outcome.matches:
         return best
-    seen = outcome.sightings
-    settled = settle(problem, problem.witness, seen.points, seen, own=True)
-    testimony = certify_sighted(problem, problem.witness, seen, settled)
+    seen = outcome.matches
+    settled = solve_inputs(problem, problem.next_layer, seen.points, seen, own=True)
+    evidence = certify_sighted(problem, problem.next_layer, seen, settled)
     # Where all are in the batch up to their error, only more exact ones are worth the others.
-    held = int((testimony.exact if whole else testimony.consistent).sum())
+    held = int((evidence.exact if whole else evidence.consistent).sum())
     if held <= int(best.certified.sum()) or held < int(best.fits(problem).sum()):
         return best
     score = agreement(problem, seen, settled)
-    return _certified_first(inputs_of(problem, settled.points), seen.directions, testimony, score)
+    return _certified_first(inputs_of(problem, settled.points), seen.directions, evidence, score)
 
 
 def _together(problem: Problem, chosen: Selection, certificates: Certificates | None = None) -> Recovered:
@@ -117,5 +117,5 @@ def _certified_first(
     inputs: Tensor, directions: Tensor, certificates: Certificates | WitnessCertificates, score: float
 ) -> Recovered:
     order = certificates.exact.int().argsort(descending=True, stable=True)
-    certificates = pick(certificates, order)
+    certificates = select_rows(certificates, order)
     return Recovered(inputs[order], certificates.exact, directions[order], certificates, score)

@@ -7,17 +7,17 @@ from dataclasses import replace
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.inversion.assemble import conclude
+from spearpp.inversion.assemble import assemble
 from spearpp.inversion.clock import Clock
-from spearpp.inversion.loop import explore, only_direction
-from spearpp.inversion.matches import Sightings
-from spearpp.inversion.next_layer import consult
+from spearpp.inversion.loop import only_direction, search_loop
+from spearpp.inversion.matches import Matches
+from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Inversion, Progress, Stats
-from spearpp.linalg.threads import as_many_as_help
+from spearpp.linalg.threads import single_thread_if_small
 from spearpp.search import Gated, Search
-from spearpp.types import Tensor, moved
+from spearpp.types import Tensor, to_device
 
 
 def invert(
@@ -43,7 +43,7 @@ def invert(
     ends before, what was found is completed by the orthogonal complement and returned, not certified; or
     only those inputs that single rows of the gradient gave away, where there are such.
 
-    Where the ReLU feeds another Linear layer, that layer's gradient is a second witness (``witness``):
+    Where the ReLU feeds another Linear layer, that layer's gradient is a second witness (``next_layer``):
     batches of nearly m/2 samples then come back, and each input is exact and certified on its own.
     Only the gated search uses it; whether it helps is decided by what it finds.
 
@@ -89,26 +89,28 @@ def invert(
     with clock("decompose"):
         seen = observe(grad_weight, grad_bias, weight, bias)
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
-        next_layer = consult(next_grad_weight, next_weight, problem.preactivations)
-        problem = replace(problem, witness=next_layer.witness, outputs=next_layer.outputs, dropout=dropout)
+        reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations)
+        problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs, dropout=dropout)
     if problem.batch_size == 0:
-        return _nothing(problem, next_layer.why, clock)
+        return _nothing(problem, reading.why, clock)
     if isinstance(search, Gated) and search.settles_on_host(problem):
         problem = problem.on(torch.device("cpu"))
     left = problem.factors.left
-    with as_many_as_help(left.numel(), left.device):
+    with single_thread_if_small(left.numel(), left.device):
         outcome = (
-            only_direction(problem) if problem.batch_size == 1 else explore(problem, search, generator, progress, clock)
+            only_direction(problem)
+            if problem.batch_size == 1
+            else search_loop(problem, search, generator, progress, clock)
         )
         with clock("filter"):
             try:
-                recovered = conclude(problem, outcome)
+                recovered = assemble(problem, outcome)
             except KeyboardInterrupt:  # the search is over: what it found is certified all the same
                 outcome = replace(outcome, interrupted=True)
-                recovered = conclude(problem, outcome)
+                recovered = assemble(problem, outcome)
     zeros = _zeros(problem, recovered.directions).to(seen.device)
     fits = recovered.certified if bool(recovered.certified.all()) else recovered.certified | recovered.fits(problem)
-    recovered, factors = moved(recovered, seen.device), moved(problem.factors, seen.device)
+    recovered, factors = to_device(recovered, seen.device), to_device(problem.factors, seen.device)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
         certified=recovered.certified,
@@ -120,7 +122,7 @@ def invert(
         spectrum=factors.spectrum,
         zeros=zeros,
         fits=fits.to(seen.device),
-        witness=next_layer.why if problem.witness is None else _heard(outcome.sightings),
+        next_layer=reading.why if problem.next_layer is None else _heard(outcome.matches),
         stats=Stats(
             starts=outcome.starts,
             steps=outcome.steps,
@@ -135,11 +137,11 @@ def invert(
     )
 
 
-def _heard(sightings: Sightings | None) -> str:
+def _heard(matches: Matches | None) -> str:
     """What came of a witness, in words."""
-    if sightings is None:
+    if matches is None:
         return "not used by this search"
-    if not len(sightings):
+    if not len(matches):
         return "set aside: no input fits it (dropout or a skip connection between the layers, local steps, noise)"
     return "used"
 
@@ -150,7 +152,7 @@ def _zeros(problem: Problem, directions: Tensor) -> Tensor:
     return (zeros & problem.factors.live).sum(1)
 
 
-def _nothing(problem: Problem, witness: str, clock: Clock) -> Inversion:
+def _nothing(problem: Problem, next_layer: str, clock: Clock) -> Inversion:
     left, n = problem.factors.left, problem.seen.weight.shape[1] - problem.seen.has_bias
     return Inversion(
         inputs=left.new_zeros(0, n, dtype=problem.seen.dtype),
@@ -163,7 +165,7 @@ def _nothing(problem: Problem, witness: str, clock: Clock) -> Inversion:
         spectrum=left.new_zeros(0),
         zeros=torch.zeros(0, dtype=torch.int64, device=left.device),
         fits=torch.zeros(0, dtype=torch.bool, device=left.device),
-        witness=witness,
+        next_layer=next_layer,
         stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample fires a neuron of this layer"),
     )
 

@@ -7,7 +7,7 @@ import torch
 
 from spearpp.inversion.clock import Clock
 from spearpp.inversion.evidence import Certificates, certify, certify_whole
-from spearpp.inversion.matches import Sightings
+from spearpp.inversion.matches import Matches
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
@@ -19,7 +19,7 @@ INTERRUPTED = "the search was interrupted"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """What a search left behind."""
 
     pool: Pool
@@ -28,7 +28,7 @@ class Outcome:
     stopped: str
     starts: int = 0
     steps: int = 0
-    sightings: Sightings | None = None
+    matches: Matches | None = None
     """What two witnesses have seen; None if the search did not ask the second."""
     pairs: Pairs | None = None
     """What single rows gave away."""
@@ -38,26 +38,26 @@ class Outcome:
     """Of the choice, where it settles the search."""
 
 
-def explore(
+def search_loop(
     problem: Problem,
     search: Search,
     generator: torch.Generator,
     progress: Callable[[Progress], None] | None,
     clock: Clock,
-) -> Outcome:
+) -> SearchOutcome:
     """Fill the pool until a choice of it scores λ = 1, the search ends or somebody ends it."""
     b = problem.batch_size
     pool, rank, starts, steps, rounds = empty_pool(problem), 0, 0, 0, 0
     selection: Selection | None = None
     certificates: Certificates | None = None
-    sightings: Sightings | None = None
+    matches: Matches | None = None
     pairs: Pairs | None = None
     stopped = "the search ended"
     try:
         for proposed in clock.each("search", search.propose(problem, generator)):
             starts, steps, rounds = starts + proposed.starts, steps + proposed.steps, rounds + 1
-            if proposed.sightings is not None:
-                sightings = proposed.sightings if sightings is None else sightings.join(proposed.sightings)
+            if proposed.matches is not None:
+                matches = proposed.matches if matches is None else matches.join(proposed.matches)
             pairs = pairs if proposed.pairs is None else proposed.pairs
             with clock("pool"):
                 grown = admit(pool, problem, proposed.directions, solved=proposed.solved)
@@ -66,14 +66,14 @@ def explore(
                 with clock("filter"):
                     rank = rank if rank == b else pool.rank
                     selection, certificates = _choose(problem, pool, selection) if rank == b else (None, None)
-            sighted = 0 if sightings is None else len(sightings)
+            sighted = 0 if matches is None else len(matches)
             if progress is not None:
                 score = selection.score if selection else None
                 progress(Progress(b, max(rank, sighted), starts, search.starts, score, rounds))
             if sighted == b or (grew and selection is not None and certificates is not None):
                 whole = "the whole batch was found"
-                return Outcome(
-                    pool, selection, whole, starts, steps, sightings, pairs, rounds, certificates=certificates
+                return SearchOutcome(
+                    pool, selection, whole, starts, steps, matches, pairs, rounds, certificates=certificates
                 )
     except KeyboardInterrupt:
         stopped = INTERRUPTED
@@ -81,15 +81,15 @@ def explore(
     interrupted = stopped == INTERRUPTED
     stopped += f" with {rank} of {b} independent directions"
     stopped += f" and λ = {selection.score:.4f}" if selection is not None else ""
-    stopped += f"; two witnesses saw {len(sightings)}" if sightings else ""
-    return Outcome(pool, selection, stopped, starts, steps, sightings, pairs, rounds, interrupted)
+    stopped += f"; two witnesses saw {len(matches)}" if matches else ""
+    return SearchOutcome(pool, selection, stopped, starts, steps, matches, pairs, rounds, interrupted)
 
 
-def only_direction(problem: Problem) -> Outcome:
+def only_direction(problem: Problem) -> SearchOutcome:
     """b = 1: there is one direction, and nothing to search."""
     left = problem.factors.left
     one = left.new_ones(1, 1)
-    return Outcome(Pool(one, problem.tolerance.zeros(left.T, one)), None, "a single sample needs no search")
+    return SearchOutcome(Pool(one, problem.tolerance.zeros(left.T, one)), None, "a single sample needs no search")
 
 
 def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Certificates | None]:

@@ -13,7 +13,7 @@ import torch
 from spearpp.errors import SpearError
 from spearpp.inversion.clock import Clock
 from spearpp.inversion.evidence import certify_many
-from spearpp.inversion.factors import Alike, decompose_many
+from spearpp.inversion.factors import SameRank, decompose_many
 from spearpp.inversion.invert import invert
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.pool import weighted, weights
@@ -22,12 +22,12 @@ from spearpp.inversion.result import Inversion, Stats
 from spearpp.inversion.selection import Inverse, agreeing, inputs_at
 from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
-from spearpp.linalg.nullspace import least
+from spearpp.linalg.nullspace import smallest_eigenvector
 from spearpp.search import Gated, Search
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import Effort, descend_many
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
-from spearpp.types import Bool, Float, Int, Tensor, moved, pick
+from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 
 Layer = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 """grad_weight, grad_bias, weight, bias: what ``invert`` takes."""
@@ -189,23 +189,23 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
                         batch_size=problem.batch_size,
                         directions=directions[i],
                         scale_known=seen.has_bias,
-                        certificates=moved(certificates[i], seen.device),
+                        certificates=to_device(certificates[i], seen.device),
                         spectrum=problem.factors.spectrum[i],
                         zeros=certificates[i].zeros.to(seen.device),
                         fits=certificates[i].exact.to(seen.device),
-                        witness="not given",
+                        next_layer="not given",
                         stats=stats,
                     ),
                 )
 
 
-def _parts(groups: list[Alike]) -> Iterator[Alike]:
+def _parts(groups: list[SameRank]) -> Iterator[SameRank]:
     """Groups, those of many layers cut into as many at a time as their refinement has room for."""
     for group in groups:
         _, m, b = group.factors.left.shape
         size = max(1, BYTES // (48 * SPARE * b * b * m))
         for at in torch.arange(len(group.which), device=group.which.device).split(size):
-            yield Alike(group.which[at], pick(group.factors, at))
+            yield SameRank(group.which[at], select_rows(group.factors, at))
 
 
 def _ends(problem: Problem, search: Gated, effort: Effort, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -261,7 +261,7 @@ def _refined(problem: Problem, points: Tensor, directions: Tensor) -> tuple[Tens
 
 def _last(problem: Problem, others: Float[Tensor, "u f b"]) -> tuple[Float[Tensor, "u b"], Bool[Tensor, "u"]]:
     """The direction whose p is orthogonal to all others, and whether it is one."""
-    point = least(others.mT @ others)[:, None]
+    point = smallest_eigenvector(others.mT @ others)[:, None]
     end = point @ problem.factors.right[..., -1:]
     point = point * torch.where(end < 0, -1.0, 1.0)
     solved, good = _refined(problem, point, point)
@@ -271,7 +271,7 @@ def _last(problem: Problem, others: Float[Tensor, "u f b"]) -> tuple[Float[Tenso
 def _some(problem: Problem, which: Int[Tensor, "kept"]) -> Problem:
     return replace(
         problem,
-        factors=pick(problem.factors, which),
-        tolerance=pick(problem.tolerance, which),
+        factors=select_rows(problem.factors, which),
+        tolerance=select_rows(problem.tolerance, which),
         preactivations=problem.preactivations[which],
     )

@@ -32,7 +32,7 @@ FAINT = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class Witness:
+class NextLayer:
     """What the next layer says about the masks and activations of this one."""
 
     activations: Float[Tensor, "m b"]
@@ -74,19 +74,19 @@ class FewOutputs:
 
 
 @dataclass(frozen=True, eq=False)
-class NextLayer:
+class Reading:
     """What became of the next layer."""
 
     why: str
     """In words: "used", or why not."""
-    witness: Witness | None = None
+    next_layer: NextLayer | None = None
     outputs: FewOutputs | None = None
     """Where it is no witness but has few outputs: what its weights say."""
 
 
-def consult(
+def read_next_layer(
     next_grad_weight: Tensor | None, next_weight: Tensor | None, preactivations: Float[Tensor, "m b"]
-) -> NextLayer:
+) -> Reading:
     """Read the next layer's gradient, and find out whether it is a witness.
 
     It is none if its rank is below the batch size: then its row space is smaller than the span of the
@@ -103,7 +103,7 @@ def consult(
     """
     neurons, batch_size = preactivations.shape
     if next_grad_weight is None and next_weight is None:
-        return NextLayer("not given")
+        return Reading("not given")
     if next_grad_weight is None or next_weight is None:
         missing = "next_grad_weight" if next_grad_weight is None else "next_weight"
         raise ShapeError(f"{missing} is missing: the second witness needs the next layer's gradient and its weight")
@@ -116,7 +116,7 @@ def consult(
     if next_weight.device != preactivations.device:
         raise DtypeError(f"next_weight is on {next_weight.device}, weight on {preactivations.device}: use one device")
     if batch_size < 2:
-        return NextLayer("not needed")
+        return Reading("not needed")
     outputs = next_weight.shape[0]
     if outputs <= batch_size:
         return _without_rank(
@@ -125,7 +125,7 @@ def consult(
     factors = _clearly_factored(seen)
     held = 0 if factors is None else factors.batch_size
     if held > batch_size:
-        return NextLayer(
+        return Reading(
             f"not used: its gradient shows {held} samples, this layer's only {batch_size}: inputs depend on each other"
         )
     if factors is None or held != batch_size:
@@ -134,13 +134,13 @@ def consult(
         except RankError:
             why = f"not used: its gradient has a rank below the {batch_size} samples of the batch"
             return _without_rank(seen, batch_size, why)
-    witness = _of(factors, seen.weight)
-    for name, matrix in (("this layer's weights", preactivations), ("the next layer's", witness.back)):
+    next_layer = _of(factors, seen.weight)
+    for name, matrix in (("this layer's weights", preactivations), ("the next layer's", next_layer.back)):
         # Columns are as long as the samples are strong, which says nothing about what tells them apart.
         pivots = torch.linalg.qr(sphere.retract(matrix.T).T)[1].diagonal().abs()
         if bool(pivots.min() <= INDEPENDENT):
-            return NextLayer(f"not used: {name} do not tell {batch_size} samples apart")
-    return NextLayer("used", witness)
+            return Reading(f"not used: {name} do not tell {batch_size} samples apart")
+    return Reading("used", next_layer)
 
 
 def _clearly_factored(seen: Observation) -> Factors | None:
@@ -154,12 +154,12 @@ def _clearly_factored(seen: Observation) -> Factors | None:
     return factors if clear and bool(factors.spectrum[rank - 1] >= CLEAR_GAP * factors.spectrum[rank]) else None
 
 
-def _without_rank(seen: Observation, batch_size: int, why: str) -> NextLayer:
+def _without_rank(seen: Observation, batch_size: int, why: str) -> Reading:
     outputs = few_outputs(seen, batch_size)
     if outputs is None:
-        return NextLayer(why)
+        return Reading(why)
     unknowns = outputs.span.shape[1]
-    return NextLayer(f"{why}; its weights leave {unknowns} unknowns to a column of D", outputs=outputs)
+    return Reading(f"{why}; its weights leave {unknowns} unknowns to a column of D", outputs=outputs)
 
 
 def few_outputs(seen: Observation, batch_size: int) -> FewOutputs | None:
@@ -176,9 +176,9 @@ def few_outputs(seen: Observation, batch_size: int) -> FewOutputs | None:
     return FewOutputs(span[:, sizes > FAINT * sizes[0]].contiguous(), seen.weight) if sent.numel() else None
 
 
-def _of(factors: Factors, weight: Tensor) -> Witness:
+def _of(factors: Factors, weight: Tensor) -> NextLayer:
     live = max(1, factors.live_neurons)
-    return Witness(
+    return NextLayer(
         activations=(factors.right / factors.singular_values[:, None]).T.contiguous(),
         singular_values=factors.singular_values,
         back=weight.T @ factors.left,

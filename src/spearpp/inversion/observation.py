@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
-from spearpp.linalg.chunks import at_once
+from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Tensor
 
 
@@ -114,7 +114,7 @@ def _check_type(name: str, tensor: object) -> None:
 
 def _check_finite(name: str, tensor: Tensor) -> None:
     rows = tensor.reshape(len(tensor), -1)
-    at_a_time = at_once(tensor.device, tensor.element_size() * max(1, rows.shape[1]))
+    at_a_time = chunk_size(tensor.device, tensor.element_size() * max(1, rows.shape[1]))
     if not all(bool(torch.isfinite(some).all()) for some in rows.split(at_a_time)):
         nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
         raise NonFiniteError(

@@ -7,8 +7,8 @@ import torch
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.tolerance import INDEPENDENT
 from spearpp.linalg import sphere
-from spearpp.linalg.chunks import at_once
-from spearpp.linalg.nullspace import least, picked, standing_off
+from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.nullspace import distance_to_span, gather_weighted, smallest_eigenvector
 from spearpp.types import Bool, Float, Int, Tensor
 
 _REFITS = 3
@@ -37,7 +37,7 @@ class Pool:
     def rank(self) -> int:
         """dim span(S)."""
         directions = self.directions.cpu()
-        if len(self) <= directions.shape[1] and bool((standing_off(directions) > INDEPENDENT).all()):
+        if len(self) <= directions.shape[1] and bool((distance_to_span(directions) > INDEPENDENT).all()):
             return len(self)  # as mostly
         return int(torch.linalg.matrix_rank(directions, rtol=INDEPENDENT)) if len(self) else 0
 
@@ -107,8 +107,8 @@ def weights(problem: Problem, directions: Float[Tensor, "*u k b"]) -> Float[Tens
 
 def weighted(problem: Problem, weight: Float[Tensor, "*u k m"]) -> Float[Tensor, "*u k b"]:
     """The unit q with the least Σ_k (w_k ℓ_k·q / σ_k)²."""
-    rows = picked(problem.certain_rows, weight)
-    return least(rows.mT @ rows)
+    rows = gather_weighted(problem.certain_rows, weight)
+    return smallest_eigenvector(rows.mT @ rows)
 
 
 def drop_neighbours(directions: Float[Tensor, "k b"]) -> Float[Tensor, "fewer b"]:
@@ -159,4 +159,4 @@ def _live_count(problem: Problem, zeros: Tensor) -> Int[Tensor, "k"]:
 
 
 def _parts(directions: Tensor, row_bytes: int) -> tuple[Tensor, ...]:
-    return directions.split(at_once(directions.device, row_bytes))
+    return directions.split(chunk_size(directions.device, row_bytes))

@@ -6,10 +6,10 @@ from functools import cached_property
 import torch
 
 from spearpp.inversion.factors import Factors, decompose
-from spearpp.inversion.next_layer import FewOutputs, Witness
+from spearpp.inversion.next_layer import FewOutputs, NextLayer
 from spearpp.inversion.observation import Observation
 from spearpp.inversion.tolerance import Tolerance, tolerance
-from spearpp.types import Float, Tensor, moved
+from spearpp.types import Float, Tensor, to_device
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Problem:
     tolerance: Tolerance
     preactivations: Float[Tensor, "*u m b"]
     """A = Ŵ Rᵀ with rows a_k, so that the pre-activations of the input x̂ = Rᵀp are A p."""
-    witness: Witness | None = None
+    next_layer: NextLayer | None = None
     """The next layer's gradient, where there is one and it says something."""
     dropout: bool = False
     """Whether Dropout follows the ReLU: firing neurons may then have no gradient."""
@@ -41,10 +41,10 @@ class Problem:
         """The same with everything but the update itself on another device; its witness is left behind."""
         return replace(
             self,
-            factors=moved(self.factors, device),
-            tolerance=moved(self.tolerance, device),
+            factors=to_device(self.factors, device),
+            tolerance=to_device(self.tolerance, device),
             preactivations=self.preactivations.to(device),
-            witness=None,
+            next_layer=None,
             outputs=None,
         )
 

@@ -83,7 +83,7 @@ class Inversion:
     """For each direction found, how many neurons have no gradient from its input, of those that have one at all."""
     fits: Bool[Tensor, "k"]
     """Which inputs fit the gradient, certified or not: they silence no neuron that has a gradient from them."""
-    witness: str
+    next_layer: str
     """What became of the next layer's gradient, in words: "not given", "used", or why not used."""
     stats: Stats
     factors: Factors | None = None

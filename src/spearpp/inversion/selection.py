@@ -13,8 +13,8 @@ import torch
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.tolerance import INDEPENDENT
-from spearpp.linalg.chunks import at_once
-from spearpp.linalg.nullspace import complement, independent, least, picked
+from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
 from spearpp.types import Bool, Float, Int, Tensor
 
 AGAIN = 4
@@ -198,7 +198,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
     if not chosen.full or problem.batch_size == 1:
         return chosen
     live, rows = problem.factors.live, problem.certain_rows
-    size = at_once(rows.device, 8 * rows.numel())
+    size = chunk_size(rows.device, 8 * rows.numel())
     for _ in range(2):
         signed = chosen.points * fix_scale(problem, chosen.points, chosen.zeros).sign()[:, None]
         zeros = chosen.zeros & live
@@ -207,8 +207,8 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
         if not bool(usable.any()):
             return chosen
         directions = chosen.directions.clone()
-        parts = (picked(rows, part.to(rows)) for part in confirmed[usable].split(size))
-        directions[usable] = torch.cat([least(part.mT @ part) for part in parts])
+        parts = (gather_weighted(rows, part.to(rows)) for part in confirmed[usable].split(size))
+        directions[usable] = torch.cat([smallest_eigenvector(part.mT @ part) for part in parts])
         if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
             return chosen
         zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
@@ -275,7 +275,7 @@ def swap_scores(
     scores = torch.full(u.shape, -1, dtype=torch.long, device=u.device)
     away = u.abs() / torch.linalg.vector_norm(inverse.rows, dim=1)
     swaps = torch.nonzero(away > problem.tolerance.angle(candidates)[:, None])
-    for which, place in (part.unbind(1) for part in swaps.split(at_once(u.device, 8 * b * m))):
+    for which, place in (part.unbind(1) for part in swaps.split(chunk_size(u.device, 8 * b * m))):
         ratio = u[which] / u[which, place, None]  # (swaps, b)
         own = torch.nn.functional.one_hot(place, b).bool()
         keep = torch.where(own, 0.0, 1.0)

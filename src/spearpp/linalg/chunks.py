@@ -6,7 +6,7 @@ HOST_BYTES = 2**27
 DEVICE_BYTES = 2**30
 
 
-def at_once(device: torch.device, bytes_each: int) -> int:
+def chunk_size(device: torch.device, bytes_each: int) -> int:
     """How many of something of so many bytes: a tenth of a gigabyte of them on a CPU, one on a GPU.
 
     >>> at_once(torch.device("cpu"), 2**26)

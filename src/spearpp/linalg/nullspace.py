@@ -8,7 +8,7 @@ import torch
 
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
-from spearpp.linalg.chunks import at_once
+from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Bool, Float, Int, Tensor
 
 _ITERATIONS = 8
@@ -39,7 +39,7 @@ def kernel_vectors(
         q = rows.new_ones(sets, b)
         least = torch.linalg.vector_norm(rows[:, :, 0], dim=1)
         return q, torch.stack([least, torch.full_like(least, torch.inf)], dim=1)
-    block = least_two(rows.mT @ rows)
+    block = two_smallest_eigenvectors(rows.mT @ rows)
     return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
 
 
@@ -63,7 +63,7 @@ def leverage(rows: Float[Tensor, "*sets r b"], kernels: Float[Tensor, "*sets b"]
     return torch.nan_to_num(reach.square().sum(-2), nan=1.0).clamp(0, 1)
 
 
-def meet(
+def min_masked_residual(
     masks: Bool[Tensor, "sets m"],
     moving: Float[Tensor, "m d"],
     fixed: Float[Tensor, "m e"],
@@ -88,7 +88,7 @@ def meet(
     ([0.0, 1.0], [0.0, 1.0])
     """
     found, norms = [], []
-    size = at_once(moving.device, 8 * moving.numel())
+    size = chunk_size(moving.device, 8 * moving.numel())
     for part in torch.arange(len(masks), device=masks.device).split(size):
         kept = masks[part, :, None] * moving
         across = fixed.T @ kept
@@ -97,7 +97,7 @@ def meet(
             block = torch.stack([moving.new_ones(len(part), 1), moving.new_zeros(len(part), 1)], dim=2)
         else:
             gram = moving.T @ kept - across.mT @ across
-            block = least_two(gram if extra is None else gram + extra.mT @ extra)
+            block = two_smallest_eigenvectors(gram if extra is None else gram + extra.mT @ extra)
         image = kept @ block
         left_over = torch.linalg.vector_norm(image - fixed @ (fixed.T @ image), dim=1)
         if extra is not None:
@@ -111,7 +111,7 @@ def meet(
     return torch.cat(found), torch.cat(norms)
 
 
-def picked(rows: Float[Tensor, "*u m b"], weights: Float[Tensor, "*u sets m"]) -> Float[Tensor, "*u sets r b"]:
+def gather_weighted(rows: Float[Tensor, "*u m b"], weights: Float[Tensor, "*u sets m"]) -> Float[Tensor, "*u sets r b"]:
     """For each set the rows with a weight above zero, times it; the shorter sets are padded with zeros.
 
     >>> import torch
@@ -122,23 +122,23 @@ def picked(rows: Float[Tensor, "*u m b"], weights: Float[Tensor, "*u sets m"]) -
     if most > _MOST * rows.shape[-2]:
         return weights[..., None] * rows[..., None, :, :]
     weight, places = weights.topk(most, dim=-1)
-    return weight[..., None] * taken(rows, places)
+    return weight[..., None] * gather_rows(rows, places)
 
 
-def taken(rows: Float[Tensor, "*u m b"], places: Int[Tensor, "*u sets r"]) -> Float[Tensor, "*u sets r b"]:
+def gather_rows(rows: Float[Tensor, "*u m b"], places: Int[Tensor, "*u sets r"]) -> Float[Tensor, "*u sets r b"]:
     """The rows at those places, for each set."""
     if rows.ndim == 2:
         return rows[places]
     return torch.take_along_dim(rows[..., None, :, :], places[..., None], dim=-2)
 
 
-def least(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b"]:
+def smallest_eigenvector(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b"]:
     """The eigenvector with the least eigenvalue, by inverse iteration; ``gram`` is overwritten."""
     start = _starts(gram.shape[-1], gram.dtype, gram.device)[:, :1]
     return _largest(_inverse(gram), start) if gram.is_cuda else _least(_factor(gram), start)
 
 
-def least_two(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
+def two_smallest_eigenvectors(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
     """The two eigenvectors with the least eigenvalues, by inverse iteration; ``gram`` is overwritten."""
     start = _starts(gram.shape[-1], gram.dtype, gram.device)
     if gram.is_cuda:
@@ -231,7 +231,7 @@ def independent(vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"], always
     # A host loop with small vectors: moving them there once beats waiting for a GPU at every one.
     rows, bounds = vectors.cpu(), least.cpu()
     k, b = rows.shape
-    if k <= b and bool((standing_off(rows)[always:] > bounds[always:]).all()):  # the usual case needs no loop
+    if k <= b and bool((distance_to_span(rows)[always:] > bounds[always:]).all()):  # the usual case needs no loop
         return torch.arange(k, device=vectors.device)
     known = torch.linalg.qr(rows[:always].T)[0].T[:always] if always else rows.new_zeros(0, b)
     for _ in range(2):  # twice is enough (Kahan)
@@ -250,7 +250,7 @@ def independent(vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"], always
     return torch.tensor(kept, dtype=torch.long, device=vectors.device)
 
 
-def standing_off(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+def distance_to_span(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """How far each vector is from the span of those before it; k is at most b.
 
     >>> import torch

@@ -11,7 +11,7 @@ two took ten times as long as one at 4,000 entries."""
 
 
 @contextmanager
-def as_many_as_help(entries: int, device: torch.device) -> Iterator[None]:
+def single_thread_if_small(entries: int, device: torch.device) -> Iterator[None]:
     """Use one thread meanwhile if the layer is small.
 
     The setting is the calling thread's own; but a thread that uses torch for the first time meanwhile takes it over,

@@ -16,7 +16,7 @@ from spearpp.model.graph import Tracer, by_graph
 from spearpp.model.layer import Layer, layer_of
 from spearpp.model.operations import is_linear
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import nonzero, outlines
+from spearpp.update.lazy import nonzero, tensor_specs
 from spearpp.update.names import plain
 
 __all__ = ["Layer", "assumed_networks", "find_layers"]
@@ -46,7 +46,7 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     else:
         model = _unwrapped(model)
         own = {plain(name): each.shape for name, each in model.named_parameters()}
-        sent = {name: each.shape for name, each in outlines(update.weights).items()}
+        sent = {name: each.shape for name, each in tensor_specs(update.weights).items()}
         if not own.keys() & sent.keys():
             raise DataError("the model has none of the update's parameters: is it another model?")
         for name in own.keys() & sent.keys():

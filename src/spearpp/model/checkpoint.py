@@ -8,12 +8,12 @@ from torch.nn import functional
 
 from spearpp.model.layer import Layer
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import Outline, outlines
+from spearpp.update.lazy import TensorSpec, tensor_specs
 
 
 def of_checkpoint(update: ClientUpdate) -> list[Layer]:
     """All matrices in their order; the last is an output layer."""
-    weights = outlines(update.weights)
+    weights = tensor_specs(update.weights)
     matrices = [name for name, weight in weights.items() if weight.ndim == 2]
     layers = []
     for index, name in enumerate(matrices):
@@ -42,7 +42,7 @@ def of_checkpoint(update: ClientUpdate) -> list[Layer]:
     return layers
 
 
-def _following(weights: dict[str, Outline], name: str) -> str | None:
+def _following(weights: dict[str, TensorSpec], name: str) -> str | None:
     """The name after this one, as a list in parameter order has the bias after the weight."""
     names = list(weights)
     index = names.index(name) + 1
@@ -89,7 +89,7 @@ def assumed_networks(update: ClientUpdate) -> list[AssumedNetwork]:
 
     They are guesses. An input that explains its part of the update when it is replayed through one proves the guess.
     """
-    weights = outlines(update.weights)
+    weights = tensor_specs(update.weights)
     stems = [name.removesuffix(".weight") for name, each in weights.items() if each.ndim == 2]
     names = [name for stem in stems for name in (f"{stem}.weight", f"{stem}.bias")]
     if len(stems) < 2 or sorted(names) != sorted(weights) or not update.gradients.keys() >= set(names):

@@ -102,7 +102,7 @@ def _layer(audited: LayerAudit) -> dict[str, Any]:
         "approximate": audited.approximate,
         "fitting": audited.fitting,
         "reason": audited.reason,
-        "witness": "" if inversion is None else inversion.witness,
+        "witness": "" if inversion is None else inversion.next_layer,
         "seconds": None if inversion is None else sum(inversion.stats.seconds.values()),
         "starts": None if inversion is None else inversion.stats.starts,
     }

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.inversion.matches import Sightings
+from spearpp.inversion.matches import Matches
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.problem import Problem
 from spearpp.types import Float, Tensor
@@ -22,7 +22,7 @@ class Proposals:
     """Starting points (or submatrices) spent on this chunk."""
     steps: int
     """Gradient steps taken, summed over the starts."""
-    sightings: Sightings | None = None
+    matches: Matches | None = None
     """The same inputs with their points, where two witnesses gave them."""
     pairs: Pairs | None = None
     """The same inputs with their points, where single rows gave them."""

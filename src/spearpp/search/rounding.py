@@ -14,7 +14,7 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
-from spearpp.linalg.chunks import at_once
+from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import lines, random_subsets
 from spearpp.types import Float, Tensor
 
@@ -68,7 +68,7 @@ class SamplingRounding:
         ratio = (3.0 if m <= 200 else 1.5) if self.ratio is None else self.ratio
         r = min(m, max(b, round(ratio * b)))
         found = []
-        for part in directions.double().split(at_once(rows.device, 8 * (m + self.draws * b * b))):
+        for part in directions.double().split(chunk_size(rows.device, 8 * (m + self.draws * b * b))):
             smallest = (part @ rows.T).abs().topk(r, dim=1, largest=False).indices
             smallest = smallest.repeat_interleave(self.draws, dim=0)
             chosen = random_subsets(len(smallest), r, b, generator).to(rows.device)

@@ -1,17 +1,18 @@
 """Clients to attack: networks, data that is there offline, and what a client would send."""
 
 from spearpp.simulate.batch import Batch
-from spearpp.simulate.clients import DPSGD, Change, Client, FedAvg, FedSGD, OpacusDPSGD, Several
+from spearpp.simulate.clients import DPSGD, Change, Client, FedAvg, FedSGD, OpacusDPSGD, SumOfClients
 from spearpp.simulate.data import breast_cancer, cifar10, digits, photographs, random_batch
 from spearpp.simulate.dataset import Dataset
 from spearpp.simulate.files import image_folder, table, torchvision_cifar10
 from spearpp.simulate.models import mlp
 from spearpp.simulate.rounds import LayerGradient, dp_sgd, fedavg, fedsgd, linear_layers
-from spearpp.simulate.wire import Quantise, TopK, Wire
+from spearpp.simulate.wire import Cast, Quantise, TopK
 
 __all__ = [
     "DPSGD",
     "Batch",
+    "Cast",
     "Change",
     "Client",
     "Dataset",
@@ -20,9 +21,8 @@ __all__ = [
     "LayerGradient",
     "OpacusDPSGD",
     "Quantise",
-    "Several",
+    "SumOfClients",
     "TopK",
-    "Wire",
     "breast_cancer",
     "cifar10",
     "digits",

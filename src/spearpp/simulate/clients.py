@@ -201,7 +201,7 @@ class OpacusDPSGD(Client):
 
 
 @dataclass(frozen=True)
-class Several(Client):
+class SumOfClients(Client):
     """Secure aggregation: the batch is dealt out to so many clients, and the server sees only the sum."""
 
     client: Client

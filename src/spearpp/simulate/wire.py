@@ -47,7 +47,7 @@ class Quantise:
 
 
 @dataclass(frozen=True)
-class Wire:
+class Cast:
     """Sent in another floating-point format, float16 or bfloat16."""
 
     dtype: torch.dtype

@@ -20,7 +20,7 @@ from spearpp.update.coerce import (
     plain_lr_and_steps,
 )
 from spearpp.update.files import FileName, open_tensors, write_tensors
-from spearpp.update.lazy import Lazy, Named, elementwise, outlines, pick
+from spearpp.update.lazy import Lazy, Named, elementwise, pick, tensor_specs
 from spearpp.update.names import Tensors, match
 
 FORMAT = 1
@@ -69,7 +69,7 @@ class ClientUpdate:
         plain_lr_and_steps(self.lr, self.steps)
 
     def __repr__(self) -> str:
-        numbers = sum(each.numel() for each in outlines(self.gradients).values())
+        numbers = sum(each.numel() for each in tensor_specs(self.gradients).values())
         parts = [
             f"{len(self.gradients)} of {len(self.weights)} parameters",
             f"{numbers:,} numbers",
@@ -264,7 +264,7 @@ def _ours(tensors: Lazy, header: Mapping[str, Any], path: FileName) -> ClientUpd
     if header.get("format") != FORMAT:
         raise DataError(f"{path} has format {str(header.get('format'))[:20]}, this version reads {FORMAT}")
     groups: dict[str, dict[str, str]] = {"weights": {}, "gradients": {}}
-    for name, outline in outlines(tensors).items():
+    for name, outline in tensor_specs(tensors).items():
         group, _, rest = name.partition("/")
         if group not in groups or not rest or not outline.dtype.is_floating_point:
             raise DataError(f"{path} holds {name[:80]!r}, which is neither a weight nor a gradient")

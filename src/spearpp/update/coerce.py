@@ -9,7 +9,7 @@ from torch import nn
 
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.types import Tensor
-from spearpp.update.lazy import Lazy, Named, changed, elementwise, outlines, pick
+from spearpp.update.lazy import Lazy, Named, changed, elementwise, pick, tensor_specs
 from spearpp.update.names import Tensors, is_buffer, parameters_of, plain
 
 
@@ -75,12 +75,12 @@ def in_floats(tensors: Named) -> Named:
 
 def moved_to(tensors: Named, device: torch.device | str) -> Named:
     """On that device; as they are if they lie there already."""
-    there = all(each.device == torch.device(device) for each in outlines(tensors).values())
+    there = all(each.device == torch.device(device) for each in tensor_specs(tensors).values())
     return tensors if there else elementwise(lambda each: each.to(device), tensors)
 
 
 def _buffers(tensors: Tensors) -> tuple[str, ...]:
     if not isinstance(tensors, Mapping):
         return ()
-    named = outlines(tensors) if isinstance(tensors, Lazy) else tensors
+    named = tensor_specs(tensors) if isinstance(tensors, Lazy) else tensors
     return tuple(str(name) for name, each in named.items() if is_buffer(str(name), each))

@@ -21,7 +21,7 @@ NUMBERS = 2**20
 
 
 @dataclass(frozen=True)
-class Outline:
+class TensorSpec:
     """What is known of a tensor without reading it."""
 
     shape: torch.Size
@@ -29,7 +29,7 @@ class Outline:
     device: torch.device = torch.device("cpu")
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Outline":
+    def of(cls, tensor: Tensor) -> "TensorSpec":
         """The outline of a tensor that is there."""
         return cls(tensor.shape, tensor.dtype, tensor.device)
 
@@ -52,9 +52,9 @@ class Outline:
 class Stored:
     """One tensor that can be read, again and again."""
 
-    outline: Outline
+    outline: TensorSpec
     blocks: Callable[[], Iterator[Tensor]]
-    """Its rows in order, so many at a time as ``heights`` says."""
+    """Its rows in order, so many at a time as ``row_blocks`` says."""
     held: Tensor | None = None
     """Itself, where it is in memory."""
 
@@ -62,7 +62,7 @@ class Stored:
     def holding(cls, tensor: Tensor) -> "Stored":
         """A tensor that is in memory."""
         rows = tensor if tensor.ndim else tensor[None]
-        return cls(Outline.of(tensor), lambda: (rows[slice(*each)] for each in heights(tensor.shape)), tensor)
+        return cls(TensorSpec.of(tensor), lambda: (rows[slice(*each)] for each in row_blocks(tensor.shape)), tensor)
 
     def read(self) -> Tensor:
         """All of it."""
@@ -115,7 +115,7 @@ class Lazy(Named):
         return self._nonzero[name]
 
 
-def heights(shape: torch.Size) -> Iterator[tuple[int, int]]:
+def row_blocks(shape: torch.Size) -> Iterator[tuple[int, int]]:
     """The first row of each block, and the first of the next; a single number is one row.
 
     >>> list(heights(torch.Size([5, 2**19])))
@@ -126,11 +126,11 @@ def heights(shape: torch.Size) -> Iterator[tuple[int, int]]:
     return ((start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def outlines(tensors: Named) -> dict[str, Outline]:
+def tensor_specs(tensors: Named) -> dict[str, TensorSpec]:
     """What is known of each without reading any."""
     if isinstance(tensors, Lazy):
         return {name: each.outline for name, each in tensors.stored.items()}
-    return {name: Outline.of(each) for name, each in tensors.items()}
+    return {name: TensorSpec.of(each) for name, each in tensors.items()}
 
 
 def blocks(tensors: Named, name: str) -> Iterator[Tensor]:
@@ -165,7 +165,7 @@ def changed(change: Callable[..., Tensor], *parts: Stored) -> Stored:
     """The same of one tensor."""
     empty = (torch.empty(0, dtype=each.outline.dtype, device=each.outline.device) for each in parts)
     kind: Any = change(*empty)
-    outline = Outline(parts[0].outline.shape, kind.dtype, kind.device)
+    outline = TensorSpec(parts[0].outline.shape, kind.dtype, kind.device)
 
     def made() -> Iterator[Tensor]:
         return (change(*each) for each in zip(*(part.blocks() for part in parts), strict=True))

@@ -8,7 +8,7 @@ from torch import nn
 
 from spearpp.errors import DataError, OptionError, ShapeError
 from spearpp.types import Tensor
-from spearpp.update.lazy import Lazy, Named, Outline, outlines, pick
+from spearpp.update.lazy import Lazy, Named, TensorSpec, pick, tensor_specs
 
 WRAPPED = re.compile(r"^(?:_module\.|module\.|_orig_mod\.)+")
 """What Opacus, DistributedDataParallel and torch.compile put before names."""
@@ -31,7 +31,7 @@ def parameters_of(tensors: Tensors) -> Named:
     A model's own order of parameters is kept; of a state dict, integers and running statistics are no parameters.
     """
     whole: Named = tensors if isinstance(tensors, Lazy) else _dense_ones(tensors)
-    kept = [name for name, each in outlines(whole).items() if not is_buffer(name, each)]
+    kept = [name for name, each in tensor_specs(whole).items() if not is_buffer(name, each)]
     found = {plain(name): name for name in kept}
     if len(found) < len(kept):
         raise DataError("two names are the same without the prefixes of wrappers (module., _module.)")
@@ -68,7 +68,7 @@ def dense(name: str, tensor: object) -> Tensor:
     return tensor.float() if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1 else tensor
 
 
-def is_buffer(name: str, tensor: Tensor | Outline) -> bool:
+def is_buffer(name: str, tensor: Tensor | TensorSpec) -> bool:
     """Whether it is a running statistic or a counter."""
     return name.rsplit(".", 1)[-1] in STATISTICS or not tensor.dtype.is_floating_point
 
@@ -78,7 +78,7 @@ def match(parameters: Named, given: Named, what: str) -> Named:
 
     Parameters that are not given are left out. Raises DataError for unknown names, ShapeError for other shapes.
     """
-    wanted, found = outlines(parameters), outlines(given)
+    wanted, found = tensor_specs(parameters), tensor_specs(given)
     order = {name: name for name in found}
     if found and all(name.isdecimal() for name in found) and not set(found) <= set(wanted):
         if len(found) != len(wanted):

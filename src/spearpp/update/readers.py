@@ -17,7 +17,7 @@ import torch
 
 from spearpp.errors import DataError
 from spearpp.types import Tensor
-from spearpp.update.lazy import Outline, Stored, heights
+from spearpp.update.lazy import Stored, TensorSpec, row_blocks
 from spearpp.update.names import dense
 from spearpp.update.npz import BinaryFile, Member, members, numbers_of
 from spearpp.update.source import Source, fill, plain_numbers
@@ -73,7 +73,7 @@ def _described(entry: Mapping[str, Any], source: Source, base: int) -> Stored:
     """One tensor as the header of a safetensors file has it."""
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"it holds numbers of the kind {str(entry['dtype'])[:20]}")
-    outline = Outline(torch.Size(entry["shape"]), DTYPES[entry["dtype"]])
+    outline = TensorSpec(torch.Size(entry["shape"]), DTYPES[entry["dtype"]])
     start, stop = entry["data_offsets"]
     if stop - start != outline.nbytes or not 0 <= start <= stop <= source.size - base:
         raise ValueError("a tensor lies outside of it")
@@ -93,7 +93,7 @@ def open_npz(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str,
 def _array(source: Source, member: Member) -> Stored:
     native = member.dtype.newbyteorder("=")
     dtype = torch.from_numpy(numpy.empty(0, native)).dtype
-    outline = Outline(torch.Size(member.shape), dtype)
+    outline = TensorSpec(torch.Size(member.shape), dtype)
 
     def numbers(file: BinaryFile, shape: tuple[int, ...]) -> Tensor:
         block = torch.empty(shape, dtype=dtype)
@@ -107,7 +107,7 @@ def _array(source: Source, member: Member) -> Stored:
             whole = (
                 numbers(file, member.shape[::-1]).permute(*range(len(member.shape))[::-1]) if member.fortran else None
             )
-            for start, stop in heights(outline.shape):
+            for start, stop in row_blocks(outline.shape):
                 shape = (stop - start, *member.shape[1:])
                 yield numbers(file, shape) if whole is None else whole[start:stop]
             file.read(1)  # at its end the archive's checksum is compared
@@ -194,18 +194,18 @@ def _placed(tensor: Tensor, source: Source, room: Mapping[int, int]) -> Stored |
     base = getattr(storage, "_checkpoint_offset", None)
     if not isinstance(base, int) or tensor.is_neg() or storage.nbytes() > room.get(base, -1):
         return None
-    outline = Outline(tensor.shape, tensor.dtype)
+    outline = TensorSpec(tensor.shape, tensor.dtype)
     strides, start, size = tensor.stride(), int(tensor.storage_offset()), tensor.dtype.itemsize
     span = sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True)) + 1 if tensor.numel() else 0
     if min(start, *strides, 0) < 0 or (start + span) * size > storage.nbytes():
         return None
     if tensor.is_contiguous():
         return plain_numbers(source, base + start * size, outline)
-    flat = plain_numbers(source, base + start * size, Outline(torch.Size([span]), tensor.dtype))
+    flat = plain_numbers(source, base + start * size, TensorSpec(torch.Size([span]), tensor.dtype))
 
     def read() -> Iterator[Tensor]:
         whole = flat.read().as_strided(outline.shape, strides)
-        return (whole[slice(*each)] for each in heights(outline.shape))
+        return (whole[slice(*each)] for each in row_blocks(outline.shape))
 
     return Stored(outline, read)
 

@@ -15,7 +15,7 @@ import torch
 
 from spearpp.errors import DataError
 from spearpp.types import Tensor
-from spearpp.update.lazy import Outline, Stored, heights
+from spearpp.update.lazy import Stored, TensorSpec, row_blocks
 from spearpp.update.npz import BinaryFile
 
 
@@ -81,13 +81,13 @@ def fill(file: BinaryFile, tensor: Tensor, path: Path) -> None:
         rest = rest[len(part) :]
 
 
-def plain_numbers(source: Source, place: int, outline: Outline) -> Stored:
+def plain_numbers(source: Source, place: int, outline: TensorSpec) -> Stored:
     """A tensor whose numbers lie one after another in a file, from one byte on."""
 
     def read() -> Iterator[Tensor]:
         with source.open() as file:
             file.seek(place)
-            for start, stop in heights(outline.shape):
+            for start, stop in row_blocks(outline.shape):
                 block = torch.empty((stop - start, *outline.shape[1:]), dtype=outline.dtype)
                 fill(file, block, source.path)
                 yield block

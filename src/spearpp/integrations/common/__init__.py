@@ -1,21 +1,21 @@
 """What all integrations share: jobs and their reports, the worker and its queue, policies, choice and names."""
 
-from spearpp.integrations.common.choice import Choice
 from spearpp.integrations.common.job import Job, Outcome, Settings, perform, tensors_of
 from spearpp.integrations.common.naming import Pseudonyms, round_name, round_number
 from spearpp.integrations.common.policy import POLICIES, Gate, Policy
+from spearpp.integrations.common.round_sampler import RoundSampler
 from spearpp.integrations.common.training import Training
 from spearpp.integrations.common.worker import Auditor
 
 __all__ = [
     "POLICIES",
     "Auditor",
-    "Choice",
     "Gate",
     "Job",
     "Outcome",
     "Policy",
     "Pseudonyms",
+    "RoundSampler",
     "Settings",
     "Training",
     "perform",

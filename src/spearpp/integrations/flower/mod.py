@@ -10,7 +10,7 @@ from torch import nn
 
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import DataError, OptionError
-from spearpp.integrations.common import Choice, Gate, Job, Policy, Settings, Training, round_name
+from spearpp.integrations.common import Gate, Job, Policy, RoundSampler, Settings, Training, round_name
 from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
 from spearpp.update import KINDS, Kind
 
@@ -47,7 +47,7 @@ def audit_mod(
     if kind not in KINDS:
         raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
     gate = Gate(policy, Settings(model, budget, out, redact, seed, {"platform": "Flower"}), has_noise=noise is not None)
-    choice = Choice(None, every)
+    choice = RoundSampler(None, every)
 
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         if not str(message.metadata.message_type).startswith(MessageType.TRAIN):

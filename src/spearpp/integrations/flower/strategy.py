@@ -14,9 +14,9 @@ from spearpp.auditing.folder import Redaction
 from spearpp.errors import OptionError
 from spearpp.integrations.common import (
     Auditor,
-    Choice,
     Outcome,
     Pseudonyms,
+    RoundSampler,
     Settings,
     Training,
     round_name,
@@ -91,7 +91,7 @@ class AuditStrategy(Strategy):
             raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
         self.inner = inner
         self.auditor = Auditor(Settings(model, budget, out, redact, seed, {"platform": "Flower"}), waiting=waiting)
-        self.choice = Choice(sample, every, seed)
+        self.choice = RoundSampler(sample, every, seed)
         self.kind, self.wait = kind, wait
         self._names = Pseudonyms() if salt is None else Pseudonyms(salt)
         self._sent: dict[int, Sent] = {}

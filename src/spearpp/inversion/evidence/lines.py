@@ -3,8 +3,8 @@
 import torch
 
 from spearpp.inversion.problem import Problem
-from spearpp.linalg.chunks import at_once
-from spearpp.linalg.nullspace import least_two, leverage, picked
+from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.nullspace import gather_weighted, leverage, two_smallest_eigenvectors
 from spearpp.types import Bool, Float, Tensor
 
 MARGIN = 10.0
@@ -31,10 +31,10 @@ def lines(
     if left.shape[-1] == 1:
         return torch.ones_like(directions[..., 0], dtype=torch.bool)
     found = []
-    size = at_once(left.device, 8 * left.numel())
+    size = chunk_size(left.device, 8 * left.numel())
     for q, rows in zip(directions.split(size, dim=-2), zeros.split(size, dim=-2), strict=True):
-        own = picked(left, rows.to(left))
-        other = least_two(own.mT @ own)[..., 1]
+        own = gather_weighted(left, rows.to(left))
+        other = two_smallest_eigenvectors(own.mT @ own)[..., 1]
         second = torch.linalg.vector_norm((own @ other[..., None])[..., 0], dim=-1)
         if drifted:
             second = second * (1 - leverage(own, q).amax(-1)).sqrt()

@@ -48,7 +48,7 @@ from spearpp.inversion.evidence.lines import entangled, lines
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale
 from spearpp.inversion.tolerance import RARE
-from spearpp.types import Bool, Float, Int, Tensor, moved, pick
+from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 
 CLEAR = 0.1
 """An entry of D can be told from zero if noise reaches at most this share of the root mean square."""
@@ -164,9 +164,9 @@ def certify_many(
     seen = _weigh(problem, directions, torch.linalg.inv(directions.mT), pattern)
     line = lines(problem, directions, seen.silent, False) & (seen.drift == 0)[:, None]
     apart = torch.where(line.all(1, keepdim=True), 0.0, torch.inf).expand(line.shape)
-    seen, line, apart = moved(seen, torch.device("cpu")), line.cpu(), apart.cpu()
+    seen, line, apart = to_device(seen, torch.device("cpu")), line.cpu(), apart.cpu()
     every = range(len(directions))
-    return [pick(seen, torch.tensor(i)).certificates(line[i], apart[i], problem.batch_size) for i in every]
+    return [select_rows(seen, torch.tensor(i)).certificates(line[i], apart[i], problem.batch_size) for i in every]
 
 
 @dataclass(frozen=True, eq=False)

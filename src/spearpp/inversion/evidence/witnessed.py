@@ -17,14 +17,14 @@ from spearpp.inversion.evidence.masks import EXACT
 from spearpp.inversion.matches import (
     SIGMAS,
     SPREAD,
-    Settled,
-    Sightings,
+    Matches,
+    SolvedInputs,
     backward_noise,
     forward_noise,
     outside,
     unclear,
 )
-from spearpp.inversion.next_layer import Witness
+from spearpp.inversion.next_layer import NextLayer
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Int, Tensor
@@ -79,16 +79,18 @@ class WitnessCertificates:
         return self.consistent & (self.error <= EXACT)
 
 
-def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled: Settled) -> WitnessCertificates:
+def certify_sighted(
+    problem: Problem, next_layer: NextLayer, seen: Matches, settled: SolvedInputs
+) -> WitnessCertificates:
     """Collect the evidence for inputs that two witnesses have seen."""
     z = settled.points @ problem.preactivations.T
-    fires = torch.where(unclear(problem, witness, settled), seen.masks, z > 0)
-    gradients = (seen.backs @ witness.back.T) * fires
+    fires = torch.where(unclear(problem, next_layer, settled), seen.masks, z > 0)
+    gradients = (seen.backs @ next_layer.back.T) * fires
     left = problem.factors.left
     size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
     backward = torch.linalg.vector_norm(gradients - (gradients @ left) @ left.T, dim=1) / size
-    forward = outside(z, witness.activations)
-    noise = forward_noise(problem, witness, settled.points)
+    forward = outside(z, next_layer.activations)
+    noise = forward_noise(problem, next_layer, settled.points)
     right = problem.factors.right
     inputs = settled.points @ right
     length = torch.linalg.vector_norm(inputs, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
@@ -102,8 +104,8 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
         forward=forward,
         forward_noise=noise,
         backward=backward,
-        backward_noise=backward_noise(problem, witness, seen.directions, seen.backs / size[:, None]),
-        gap=torch.minimum(settled.gap, _gap_without_nearest(problem, witness, z)),
+        backward_noise=backward_noise(problem, next_layer, seen.directions, seen.backs / size[:, None]),
+        gap=torch.minimum(settled.gap, _gap_without_nearest(problem, next_layer, z)),
         chance=chance_of_another(problem, forward, backward),
         twin=_twins(fires),
         error=SIGMAS * SPREAD * turned * torch.linalg.vector_norm(settled.loose @ right, dim=1) / length,
@@ -112,7 +114,7 @@ def certify_sighted(problem: Problem, witness: Witness, seen: Sightings, settled
     )
 
 
-def _gap_without_nearest(problem: Problem, witness: Witness, z: Float[Tensor, "k m"]) -> Float[Tensor, "k"]:
+def _gap_without_nearest(problem: Problem, next_layer: NextLayer, z: Float[Tensor, "k m"]) -> Float[Tensor, "k"]:
     """The second least norm of the forward equations without those of the neurons nearest to zero; inf for wide layers.
 
     Samples of a narrow layer may have patterns that differ in two or three neurons. Some mixture of them solves the
@@ -121,7 +123,9 @@ def _gap_without_nearest(problem: Problem, witness: Witness, z: Float[Tensor, "k
     if problem.factors.live_neurons > NARROW or not len(z):
         return torch.full_like(z[:, 0], torch.inf)
     span = torch.linalg.qr(problem.preactivations)[0]
-    outside_span = torch.eye(len(span), dtype=z.dtype, device=z.device) - witness.activations @ witness.activations.T
+    outside_span = (
+        torch.eye(len(span), dtype=z.dtype, device=z.device) - next_layer.activations @ next_layer.activations.T
+    )
     equations = outside_span @ ((z > 0)[:, :, None] * span)
     live = torch.where(problem.factors.live, z.abs(), torch.inf)
     nearest = outside_span[live.argsort(dim=1)[:, :NEAREST]].mT
@@ -152,7 +156,7 @@ def chance_of_another(
     return (m * math.log(2) + surplus * worst.log()).clamp_max(0).exp()
 
 
-def agreement(problem: Problem, seen: Sightings, settled: Settled) -> float:
+def agreement(problem: Problem, seen: Matches, settled: SolvedInputs) -> float:
     """λ over the inputs seen: the share of entries of D that are zero just where the neuron is silent."""
     values = seen.directions @ problem.factors.left.T
     reach = seen.turned[:, None] * torch.linalg.vector_norm(problem.factors.left, dim=1)

@@ -15,15 +15,15 @@ from functools import partial
 import torch
 
 from spearpp.errors import RankError
+from spearpp.inversion.factors.batched import SameRank, decompose_many
 from spearpp.inversion.factors.factors import Factors
 from spearpp.inversion.factors.noise import left_over, not_zero, row_noise
 from spearpp.inversion.factors.rank import CLEAR_GAP
-from spearpp.inversion.factors.together import Alike, decompose_many
 from spearpp.inversion.factors.triplets import by_gram, by_sketch, ranked
 from spearpp.inversion.observation import Observation
 from spearpp.types import Bool, Float, Tensor
 
-__all__ = ["Alike", "Factors", "decompose", "decompose_many"]
+__all__ = ["Factors", "SameRank", "decompose", "decompose_many"]
 
 
 def decompose(seen: Observation, batch_size: int | None = None) -> Factors:

@@ -2,7 +2,7 @@
 
 import torch
 
-from spearpp.linalg.chunks import at_once
+from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Bool, Float, Int, Tensor
 
 
@@ -14,7 +14,7 @@ def not_zero(gradient: Float[Tensor, "*u m columns"]) -> tuple[Bool[Tensor, "*u 
 
 def left_over(core: Tensor, u: Tensor, right: Tensor) -> Float[Tensor, "rows"]:
     """The squared norm of each row of Ĝ - L R, some rows at a time."""
-    size = at_once(core.device, core.element_size() * max(1, core.shape[1]))
+    size = chunk_size(core.device, core.element_size() * max(1, core.shape[1]))
     parts = zip(core.split(size), u.split(size), strict=True)
     return torch.cat([(part - some @ right).square().sum(1) for part, some in parts])
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from spearpp.inversion.factors.rank import ROUNDING, numerical_rank
-from spearpp.linalg.chunks import at_once
+from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Tensor
 
 SKETCH = 128
@@ -119,7 +119,7 @@ def _sketched(
 
 def _squares(core: Float[Tensor, "rows columns"], left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
     """‖Ĝ‖² or ‖Ĝ - L R‖², some rows at a time: a matrix of that size more may not fit."""
-    at_a_time = at_once(core.device, core.element_size() * max(1, core.shape[1]))
+    at_a_time = chunk_size(core.device, core.element_size() * max(1, core.shape[1]))
     if left is None or right is None:
         return torch.stack([part.square().sum() for part in core.split(at_a_time)]).sum()
     parts = zip(core.split(at_a_time), left.split(at_a_time), strict=True)

@@ -23,7 +23,7 @@ from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
 from spearpp.search.gated.peel import peel
 from spearpp.search.gated.rounds import Pace, Rounds
-from spearpp.search.gated.witnessed import WitnessedRounds
+from spearpp.search.gated.two_layers import WitnessedRounds
 
 MOST_STARTS = 4096
 """Starts of a round at most."""
@@ -84,7 +84,7 @@ class Gated:
 
     def settles_on_host(self, problem: Problem) -> bool:
         """Whether all but the descents is better done on the CPU, wherever the update lies."""
-        alone = problem.witness is None and problem.outputs is None
+        alone = problem.next_layer is None and problem.outputs is None
         return problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL
 
     def efforts_for(self, problem: Problem) -> tuple[Effort, ...]:
@@ -104,7 +104,7 @@ class Gated:
         """
         deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
         left, known = self.starts, problem.factors.left.new_zeros(0, problem.batch_size)
-        peeled = no_pairs(problem) if problem.witness is not None else peel(problem, deadline)
+        peeled = no_pairs(problem) if problem.next_layer is not None else peel(problem, deadline)
         if len(peeled):
             known = sphere.retract(peeled.directions)
             yield Proposals(known, starts=0, steps=0, pairs=peeled)
@@ -152,8 +152,8 @@ class Gated:
     def _next_layer(self, problem: Problem, peeled: Pairs) -> WitnessedRounds | BackwardRounds | None:
         """The rounds that the next layer allows, if it was given and says something."""
         starts = self.round_starts or LEAST_STARTS
-        if problem.witness is not None:
-            return WitnessedRounds(problem, problem.witness, starts, self.dtype)
+        if problem.next_layer is not None:
+            return WitnessedRounds(problem, problem.next_layer, starts, self.dtype)
         if problem.outputs is not None:
             return BackwardRounds(problem, problem.outputs, starts, self.dtype, peeled)
         return None

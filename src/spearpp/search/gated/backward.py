@@ -13,7 +13,7 @@ from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
-from spearpp.linalg.nullspace import independent, meet
+from spearpp.linalg.nullspace import independent, min_masked_residual
 from spearpp.search.base import Proposals
 from spearpp.search.gated.recording import repeat
 from spearpp.types import Bool, Float, Tensor
@@ -81,7 +81,7 @@ class BackwardRounds:
         masks = masks & live
         q, share = left.new_zeros(0, left.shape[1]), left.new_zeros(0)
         for _ in range(POLISHES):
-            block, norms = meet(masks, self.back, left)
+            block, norms = min_masked_residual(masks, self.back, left)
             e = block[:, :, 0] @ self.back.T
             q = (e * masks) @ left
             share = norms[:, 0] / torch.linalg.vector_norm(e * masks, dim=1).clamp_min(1e-300)

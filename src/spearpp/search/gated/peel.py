@@ -18,8 +18,8 @@ from spearpp.inversion.pairs import Pairs, fits, no_pairs
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
-from spearpp.linalg.chunks import at_once
-from spearpp.linalg.nullspace import independent, kernel_vectors, picked
+from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.nullspace import gather_weighted, independent, kernel_vectors
 from spearpp.search.gated.refine import silent_neurons
 from spearpp.types import Float, Tensor
 
@@ -79,8 +79,8 @@ def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tens
     silent = silent_neurons(problem, points)
     enough = silent.sum(1) >= SPARE[0] * b + SPARE[1]
     points, silent = points[enough], silent[enough]
-    parts = silent.split(at_once(left.device, 16 * m * b))
-    kernels = [kernel_vectors(picked(left, part.to(left))) for part in parts]
+    parts = silent.split(chunk_size(left.device, 16 * m * b))
+    kernels = [kernel_vectors(gather_weighted(left, part.to(left))) for part in parts]
     solved, values = (torch.cat(each) for each in zip(*kernels, strict=True))
     determined = (values[:, 1] >= DETERMINED) & (values[:, 0] <= 0.05 * values[:, 1])
     points, directions = points[determined], refit(problem, solved[determined])

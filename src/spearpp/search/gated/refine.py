@@ -5,8 +5,14 @@ import torch
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
-from spearpp.linalg.chunks import at_once
-from spearpp.linalg.nullspace import kernel_vectors, least, least_two, picked, taken
+from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.nullspace import (
+    gather_rows,
+    gather_weighted,
+    kernel_vectors,
+    smallest_eigenvector,
+    two_smallest_eigenvectors,
+)
 from spearpp.types import Bool, Float, Int, Tensor
 
 ALIKE = 0.9
@@ -63,7 +69,7 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     weights (``_reweighted``), and then the zeros.
     """
     m, b = problem.factors.left.shape
-    size = at_once(points.device, 8 * m * b)
+    size = chunk_size(points.device, 8 * m * b)
     solved = sphere.retract(directions)
     silent = silent_neurons(problem, points)
     unsure = silent.sum(1) < SPARE * b
@@ -97,9 +103,9 @@ def concentrated(
     """
     for share in KEPT[:-1]:
         rows = _smallest(problem, silent, directions, share)
-        directions = least(rows.mT @ rows)
+        directions = smallest_eigenvector(rows.mT @ rows)
     rows = _smallest(problem, silent, directions, KEPT[-1])
-    first_two = least_two(rows.mT @ rows)
+    first_two = two_smallest_eigenvectors(rows.mT @ rows)
     second = torch.linalg.vector_norm((rows @ first_two[..., 1:])[..., 0], dim=-1)
     return first_two[..., 0], second >= APART
 
@@ -108,7 +114,7 @@ def _told_apart(problem: Problem, directions: Float[Tensor, "k b"]) -> Bool[Tens
     """Whether the zeros of each direction leave no other open."""
     left = problem.factors.left
     zeros = problem.tolerance.zeros(directions @ left.T, directions) & problem.factors.live
-    _, values = kernel_vectors(picked(left, zeros.to(left)))
+    _, values = kernel_vectors(gather_weighted(left, zeros.to(left)))
     return values[:, 1] >= APART
 
 
@@ -119,7 +125,7 @@ def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float
     values = torch.where(silent, (directions @ left.mT).abs(), torch.inf)
     places = values.topk(int(last.max()) + 1, dim=-1, largest=False).indices
     kept = torch.arange(places.shape[-1], device=last.device) <= last[..., None]
-    return kept[..., None] * taken(left, places)
+    return kept[..., None] * gather_rows(left, places)
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, Ends, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import distinct, refine, silent_neurons
-from spearpp.types import Bool, Float, Tensor, moved
+from spearpp.types import Bool, Float, Tensor, to_device
 
 DRY_ROUNDS = 4
 """Rounds at the highest effort without a find before something found is doubted."""
@@ -133,7 +133,7 @@ class Rounds:
         """End points and directions in float64; every device has begun before the first is waited for."""
         devices = self.pace.devices
         parts = zip(devices, starts.chunk(len(devices)), strict=False)
-        ended = [descend(moved(gates, there), part.to(there), effort, self.pace.rate) for there, part in parts]
+        ended = [descend(to_device(gates, there), part.to(there), effort, self.pace.rate) for there, part in parts]
         here = self.problem.factors.left.device
         points, directions = (
             torch.cat([each.to(here) for each in all_]).double()

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.matches import SIGMAS, Sightings, confirm, forward_noise, no_sightings, outside, settle
-from spearpp.inversion.next_layer import Witness
+from spearpp.inversion.matches import SIGMAS, Matches, confirm, forward_noise, no_sightings, outside, solve_inputs
+from spearpp.inversion.next_layer import NextLayer
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
-from spearpp.linalg.nullspace import complement, independent, meet
+from spearpp.linalg.nullspace import complement, independent, min_masked_residual
 from spearpp.search.base import Proposals
 from spearpp.search.gated.reflect import reflect
-from spearpp.types import Float, Tensor, pick
+from spearpp.types import Float, Tensor, select_rows
 
 PROMISING = 0.15
 """Share of relu(z) outside span(V) up to which an end point is polished."""
@@ -22,7 +22,7 @@ SHRUNK = 1e-4
 LAST = 1e-3
 """The same for the last input, which all the others determine."""
 DETERMINED = 1e-3
-"""Least second norm of ``meet`` for an input that its own equations determine, and the most that the
+"""Least second norm of ``min_masked_residual`` for an input that its own equations determine, and the most that the
 first may be of the second: a mask with one small neuron wrong has a solution that nearly fits."""
 HOPELESS = 0.05
 """Noise beyond which the next layer tells nothing."""
@@ -47,8 +47,8 @@ class _Spaces:
 class WitnessedRounds:
     """What two witnesses have shown so far, and how hard to look next."""
 
-    def __init__(self, problem: Problem, witness: Witness, least: int, dtype: torch.dtype) -> None:
-        self.problem, self.witness, self.least, self.dtype = problem, witness, least, dtype
+    def __init__(self, problem: Problem, next_layer: NextLayer, least: int, dtype: torch.dtype) -> None:
+        self.problem, self.next_layer, self.least, self.dtype = problem, next_layer, least, dtype
         self.found = no_sightings(problem)
         self.more, self.dry, self.hard = 1, 0, False
 
@@ -95,14 +95,14 @@ class WitnessedRounds:
         new = self._accept(spaces, self._polish(spaces, ends.double()))
         self.found = self.found.join(new)
         self._adapt(len(new), size)
-        return Proposals(new.directions, starts=size, steps=steps * size, sightings=new)
+        return Proposals(new.directions, starts=size, steps=steps * size, matches=new)
 
     def _spaces(self) -> _Spaces:
         p = complement(self.found.directions)
-        c = complement(sphere.retract(self.found.backs / self.witness.singular_values))
+        c = complement(sphere.retract(self.found.backs / self.next_layer.singular_values))
         basis, triangle = torch.linalg.qr(self.problem.preactivations @ p)
         return _Spaces(
-            preactivations=basis, activations=self.witness.activations @ c, to_p=p @ torch.linalg.inv(triangle)
+            preactivations=basis, activations=self.next_layer.activations @ c, to_p=p @ torch.linalg.inv(triangle)
         )
 
     def _polish(self, spaces: _Spaces, ends: Float[Tensor, "k d"]) -> Float[Tensor, "kept d"]:
@@ -113,7 +113,7 @@ class WitnessedRounds:
         masks, norms = x @ spaces.preactivations.T > 0, x.new_zeros(len(x), 2)
         moving = torch.arange(len(x), device=x.device)
         for _ in range(POLISHES):
-            block, norms[moving] = meet(masks[moving], spaces.preactivations, spaces.activations)
+            block, norms[moving] = min_masked_residual(masks[moving], spaces.preactivations, spaces.activations)
             x[moving] = block[:, :, 0] * (block[:, :, 0] * x[moving]).sum(1, keepdim=True).sign()
             renewed = x @ spaces.preactivations.T > 0
             moving = torch.nonzero((renewed != masks).any(1))[:, 0]
@@ -125,7 +125,7 @@ class WitnessedRounds:
         return _distinct(x[fits & (norms[:, 1] >= DETERMINED)], 0.9999)
 
     def _allowed(self, points: Float[Tensor, "k b"], least: float = 0.0) -> Float[Tensor, "k"]:
-        noise = SIGMAS * forward_noise(self.problem, self.witness, points)
+        noise = SIGMAS * forward_noise(self.problem, self.next_layer, points)
         return torch.where(noise <= HOPELESS, noise.clamp_min(least), -1.0)
 
     @property
@@ -134,29 +134,29 @@ class WitnessedRounds:
             return LAST
         return SHRUNK if len(self.found) else 0.0
 
-    def _accept(self, spaces: _Spaces, x: Float[Tensor, "k d"]) -> Sightings:
+    def _accept(self, spaces: _Spaces, x: Float[Tensor, "k d"]) -> Matches:
         """Those that the whole space determines and the backward equations confirm, with all four vectors."""
-        problem, witness = self.problem, self.witness
-        settled = settle(problem, witness, sphere.retract(x @ spaces.to_p.T), self.found, own=False)
+        problem, next_layer = self.problem, self.next_layer
+        settled = solve_inputs(problem, next_layer, sphere.retract(x @ spaces.to_p.T), self.found, own=False)
         z = settled.points @ problem.preactivations.T
-        left_over = outside(z, witness.activations)
+        left_over = outside(z, next_layer.activations)
         good = (left_over <= self._allowed(settled.points)) & (settled.gap >= DETERMINED)
         good &= left_over <= DETERMINED * settled.gap
-        back = confirm(problem, witness, settled, self.found)
+        back = confirm(problem, next_layer, settled, self.found)
         good &= back.fits & (back.gap >= DETERMINED)
         freedom = max(1, z.shape[1] - problem.batch_size) ** 0.5
-        found = Sightings(
+        found = Matches(
             points=settled.points,
             directions=back.directions,
-            coordinates=z.clamp_min(0) @ witness.activations,
+            coordinates=z.clamp_min(0) @ next_layer.activations,
             backs=back.backs,
             masks=back.masks,
             turned=torch.maximum(back.noise, back.left_over) / (freedom * back.gap.clamp(DETERMINED, 1.0)),
         )
-        seen = pick(found, good)
+        seen = select_rows(found, good)
         known = torch.cat([self.found.directions, seen.directions])
         apart = torch.full_like(known[:, 0], 1e-6)
-        return pick(seen, independent(known, apart, always=len(self.found))[len(self.found) :] - len(self.found))
+        return select_rows(seen, independent(known, apart, always=len(self.found))[len(self.found) :] - len(self.found))
 
     def _adapt(self, new: int, size: int) -> None:
         """More starts, and more steps, while fewer than one in twenty is new."""

@@ -17,7 +17,7 @@ SPARE = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Alike:
+class SameRank:
     """Gradients of one shape that turned out to have one rank."""
 
     which: Int[Tensor, "u"]
@@ -26,7 +26,7 @@ class Alike:
     """Theirs, along a first dimension."""
 
 
-def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) -> list[Alike]:
+def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) -> list[SameRank]:
     """The factors of many small gradients, those of one rank together.
 
     Within a sketch of a few columns, where what is outside is no more than rounding (``triplets.within``); a larger one
@@ -48,7 +48,7 @@ def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) ->
         for b, places in _by_rank(spectra, shapes, certain, (gradients.shape[1], gradients.shape[2]), k, epsilon):
             at = torch.tensor(places, device=gradients.device)
             factors = _factors(gradients, some[at], (u[at], s[at], vt[at]), b, live, sizes, norms, epsilon)
-            found.append(Alike(some[at], replace(factors, spectrum=spectra[places].to(s.device))))
+            found.append(SameRank(some[at], replace(factors, spectrum=spectra[places].to(s.device))))
         done = {i for alike in found for i in alike.which.tolist()}
         left = [i for i in left if i not in done]
         if not left:

@@ -8,12 +8,12 @@ from spearpp.errors import OptionError
 
 
 @dataclass(frozen=True)
-class Choice:
+class RoundSampler:
     """So many random updates in every so many rounds. One seed gives one choice, whatever else draws numbers.
 
-    >>> Choice(count=2).among(1, ["a", "b", "c"]) == Choice(count=2).among(1, ["a", "b", "c"])
+    >>> RoundSampler(count=2).among(1, ["a", "b", "c"]) == RoundSampler(count=2).among(1, ["a", "b", "c"])
     True
-    >>> Choice(every=2).among(1, ["a"]), Choice(every=2).among(2, ["a"])
+    >>> RoundSampler(every=2).among(1, ["a"]), RoundSampler(every=2).among(2, ["a"])
     ([], [0])
     """
 
