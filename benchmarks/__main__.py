@@ -1,21 +1,21 @@
-"""Lists the benchmarks: ``make bench NAME=speed``."""
+"""Lists the benchmarks. Run one of them with ``make bench NAME=speed``."""
 
 BENCHMARKS = {
-    "speed": "the gated search against its yardsticks; more work than the committed baseline fails",
-    "hostile": "clients that try to break a certificate, compared with the truth (must find no wrong claim)",
-    "certificates": "wrong certificates over varied data (must be none)",
-    "audit": "verdicts on ordinary clients, and false alarms (must be none)",
-    "gated": "the gated search, table by table",
-    "frontier": "one layer against two: how large a batch is recovered",
-    "paper": "the paper's search beside geoopt's: steps a second",
-    "fused": "the paper's search in one GPU kernel against the same step by step",
-    "descent": "the gated descent in one GPU kernel against the same step by step",
-    "overhead": "what Python costs a descent on one core",
-    "federation": "what audits cost a Flower federation: rounds a minute, memory, drops",
-    "memory": "the largest resident size where a layer has 100 million weights, by file format",
+    "speed": "work and time of the gated search; fails if it needs more work than the committed baseline",
+    "hostile": "clients that try to break a certificate; counts claims that the truth contradicts (must be none)",
+    "certificates": "counts wrong certificates on several data sets (must be none)",
+    "audit": "verdicts of audits on ordinary clients, and false alarms (must be none)",
+    "gated": "recovery rates of the gated search in the settings of the paper's tables",
+    "frontier": "largest batch that is recovered from one layer and from two layers",
+    "paper": "steps per second of the paper's search, of geoopt and of plain PyTorch",
+    "fused": "the paper's search in one GPU kernel, compared with single steps",
+    "descent": "the gated descent in one GPU kernel, compared with single steps",
+    "overhead": "share of time that Python takes in a descent on one core",
+    "federation": "cost of audits in a Flower federation: rounds per minute, memory, dropped audits",
+    "memory": "peak memory of an audit of a layer with 100 million weights, by file format",
 }
-"""Each is a module of this package. Those on CIFAR-10 read the file that SPEARPP_DATA names."""
+"""Modules of this package. Benchmarks on CIFAR-10 read the file at the path in SPEARPP_DATA."""
 
 if __name__ == "__main__":
-    for name, words in BENCHMARKS.items():
-        print(f"make bench NAME={name:<14}{words}")
+    for name, description in BENCHMARKS.items():
+        print(f"make bench NAME={name:<14}{description}")

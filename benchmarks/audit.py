@@ -1,12 +1,12 @@
-"""From updates to verdicts: what audits say of clients as there are, and whether they ever cry wolf.
+"""Audits many simulated clients and compares the verdicts with the truth.
 
-    make bench NAME=audit                               # all tables, 2 CPU cores
+    make bench NAME=audit                               # all tables, on 2 CPU cores
     make bench NAME=audit ARGS="--rows alarms"
 
-paper    the paper's FedAvg and DP rows through files, layer discovery and audit, with Opacus doing the DP (CIFAR-10)
-wire     precision on the wire and batch size: share of the inputs that came back
-clients  how many clients a sum holds: share of the inputs that came back
-alarms   updates that hold no batch behind Linear and ReLU: not one may be said to leak
+paper    the paper's FedAvg and DP rows, through files and layer discovery, with noise from Opacus (CIFAR-10)
+wire     inputs that are recovered, by precision of the update and batch size
+clients  inputs that are recovered from a sum, by number of clients
+alarms   updates that cannot leak, because they are not gradients of Linear and ReLU layers (none may be reported)
 """
 
 import statistics
@@ -23,36 +23,38 @@ import spearpp
 from benchmarks import command
 from benchmarks.recovery import FIRST_SEED
 from spearpp import ClientUpdate, Verdict, simulate
+from spearpp.metrics import EXACT_PSNR
 from spearpp.search import Gated
 from spearpp.simulate import Batch, Cast, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients
 
 
 @dataclass(frozen=True)
 class Row:
-    """Many audits of one kind of client."""
+    """Results of several audits of one kind of client."""
 
     client: str
     b: int
     audits: int
     leaks: int
+    """Number of audits with the verdict LEAKS."""
     inputs: int
-    """In all batches together."""
+    """Number of inputs in all batches."""
     exact: int
-    """Came back over 90 dB."""
+    """Number of inputs recovered with a PSNR above 90 dB."""
     close: int
-    """Came back over 25 dB."""
+    """Number of inputs recovered with a PSNR above 25 dB, the threshold of the paper's Tables 3 and 4."""
     wrong: int
-    """Said to be in the batch and under 15 dB to every input of it."""
+    """Number of reported inputs with a PSNR below 15 dB to every input of the batch: as far as unrelated images."""
     median_psnr: float
     labels: int
-    """Labels told, and right."""
+    """Number of inputs whose label was recovered correctly."""
     median_replay: float
-    """Median difference of the replay; nan where there was none."""
+    """Median relative difference between the update and its replay; nan if there was no replay."""
 
 
 def measure(name: str, client: Client, b: int, audits: int, data: str | None, budget: float | None = None) -> Row:
-    """Audit so many clients, each through a file."""
-    leaks, exact, close, wrong, told, psnrs, replays = 0, 0, 0, 0, 0, [], []
+    """Audit ``audits`` clients. Each update is written to a file and read again."""
+    leaks, exact, close, wrong, labels, psnrs, replays = 0, 0, 0, 0, 0, [], []
     for seed in range(FIRST_SEED, FIRST_SEED + audits):
         generator = torch.Generator().manual_seed(seed)
         batch = simulate.cifar10(b, path=data, generator=generator)
@@ -65,30 +67,31 @@ def measure(name: str, client: Client, b: int, audits: int, data: str | None, bu
         replays += [] if result.replay is None else [result.replay.difference]
         if result.best is not None and result.best.layer.sees == "inputs":
             score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
-            exact, close = exact + int((score.psnr > 90).sum()), close + int((score.psnr > 25).sum())
+            exact, close = exact + int((score.psnr > EXACT_PSNR).sum()), close + int((score.psnr > 25).sum())
             psnrs += score.psnr.tolist()
             nearest = [_nearest(x, batch) for x in result.inputs]
             wrong += sum(each < 15 for each in nearest)
-            told += _labels(result, batch)
+            labels += _correct_labels(result, batch)
     median = statistics.median(psnrs) if psnrs else float("nan")
-    again = statistics.median(replays) if replays else float("nan")
-    row = Row(name, b, audits, leaks, b * audits, exact, close, wrong, median, told, again)
+    replay = statistics.median(replays) if replays else float("nan")
+    row = Row(name, b, audits, leaks, b * audits, exact, close, wrong, median, labels, replay)
     print(
-        f"{name:<34}{b:>5}{audits:>8}{leaks:>7}{row.inputs:>8}{exact:>11}{close:>11}{wrong:>7}{median:>12.1f}{told:>9}"
-        f"{again:>11.1e}",
+        f"{name:<34}{b:>5}{audits:>8}{leaks:>7}{row.inputs:>8}{exact:>11}{close:>11}{wrong:>7}{median:>12.1f}{labels:>9}"
+        f"{replay:>11.1e}",
         flush=True,
     )
     return row
 
 
-HEADER = "client" + " " * 31 + "b  audits  leaks  inputs  over 90 dB  over 25 dB  wrong  median dB   labels     replay"
+HEADER = "client" + " " * 31 + "b  audits  leaks  inputs     > 90 dB     > 25 dB  wrong  median dB   labels     replay"
 
 
 def _nearest(x: torch.Tensor, batch: Batch) -> float:
+    """Return the largest PSNR between x and an input of the batch."""
     return float(spearpp.score(x[None], batch.inputs, normalisation=batch.normalisation).psnr.max())
 
 
-def _labels(result: spearpp.AuditResult, batch: Batch) -> int:
+def _correct_labels(result: spearpp.AuditResult, batch: Batch) -> int:
     best = result.best
     if best is None or best.labels is None or best.inversion is None:
         return 0
@@ -97,7 +100,7 @@ def _labels(result: spearpp.AuditResult, batch: Batch) -> int:
 
 
 def paper(data: str | None) -> Iterator[Row]:
-    """σ = 1e-4 on the mean of 20 with C = 2 is a noise multiplier of 1e-3."""
+    """Measure the clients of the paper. σ = 1e-4 on the mean of 20 samples with C = 2 is a noise multiplier of 1e-3."""
     print("\n" + HEADER)
     yield measure("FedSGD", FedSGD(), 20, 20, data)
     yield measure("FedAvg E=3, mini-batch 5, 1e-2", FedAvg(3, 5, 1e-2), 20, 20, data, budget=60)
@@ -108,7 +111,7 @@ def paper(data: str | None) -> Iterator[Row]:
 
 
 def wire(data: str | None) -> Iterator[Row]:
-    """What rounding leaves."""
+    """Measure clients that send their update with fewer bits."""
     print("\n" + HEADER)
     forms: list[tuple[str, Client]] = [
         ("float32", FedSGD()),
@@ -123,7 +126,7 @@ def wire(data: str | None) -> Iterator[Row]:
 
 
 def clients(data: str | None) -> Iterator[Row]:
-    """Each client has ten samples."""
+    """Measure sums of clients with ten samples each."""
     print("\n" + HEADER)
     for count in (1, 2, 4, 6, 8, 9):
         yield measure(f"sum of {count} clients of 10", SumOfClients(FedSGD(), count), 10 * count, 5, data, budget=60)
@@ -131,7 +134,7 @@ def clients(data: str | None) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Alarms:
-    """Updates that cannot leak, and how many are said to."""
+    """Number of updates that cannot leak, and number of those with the verdict LEAKS."""
 
     kind: str
     audits: int
@@ -139,17 +142,18 @@ class Alarms:
 
 
 def alarms(count: int) -> Iterator[Alarms]:
-    """GELU, Tanh and leaky networks, Adam, and random matrices of the same rank and spectrum."""
+    """Audit networks without ReLU, updates of Adam, and random matrices of the same rank or spectrum."""
     print("\nkind                          audits  leaks")
-    for kind in ("GELU", "Tanh", "LeakyReLU", "Adam", "random, same rank", "turned, same spectrum"):
+    for kind in ("GELU", "Tanh", "LeakyReLU", "Adam", "random, same rank", "rotated, same spectrum"):
         leaks = 0
         for seed in range(count):
-            leaks += spearpp.audit(_stranger(kind, seed), search=Gated(starts=256)).verdict is Verdict.LEAKS
+            leaks += spearpp.audit(_update_without_leak(kind, seed), search=Gated(starts=256)).verdict is Verdict.LEAKS
         print(f"{kind:<28}{count:>8}{leaks:>7}", flush=True)
         yield Alarms(kind, count, leaks)
 
 
-def _stranger(kind: str, seed: int) -> ClientUpdate:
+def _update_without_leak(kind: str, seed: int) -> ClientUpdate:
+    """Return an update of a kind that cannot leak."""
     generator = torch.Generator().manual_seed(seed)
     b, m = 4 + seed % 9, (60, 80, 120)[seed % 3]
     batch = simulate.random_batch(b, features=30, generator=generator)
@@ -167,8 +171,8 @@ def _stranger(kind: str, seed: int) -> ClientUpdate:
             gradients[name] = torch.randn(len(each), b, generator=generator) @ inner
     else:
         u, s, v = torch.linalg.svd(gradients["0.weight"], full_matrices=False)
-        turned = torch.linalg.qr(torch.randn(m, m, generator=generator))[0] @ u
-        gradients["0.weight"] = turned @ torch.diag(s) @ v
+        rotated = torch.linalg.qr(torch.randn(m, m, generator=generator))[0] @ u
+        gradients["0.weight"] = rotated @ torch.diag(s) @ v
     return replace(update, gradients=gradients)
 
 
@@ -176,7 +180,9 @@ def main() -> int:
     parser = command.parser(__doc__)
     names = ["paper", "wire", "clients", "alarms"]
     parser.add_argument("--rows", nargs="+", choices=names, default=names)
-    parser.add_argument("--alarms", type=int, default=90, help="audits of each kind of stranger")
+    parser.add_argument(
+        "--alarms", type=int, default=90, help="number of audits of each kind of update that cannot leak"
+    )
     options = parser.parse_args()
 
     def rows() -> Iterator[Row | Alarms]:

@@ -1,9 +1,9 @@
-"""Are certificates ever wrong? Counts certified inputs, and those that are not in the batch, by setting.
+"""Counts certified inputs and wrong certificates on several data sets. Fails if a certificate is wrong.
 
     make bench NAME=certificates
 
-An input is wrong if it is certified and has a PSNR under 60 to the nearest true one; missed if it is over 90
-and not certified.
+A certified input is wrong if its PSNR to the true input it is matched to is below 60 dB. An input is missed if its PSNR
+is above 90 dB and it is not certified.
 """
 
 import argparse
@@ -16,13 +16,18 @@ from torch import nn
 import spearpp
 from spearpp import simulate
 from spearpp.errors import RankError
+from spearpp.experiments.attack import WRONG_PSNR
+from spearpp.metrics import EXACT_PSNR
 from spearpp.search import Gated
 from spearpp.simulate import Batch, LayerGradient
 
 Case = Callable[[torch.Generator], tuple[torch.Tensor, LayerGradient]]
+"""Returns the true inputs of a layer, and the gradients that the server receives."""
 
 
 def plain(load: Callable[..., Batch], b: int, m: int, **options: object) -> Case:
+    """Return the case of one data set and a fresh network."""
+
     def case(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
         batch = load(b, generator=generator, **options)
         model = simulate.mlp(batch.inputs.shape[1], [m, m, m], 10, generator=generator)
@@ -32,7 +37,7 @@ def plain(load: Callable[..., Batch], b: int, m: int, **options: object) -> Case
 
 
 def table(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
-    """One-hot groups, a constant column, six numbers."""
+    """A table with three one-hot groups, a constant column and six numeric columns."""
     groups = [torch.eye(k)[torch.randint(k, (10,), generator=generator)] for k in (5, 7, 3)]
     inputs = torch.cat([*groups, torch.ones(10, 1), torch.rand(10, 6, generator=generator)], dim=1)
     labels = torch.randint(2, (10,), generator=generator)
@@ -54,7 +59,7 @@ def trained(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
 
 
 def weighted(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
-    """Class weights from 1e-3 to 1."""
+    """A loss with class weights from 1e-3 to 1."""
     batch = simulate.random_batch(12, features=60, generator=generator)
     model = simulate.mlp(60, [150, 100], 10, generator=generator)
     loss = nn.functional.cross_entropy(model(batch.inputs), batch.labels, weight=torch.logspace(-3, 0, 10))
@@ -64,14 +69,14 @@ def weighted(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
 
 
 def inner(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
-    """The second layer: features, half of them zero."""
+    """The second layer of a network. Its inputs are features, of which half are zero."""
     batch = simulate.random_batch(16, features=80, generator=generator)
     model = simulate.mlp(80, [120, 200, 100], 10, generator=generator)
     return model[:2](batch.inputs).detach(), simulate.fedsgd(model, batch)[1]
 
 
 def half(generator: torch.Generator) -> tuple[torch.Tensor, LayerGradient]:
-    """Gradients sent as float16."""
+    """Gradients that are sent as float16."""
     inputs, seen = plain(simulate.photographs, 16, 200)(generator)
     assert seen.grad_bias is not None
     return inputs, seen._replace(grad_weight=seen.grad_weight.half(), grad_bias=seen.grad_bias.half())
@@ -108,15 +113,15 @@ def main() -> int:
                 counts[0] += len(truth)
                 continue
             score = spearpp.score(result.inputs, truth)
-            near = torch.zeros(len(result.inputs), dtype=torch.float64)
-            given = score.assignment >= 0
-            near[score.assignment[given]] = score.psnr[given]
+            psnr = torch.zeros(len(result.inputs), dtype=torch.float64)
+            matched = score.assignment >= 0
+            psnr[score.assignment[matched]] = score.psnr[matched]
             certified = result.certified
             counts[0] += len(truth)
-            counts[1] += int((near > 90).sum())
+            counts[1] += int((psnr > EXACT_PSNR).sum())
             counts[2] += int(certified.sum())
-            counts[3] += int((certified & (near < 60)).sum())
-            counts[4] += int((~certified & (near > 90)).sum())
+            counts[3] += int((certified & (psnr < WRONG_PSNR)).sum())
+            counts[4] += int((~certified & (psnr > EXACT_PSNR)).sum())
         sums = [a + b for a, b in zip(sums, counts, strict=True)]
         print(f"{name:<40}{counts[0]:>8}{counts[1]:>11}{counts[2]:>11}{counts[3]:>7}{counts[4]:>8}", flush=True)
     print(f"{'all':<40}{sums[0]:>8}{sums[1]:>11}{sums[2]:>11}{sums[3]:>7}{sums[4]:>8}")

@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines share."""
+"""Command-line options, timing and output that the benchmarks share."""
 
 import argparse
 import json
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """--data, --device and --out; each benchmark adds its own."""
+    """Return a parser with --data, --device and --out. Each benchmark adds its own options."""
     options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", help="CIFAR-10 npz or its folder; default SPEARPP_DATA")
+    options.add_argument("--data", help="CIFAR-10 npz file or its folder; default: the path in SPEARPP_DATA")
     options.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
-    options.add_argument("--out", type=Path, help="write the rows as JSON too")
+    options.add_argument("--out", type=Path, help="also write the rows to this file as JSON")
     return options
 
 
 def run(rows: "Iterable[DataclassInstance]", out: Path | None) -> int:
-    """Measure row after row; ``out`` holds all there are after each, so that nothing is lost. The exit status."""
+    """Measure all rows and return the exit status: 0, or 2 after an error of spearpp.
+
+    ``out`` is written after every row, so an interrupted benchmark keeps its rows.
+    """
     measured = []
     try:
         for row in rows:
@@ -41,7 +44,7 @@ def run(rows: "Iterable[DataclassInstance]", out: Path | None) -> int:
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long something takes, of the host and of what it leaves running on a GPU."""
+    """Return the seconds that ``work`` takes, including work that it leaves running on a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -52,7 +55,10 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def peak(device: torch.device) -> float:
-    """GFLOP/s of a large square float32 matrix product."""
+    """Return the GFLOP/s of a large square float32 matrix product: the fastest of five.
+
+    The sizes are large enough to keep all cores of the device busy.
+    """
     size = 8192 if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device)
     return 2 * size**3 / min(seconds(lambda: a @ a, device) for _ in range(5)) / 1e9

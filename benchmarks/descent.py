@@ -1,10 +1,11 @@
-"""One gated descent on a GPU: step by step against all steps in one kernel, and how the kernel is best cut.
+"""Compares the gated descent in one GPU kernel with single steps, and finds the best block sizes of the kernel.
 
-    python -m benchmarks.descent                  # within a minute; what is chosen for a size comes first
-    python -m benchmarks.descent --seconds 300    # every cut, however long it takes
+    make bench NAME=descent                          # within a minute, with the chosen block sizes first
+    make bench NAME=descent ARGS="--seconds 300"     # all block sizes
 
-50 steps with 4 iterations, the first effort of a round. Far is the largest distance of an end point after 5 steps to
-that of the same descent in float64. A cut is starts a program x neurons a block, warps and stages.
+Each descent has 50 steps with 4 iterations, as the first effort of the gated search. "Error" is the largest distance
+between an end point after 5 steps and the end point of the same descent in float64. A plan of the kernel consists of
+the starts per program, the neurons per block, the warps and the pipeline stages.
 """
 
 import argparse
@@ -30,17 +31,25 @@ if TYPE_CHECKING:
     from spearpp.linalg.kernels.gated.persistent import Plan
 
 SIZES = ((20, 200, 128), (20, 200, 512), (50, 500, 128), (100, 1000, 128), (100, 1000, 256))
-MANY = 100
+"""(b, m, starts): batch size, layer width and number of starts."""
+UPDATES_AT_ONCE = 100
+"""Number of updates in the test with many updates."""
 EFFORT = Effort(50, 4, 1e-4)
+"""The first effort of the gated search (``EFFORTS[0]``)."""
 CAREFUL = Effort(50, 4, 1e-5)
-FEW = 5
+"""A smaller ε, for which the kernel computes in higher precision."""
+COMPARED_STEPS = 5
+"""Steps after which end points are compared with float64. After many steps, rounding alone separates them."""
 RATE = 0.1
+"""Learning rate, as in the gated search."""
+REPEATS = 7
+"""Timed runs, of which the median is reported. Design choice."""
 CUDA = torch.device("cuda")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Random rows, gates, basis and points of some updates, in float64."""
+    """Random rows, gates, basis and points of several updates, in float64."""
 
     rows: torch.Tensor
     gates: torch.Tensor
@@ -49,18 +58,19 @@ class Problem:
 
     @property
     def operations(self) -> float:
-        """Of the matrix products of a whole descent, without padding."""
+        """Operations of the matrix products of a whole descent, without padding."""
         (updates, m, b), (starts, d) = self.rows.shape, self.points.shape[1:]
         once = m * b * (2 * EFFORT.iterations + 3) + 2 * m * d + 2 * b * d
         return 2.0 * updates * starts * once * (EFFORT.steps + 3)
 
     def single(self) -> tuple[Gates, torch.Tensor]:
-        """The first update, in float32."""
+        """Return the first update, in float32."""
         gates = Gates(self.rows[0].float(), self.gates[0].float(), self.basis[0].float())
         return gates, self.points[0].float()
 
 
 def problem(b: int, m: int, starts: int, updates: int = 1) -> Problem:
+    """Return a random problem."""
     generator = torch.Generator().manual_seed(b + m + starts)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -70,8 +80,8 @@ def problem(b: int, m: int, starts: int, updates: int = 1) -> Problem:
     return Problem(draw(m, b) / b**0.5, draw(m, b), basis, sphere.retract(draw(starts, b)))
 
 
-def cuts(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
-    """What the kernel would choose, then the others."""
+def plans(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
+    """Yield the plan that the kernel chooses, and then other plans."""
     from spearpp.linalg.kernels.gated.persistent import Plan, padded, plan
 
     width = padded(b)
@@ -93,15 +103,15 @@ def cuts(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
     yield from (other for other in others if other != chosen)
 
 
-def at_once(given: Problem, effort: Effort, cut: "Plan") -> tuple[torch.Tensor, Callable[[], object]]:
-    """The points, and what moves them."""
+def in_one_kernel(given: Problem, effort: Effort, plan: "Plan") -> tuple[torch.Tensor, Callable[[], object]]:
+    """Return the points, and the function that moves them by a whole descent."""
     from spearpp.linalg.kernels.gated import persistent
 
     rows, gates, basis, points = (each.float() for each in (given.rows, given.gates, given.basis, given.points))
     schedule = _schedule(effort.steps, RATE, torch.float32).to(CUDA)
     counts = [rows.shape[1]] * len(rows)
 
-    def move() -> object:
+    def descend() -> object:
         return persistent.descend(
             rows,
             gates,
@@ -113,95 +123,99 @@ def at_once(given: Problem, effort: Effort, cut: "Plan") -> tuple[torch.Tensor, 
             epsilon=effort.epsilon,
             least=EPSILON,
             exact=effort.epsilon < ROUGH,
-            cut=cut,
+            cut=plan,
         )
 
-    return points, move
+    return points, descend
 
 
 def milliseconds(work: Callable[[], object]) -> float:
+    """Return the median duration, after one run that is not counted."""
     work()
-    return 1e3 * statistics.median(command.seconds(work, CUDA) for _ in range(7))
+    return 1e3 * statistics.median(command.seconds(work, CUDA) for _ in range(REPEATS))
 
 
-def compile_one(cut: "Plan", width: int, effort: Effort) -> None:
-    """Into Triton's cache, from a process of its own."""
-    at_once(problem(width, 64, 1), effort, cut)[1]()
+def compile_one(plan: "Plan", width: int, effort: Effort) -> None:
+    """Compile a plan into Triton's cache, in a process of its own."""
+    in_one_kernel(problem(width, 64, 1), effort, plan)[1]()
     torch.cuda.synchronize()
 
 
 def compile_all(wanted: list[tuple["Plan", int, Effort]]) -> None:
+    """Compile all plans in parallel."""
     workers = max(1, min(14, (os.cpu_count() or 2) - 1, len(wanted)))
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for done in as_completed([pool.submit(compile_one, *each) for each in wanted]):
-            done.exception()  # it is said where that cut is measured
+            done.exception()  # ``measured`` reports errors of a plan
 
 
-def measured(given: Problem, effort: Effort, cut: "Plan", expected: torch.Tensor) -> str:
-    """A line for one cut, or why there is none."""
-    name = f"{cut.starts:>3} x{cut.block:>4} w{cut.warps:<2} s{cut.stages} "
-    name += ("parted " if cut.parted else "shared ") + ("kept  " if cut.whole else "ahead " if cut.ahead else "blocks")
+def measured(given: Problem, effort: Effort, plan: "Plan", expected: torch.Tensor) -> str:
+    """Return the line of one plan, with its time or its error."""
+    name = f"{plan.starts:>3} x{plan.block:>4} w{plan.warps:<2} s{plan.stages} "
+    name += ("parted " if plan.parted else "shared ") + (
+        "kept  " if plan.whole else "ahead " if plan.ahead else "blocks"
+    )
     try:
-        points, move = at_once(given, replace(effort, steps=FEW), cut)
-        move()
-        far = float(torch.linalg.vector_norm(points[0].double() - expected, dim=1).max())
-        taken = milliseconds(at_once(given, effort, cut)[1])
-    except Exception as error:  # a cut that does not fit says so in many ways
+        points, descend = in_one_kernel(given, replace(effort, steps=COMPARED_STEPS), plan)
+        descend()
+        difference = float(torch.linalg.vector_norm(points[0].double() - expected, dim=1).max())
+        duration = milliseconds(in_one_kernel(given, effort, plan)[1])
+    except Exception as error:  # Triton raises many kinds of errors for a plan that does not fit
         return f"  {name}  {(str(error).strip() or repr(error)).splitlines()[-1][:90]}"
-    return f"  {name} {taken:8.3f} ms {given.operations / taken / 1e9:8.2f} TFLOP/s  far {far:.1e}"
+    return f"  {name} {duration:8.3f} ms {given.operations / duration / 1e9:8.2f} TFLOP/s  error {difference:.1e}"
 
 
 def stepwise(given: Problem, effort: Effort, expected: torch.Tensor) -> str:
-    """The same for single steps, recorded and replayed."""
+    """Return the line of single steps, which are recorded as a CUDA graph and replayed."""
     gates, points = given.single()
-    few = _step_by_step(gates, points.clone(), replace(effort, steps=FEW), RATE).points
-    far = float(torch.linalg.vector_norm(few.double() - expected, dim=1).max())
-    taken = milliseconds(lambda: _step_by_step(gates, points.clone(), effort, RATE))
-    rate = given.operations / len(given.rows) / taken / 1e9
-    return f"  step by step                     {taken:8.3f} ms {rate:8.2f} TFLOP/s  far {far:.1e}"
+    ends = _step_by_step(gates, points.clone(), replace(effort, steps=COMPARED_STEPS), RATE).points
+    difference = float(torch.linalg.vector_norm(ends.double() - expected, dim=1).max())
+    duration = milliseconds(lambda: _step_by_step(gates, points.clone(), effort, RATE))
+    rate = given.operations / len(given.rows) / duration / 1e9
+    return f"  step by step                     {duration:8.3f} ms {rate:8.2f} TFLOP/s  error {difference:.1e}"
 
 
 def reference(given: Problem, effort: Effort) -> torch.Tensor:
-    """Where a few steps of the first update end in float64."""
+    """Return the end points of the first update after a few steps in float64."""
     gates = Gates(given.rows[0], given.gates[0], given.basis[0])
-    return _step_by_step(gates, given.points[0].clone(), replace(effort, steps=FEW), RATE).points
+    return _step_by_step(gates, given.points[0].clone(), replace(effort, steps=COMPARED_STEPS), RATE).points
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--seconds", type=float, default=55.0, help="no cut is begun later")
+    options.add_argument("--seconds", type=float, default=55.0, help="do not begin another plan after this time")
     until = time.monotonic() + options.parse_args().seconds
     if not torch.cuda.is_available() or find_spec("triton") is None:
-        print("error: this needs a CUDA device and Triton", file=sys.stderr)
+        print("error: this benchmark needs a CUDA device and Triton", file=sys.stderr)
         return 2
     from spearpp.linalg.kernels.gated.persistent import padded
 
-    ours = [(next(cuts(b, m, effort)), padded(b), effort) for b, m, _ in SIZES for effort in (EFFORT, CAREFUL)]
-    others = [(cut, padded(b), EFFORT) for b, m, _ in SIZES for cut in cuts(b, m, EFFORT)]
+    chosen = [(next(plans(b, m, effort)), padded(b), effort) for b, m, _ in SIZES for effort in (EFFORT, CAREFUL)]
+    others = [(plan, padded(b), EFFORT) for b, m, _ in SIZES for plan in plans(b, m, EFFORT)]
     began = time.monotonic()
-    compile_all(list(dict.fromkeys([*ours, *others])))
+    compile_all(list(dict.fromkeys([*chosen, *others])))
     print(f"{torch.cuda.get_device_name()}: compiled in {time.monotonic() - began:.0f} s", flush=True)
     for b, m, starts in SIZES:
         given = problem(b, m, starts)
         for effort in (EFFORT, CAREFUL):
-            print(f"b={b} m={m} starts={starts} ε={effort.epsilon:g}: what is chosen")
+            print(f"b={b} m={m} starts={starts} ε={effort.epsilon:g}: the chosen plan")
             expected = reference(given, effort)
             print(stepwise(given, effort, expected))
-            print(measured(given, effort, next(cuts(b, m, effort)), expected), flush=True)
+            print(measured(given, effort, next(plans(b, m, effort)), expected), flush=True)
     b, m, starts = SIZES[0]
-    given = problem(b, m, starts, MANY)
+    given = problem(b, m, starts, UPDATES_AT_ONCE)
     expected = reference(given, EFFORT)
-    print(f"b={b} m={m} starts={starts}, {MANY} updates at once")
-    for cut in cuts(b, m, EFFORT):
+    print(f"b={b} m={m} starts={starts}, {UPDATES_AT_ONCE} updates at once")
+    for plan in plans(b, m, EFFORT):
         if time.monotonic() < until:
-            print(measured(given, EFFORT, cut, expected), flush=True)
+            print(measured(given, EFFORT, plan, expected), flush=True)
     for b, m, starts in SIZES:
-        print(f"b={b} m={m} starts={starts}: other cuts")
+        print(f"b={b} m={m} starts={starts}: other plans")
         given = problem(b, m, starts)
         expected = reference(given, EFFORT)
-        for cut in list(cuts(b, m, EFFORT))[1:]:
+        for plan in list(plans(b, m, EFFORT))[1:]:
             if time.monotonic() < until:
-                print(measured(given, EFFORT, cut, expected), flush=True)
+                print(measured(given, EFFORT, plan, expected), flush=True)
     return 0
 
 

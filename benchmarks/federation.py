@@ -1,10 +1,10 @@
-"""What audits cost a Flower federation: time, memory, and what is dropped under load.
+"""Measures the cost of audits in a Flower federation: time, memory, and audits that are dropped under load.
 
     make bench NAME=federation
     make bench NAME=federation ARGS="--clients 50 --rounds 12"
 
-A real strategy and real client apps in one process, so that nothing but Flower's own work and training is in a round:
-the hardest case for the ratio. The audit worker is another process and competes for the same cores.
+A Flower strategy and client apps run in one process. A round then consists only of training and of Flower's own work,
+so the relative cost of audits is as large as possible. The audit worker is a second process on the same cores.
 """
 
 import logging
@@ -31,28 +31,32 @@ from spearpp.integrations.flower import AuditStrategy
 
 @dataclass(frozen=True)
 class Row:
-    """One federation."""
+    """Results of one kind of federation."""
 
     audits: str
     clients: int
     rounds: int
     rounds_a_minute: float
     ratio: float
-    """Rounds a minute over those without audits, both medians of the repeats."""
+    """Rounds per minute, divided by those without audits. Both are medians of the repeats."""
     cpu_ratio: float
-    """Processor time a round of the server's process over that without audits: other processes do not disturb it."""
+    """CPU time per round of the server process, divided by that without audits. Other processes do not change it."""
     aggregate_ms: float
-    """Median time in which the strategy takes the replies of a round, audits submitted."""
+    """Median time in which the strategy aggregates the replies of a round and submits audits."""
     done: int
+    """Number of audits that were run."""
     dropped: int
+    """Number of audits that were dropped because the queue was full."""
     server_mebibytes: float
-    """The largest resident size of the server's process so far."""
+    """Peak resident memory of the server process so far."""
     worker_mebibytes: float
-    """The largest resident size of the audit worker that was seen; 0 without one."""
+    """Peak resident memory of the audit worker; 0 if there is none."""
     same_model: bool
+    """Whether the trained model is identical to the one without audits."""
 
 
 def net() -> nn.Sequential:
+    """Return the network at the start of training."""
     return simulate.mlp(3072, [200, 200], 10, generator=torch.Generator().manual_seed(3))
 
 
@@ -61,7 +65,7 @@ app = ClientApp()
 
 @app.train()
 def fit(message: Message, context: Context) -> Message:
-    """One epoch over a client's batch of 16 pictures, in two steps: FedAvg as the quickstart has it, but small."""
+    """Train for one epoch of two steps on a client's batch of 16 images, like Flower's quickstart but smaller."""
     model = net()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
     batch = simulate.photographs(16, generator=torch.Generator().manual_seed(context.node_id))
@@ -75,7 +79,7 @@ def fit(message: Message, context: Context) -> Message:
 
 
 def peak(process: int) -> float:
-    """The largest resident size of a process, in MiB, as Linux has it."""
+    """Return the peak resident memory of a process in MiB (Linux only)."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
@@ -84,18 +88,18 @@ def peak(process: int) -> float:
 
 
 class Loop(InProcess):
-    """All clients one after another, in this process."""
+    """Runs all clients one after another in this process, and records times."""
 
     def __init__(self, clients: int) -> None:
         super().__init__(clients)
         self.worker, self.ends, self.cpu = 0.0, [time.monotonic()], [time.process_time()]
-        self.handed: float | None = None
+        self.replied_at: float | None = None
         self.aggregating: list[float] = []
         self.strategy: Strategy | None = None
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        if self.handed is not None:
-            self.aggregating.append(time.monotonic() - self.handed)
+        if self.replied_at is not None:
+            self.aggregating.append(time.monotonic() - self.replied_at)
         replies = []
         for each in sorted(messages, key=lambda each: each.metadata.dst_node_id):
             node = each.metadata.dst_node_id
@@ -105,13 +109,13 @@ class Loop(InProcess):
         if replies:
             self.ends.append(time.monotonic())
             self.cpu.append(time.process_time())
-        self.handed = self.ends[-1] if replies else None
+        self.replied_at = self.ends[-1] if replies else None
         return replies
 
 
 @dataclass(frozen=True)
 class Run:
-    """One federation, measured."""
+    """Measurements of one federation."""
 
     seconds: float
     cpu: float
@@ -123,6 +127,7 @@ class Run:
 
 
 def run(strategy: Strategy, clients: int, rounds: int) -> Run:
+    """Run one federation."""
     grid = Loop(clients)
     grid.strategy = strategy
     initial = ArrayRecord({key: Array(each.numpy()) for key, each in net().state_dict().items()})
@@ -130,7 +135,7 @@ def run(strategy: Strategy, clients: int, rounds: int) -> Run:
     result = strategy.start(grid, initial, num_rounds=rounds, train_config=config)
     auditor = strategy.auditor if isinstance(strategy, AuditStrategy) else None
     return Run(
-        seconds=(grid.ends[-1] - grid.ends[1]) / (rounds - 1),  # the first round warms everything up
+        seconds=(grid.ends[-1] - grid.ends[1]) / (rounds - 1),  # without the first round, which warms up
         cpu=(grid.cpu[-1] - grid.cpu[1]) / (rounds - 1),
         aggregate=statistics.median(grid.aggregating),
         done=0 if auditor is None else len(auditor.outcomes),
@@ -141,7 +146,7 @@ def run(strategy: Strategy, clients: int, rounds: int) -> Run:
 
 
 def rows(clients: list[int], rounds: int, repeats: int) -> Iterable[Row]:
-    """All kinds in turn, so many times over: what else the machine does falls on all of them."""
+    """Measure all kinds of federations, in turns, so that other load on the machine affects all kinds alike."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:
@@ -162,21 +167,23 @@ def rows(clients: list[int], rounds: int, repeats: int) -> Iterable[Row]:
                     audited = AuditStrategy(fedavg(), sample=sample, budget=3.0, out=out)
                     runs[name].append(run(fedavg() if name == "none" else audited, count, rounds))
         base = runs["none"]
-        yield from (told(name, count, rounds, base, each) for name, each in runs.items())
+        yield from (summarised(name, count, rounds, base, each) for name, each in runs.items())
 
 
-def told(name: str, clients: int, rounds: int, base: list[Run], runs: list[Run]) -> Row:
-    def middle(of: list[Run], what: str) -> float:
+def summarised(name: str, clients: int, rounds: int, base: list[Run], runs: list[Run]) -> Row:
+    """Return and print the row of one kind."""
+
+    def median(of: list[Run], what: str) -> float:
         return statistics.median(getattr(each, what) for each in of)
 
     row = Row(
         audits=name,
         clients=clients,
         rounds=rounds * len(runs),
-        rounds_a_minute=60 / middle(runs, "seconds"),
-        ratio=middle(base, "seconds") / middle(runs, "seconds"),
-        cpu_ratio=middle(runs, "cpu") / middle(base, "cpu"),
-        aggregate_ms=1000 * middle(runs, "aggregate"),
+        rounds_a_minute=60 / median(runs, "seconds"),
+        ratio=median(base, "seconds") / median(runs, "seconds"),
+        cpu_ratio=median(runs, "cpu") / median(base, "cpu"),
+        aggregate_ms=1000 * median(runs, "aggregate"),
         done=sum(each.done for each in runs),
         dropped=sum(each.dropped for each in runs),
         server_mebibytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -1,13 +1,13 @@
-"""How large a batch comes back: one witness against two, by width, on normalised and raw pixels.
+"""Measures the largest batch that is recovered from the gradient of one layer and of two layers, by layer width.
 
-    make bench NAME=frontier                                        # the rows this device can do
+    make bench NAME=frontier                                        # all rows that are feasible on this device
     make bench NAME=frontier ARGS="--rows raw m1000 --batches 20"
-    make bench NAME=frontier ARGS="--rows weights"                  # how the weight of y decides
-    make bench NAME=frontier ARGS="--rows trained"                  # a network that has 95 % of its data right
+    make bench NAME=frontier ARGS="--rows weights"                  # effect of the parameters α and β of reflections
+    make bench NAME=frontier ARGS="--rows trained"                  # a network with 95 % training accuracy
     make bench NAME=frontier ARGS="--rows peel64 peel256"           # the setting of LT-code peeling (2026)
 
-CIFAR-10 test images (SPEARPP_DATA), fresh 3072-m-m-m-10 network, float32 gradients, one seed a batch
-from 1000 on. Two witnesses are the gradients of the first two layers.
+The data are CIFAR-10 test images (SPEARPP_DATA), normalised or as raw pixels. Each batch has its own seed (1000, 1001,
+...) and a fresh 3072-m-m-m-10 network. Gradients are float32.
 """
 
 import argparse
@@ -24,6 +24,7 @@ import spearpp
 from benchmarks import command
 from benchmarks.recovery import FIRST_SEED, Recovery, Setting, attack, measure
 from spearpp import simulate
+from spearpp.experiments.attack import WRONG_PSNR
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import pose
@@ -32,6 +33,7 @@ from spearpp.search import Gated
 from spearpp.search.gated.reflect import reflect
 
 ALPHAS = (1.0, 1.4, 2.0, 3.0, 5.0, 8.0)
+"""Values of α in ``--rows weights``."""
 
 TARGETS = {
     "m200": [(200, 60, "98 %", 50), (200, 80, "90 %", 50), (200, 90, "0.45 m", 50), (200, 95, "-", 10)],
@@ -51,13 +53,14 @@ TARGETS = {
     "onefar": [(1000, 225, "-", 5), (1000, 250, "0.25 m", 5), (2000, 400, "-", 3), (4000, 800, "-", 3)],
     "oneraw": [(200, 20, "95 %", 20), (200, 25, "-", 20), (200, 30, "-", 20), (200, 35, "-", 20)],
 }
+"""Blocks of rows: (m, b, target, batches) with the layer width, the batch size and the share of batches to reach."""
 
 
 def rows(name: str) -> list[Setting]:
-    """The settings of one block of rows."""
+    """Return the settings of one block of rows."""
     one = name.startswith("one")
     raw = name.endswith("raw")
-    label = f"{'one witness' if one else 'two witnesses'}{', raw' if raw else ''}"
+    label = f"{'one layer' if one else 'two layers'}{', raw' if raw else ''}"
     return [
         Setting(label, b, m, Gated(), aim, batches=batches, witnesses=1 if one else 2, raw=raw)
         for m, b, aim, batches in TARGETS[name]
@@ -65,7 +68,7 @@ def rows(name: str) -> list[Setting]:
 
 
 def weights(data: str | None, device: torch.device) -> None:
-    """Of 64 starts, how many are at an input after so many reflections, by α and β; and at how many inputs."""
+    """Print how many of 64 starts reach an input, and in parentheses how many inputs they reach, by α and β."""
     print("\n    m    b  reflections  beta " + "".join(f"{'alpha ' + format(a, 'g'):>12}" for a in ALPHAS))
     for m, b, steps in ((200, 75, 1600), (200, 90, 1600), (1000, 150, 400), (1000, 400, 800)):
         batch, (seen, following, *_) = attack(Setting("weights", b, m, Gated()), data).prepare(FIRST_SEED, device)
@@ -82,37 +85,45 @@ def weights(data: str | None, device: torch.device) -> None:
                 bases = span.float(), next_layer.activations.float()
                 ends, _ = reflect(*bases, starts, steps, alpha=alpha, beta=beta)
                 cosine, which = (ends.double() @ truth.T).max(1)
-                hit = cosine > 0.99
+                hit = cosine > 0.99  # the angle to the input is below about 8 degrees
                 cells.append(f"{int(hit.sum()):>7} ({len(which[hit].unique())})".rjust(12))
             print(f"{m:>5}{b:>5}{steps:>13}{beta:>6} " + "".join(cells), flush=True)
 
 
 @dataclass(frozen=True)
 class Peeled:
-    """One batch in the setting of LT-code peeling."""
+    """Results of one batch in the setting of LT-code peeling."""
 
     b: int
     seed: int
     visible: int
+    """Number of samples whose gradient is above ``VISIBLE``."""
     recovered: int
-    """Inputs over 60 dB, certified or not."""
+    """Number of inputs with a PSNR above 60 dB, certified or not."""
     certified: int
     wrong: int
-    """Certified, and not over 60 dB."""
+    """Number of certified inputs with a PSNR of at most 60 dB."""
     seconds: float
 
 
 PUBLISHED = {64: 0.99, 128: 0.67, 256: 0.22}
-"""The share of inputs that LT-code peeling gets back, by batch size."""
+"""Share of inputs that LT-code peeling recovers, by batch size, as published."""
+VISIBLE = 1e-12
+"""Smallest gradient of the loss with respect to the outputs at which a sample counts as visible.
+
+Design choice between two values: samples that are classified correctly have a gradient of at most 1e-24, and the
+rounding of float64 is about 1e-16 of the other gradients.
+"""
 
 
 def peeling(b: int, batches: int, data: str | None, device: torch.device) -> Iterator[Peeled]:
-    """Pixels in [0, 1], one hidden layer of 1000, weights N(0, 0.5²), no bias to speak of, float64.
+    """Measure the setting of LT-code peeling.
 
-    The softmax saturates: a sample that is classified rightly has a gradient of 1e-24 and less, far below
-    the rounding of the others. "Visible" are those above 1e-12.
+    Inputs are pixels in [0, 1]. The network has one hidden layer of 1000 neurons, weights from N(0, 0.5²), biases of
+    zero and float64 numbers. The softmax saturates: a sample that is classified correctly has a gradient of at most
+    1e-24, far below the rounding of the other gradients, and cannot be recovered.
     """
-    print("\n    b  batch  visible  recovered  certified (wrong)  recovered of all  of the visible  seconds  published")
+    print("\n    b  batch  visible  recovered  certified (wrong)  share of all   of visible  seconds  published")
     for index in range(batches):
         generator = torch.Generator().manual_seed(FIRST_SEED + index)
         batch = simulate.cifar10(b, path=data, normalise=False, generator=generator)
@@ -124,7 +135,7 @@ def peeling(b: int, batches: int, data: str | None, device: torch.device) -> Ite
         model = model.to(device)
         outputs = torch.softmax(model(batch.inputs.to(device).double()), dim=1).detach().cpu()
         loss = torch.linalg.vector_norm(outputs - torch.nn.functional.one_hot(batch.labels, 10), dim=1)
-        visible = int((loss > 1e-12).sum())
+        visible = int((loss > VISIBLE).sum())
         seen, following = simulate.fedsgd(model, batch)
         began = time.perf_counter()
         result = spearpp.invert(
@@ -136,11 +147,11 @@ def peeling(b: int, batches: int, data: str | None, device: torch.device) -> Ite
         )
         seconds = time.perf_counter() - began
         near = torch.tensor([float(spearpp.score(x[None], batch.inputs).psnr.max()) for x in result.inputs])
-        right, certified = int((near > 60).sum()), result.certified.cpu()
-        wrong = int((near[certified] <= 60).sum())
+        right, certified = int((near > WRONG_PSNR).sum()), result.certified.cpu()
+        wrong = int((near[certified] <= WRONG_PSNR).sum())
         print(
             f"{b:>5}{FIRST_SEED + index:>7}{visible:>9}{right:>11}{int(certified.sum()):>15} ({wrong})"
-            f"{right / b:>18.2f}{right / visible:>16.2f}{seconds:>9.1f}{PUBLISHED[b]:>11}",
+            f"{right / b:>14.2f}{right / visible:>13.2f}{seconds:>9.1f}{PUBLISHED[b]:>11}",
             flush=True,
         )
         yield Peeled(b, FIRST_SEED + index, visible, right, int(certified.sum()), wrong, seconds)
@@ -148,24 +159,25 @@ def peeling(b: int, batches: int, data: str | None, device: torch.device) -> Ite
 
 @dataclass(frozen=True)
 class Trained:
-    """One batch size of a network that knows its training data."""
+    """Results of one batch size with a trained network."""
 
     b: int
     witnesses: int
+    """Number of layers the server uses."""
     batches: int
     inputs: int
     below_noise: int
-    """Inputs beyond the rank that was read."""
+    """Number of inputs that are missing in the numerical rank of the gradient."""
     certified: int
     wrong: int
     median_seconds: float
 
 
 def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Trained]:
-    """A 3072-200-200-200-10 network after SGD on 2,000 images until it has 95 % of them right, m=200.
+    """Measure a 3072-200-200-200-10 network that was trained until it classifies 95 % of 2,000 images correctly.
 
-    The surer the network is of a sample, the smaller its gradient: the spectrum is graded over ten
-    orders of magnitude, and some samples lie below the rounding of the others.
+    The more confident the network is about a sample, the smaller is its gradient. The singular values then span ten
+    orders of magnitude, and the gradients of some samples are below the rounding of the others.
     """
     generator = torch.Generator().manual_seed(0)
     known = simulate.cifar10(2000, path=data, generator=generator)
@@ -179,8 +191,8 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
             torch.nn.functional.cross_entropy(model(inputs[part]), labels[part]).backward()
             optimiser.step()
         accuracy, epochs = float((model(inputs).argmax(1) == labels).float().mean()), epochs + 1
-    print(f"\ntrained for {epochs} epochs to {accuracy:.1%} of 2,000 images")
-    print("    b  witnesses  batches  inputs  below the noise  certified (wrong)  of those above  seconds")
+    print(f"\ntrained for {epochs} epochs, correct on {accuracy:.1%} of 2,000 images")
+    print("    b     layers  batches  inputs  below the noise  certified (wrong)  share of others  seconds")
     for b in (20, 40, 60, 80):
         for witnesses in (1, 2):
             below, certified, wrong, seconds = 0, 0, 0, []
@@ -200,7 +212,7 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
                 below += b - result.batch_size
                 certified += int(result.certified.sum())
                 nearest = partial(spearpp.score, truth=batch.inputs, normalisation=batch.normalisation)
-                wrong += sum(float(nearest(x[None]).psnr.max()) < 60 for x in result.inputs[result.certified])
+                wrong += sum(float(nearest(x[None]).psnr.max()) < WRONG_PSNR for x in result.inputs[result.certified])
             row = Trained(b, witnesses, batches, b * batches, below, certified, wrong, statistics.median(seconds))
             print(
                 f"{b:>5}{witnesses:>11}{batches:>9}{row.inputs:>8}{below:>17}{certified:>13} ({wrong})"
@@ -210,14 +222,14 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
             yield row
 
 
-PEELING = {f"peel{b}": b for b in PUBLISHED}
+PEELING_ROWS = {f"peel{b}": b for b in PUBLISHED}
 
 
 def main() -> int:
     parser = command.parser(__doc__)
     blocks = list(TARGETS) if torch.cuda.is_available() else ["m200", "raw", "m500", "one", "oneraw"]
-    parser.add_argument("--rows", nargs="+", choices=[*TARGETS, "weights", "trained", *PEELING], default=blocks)
-    parser.add_argument("--batches", type=int, help="batches of a row at most; default: each row's own")
+    parser.add_argument("--rows", nargs="+", choices=[*TARGETS, "weights", "trained", *PEELING_ROWS], default=blocks)
+    parser.add_argument("--batches", type=int, help="largest number of batches; default: the number of each row")
     options = parser.parse_args()
     return command.run(_rows(options), options.out)
 
@@ -228,8 +240,8 @@ def _rows(options: argparse.Namespace) -> Iterator[Recovery | Peeled | Trained]:
             weights(options.data, options.device)
         elif name == "trained":
             yield from trained(options.batches or 10, options.data, options.device)
-        elif name in PEELING:
-            yield from peeling(PEELING[name], options.batches or 20, options.data, options.device)
+        elif name in PEELING_ROWS:
+            yield from peeling(PEELING_ROWS[name], options.batches or 20, options.data, options.device)
         else:
             yield from measure(rows(name), options.batches, options.data, options.device)
 

@@ -1,10 +1,11 @@
-"""The paper's descent in one kernel against the same step by step: seconds, TFLOP/s, and what is found.
+"""Compares the paper's descent in one GPU kernel with single steps: end points, seconds and TFLOP/s.
 
     make bench NAME=fused
 
-For a GPU. First what the fused kernel computes is held against the reference, and what both ways find in a batch of
-b=20, m=200 is counted; a failure of either is the exit status. Then both ways are timed, the fused one over the paper's
-500 steps, and some steps for each precision and each way to cut the work, beside the rate of large matrix products.
+The benchmark first compares the end points of the fused kernel with a reference, and counts the sparse end points of
+both implementations for a batch of b=20, m=200. It fails if either differs. Then it times both implementations, the
+fused one over the paper's 500 steps, and shorter runs of the kernel for each precision and several block sizes. It
+compares the speeds with those of large matrix products.
 """
 
 import multiprocessing
@@ -32,21 +33,34 @@ from spearpp.types import Tensor
 if TYPE_CHECKING:
     from spearpp.linalg.kernels.paper.fused import Block
 
-Five = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+DescentState = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Rows, points, first moments, second moments and schedule of a descent."""
 SIZES = ((20, 200), (65, 1000), (100, 1000), (150, 4000), (210, 4000))
-WIDTHS = (32, 128, 256)
-STEPS = 40
-LONGER = 100
-"""Steps one by one: all take the same time, and long."""
-TURNS = 3
-HITS = 65_536
+"""(b, m): batch sizes and layer widths of the paper's tables."""
+PADDED_SIZES = (32, 128, 256)
+"""Batch sizes of ``SIZES``, padded to a power of two."""
+KERNEL_STEPS = 40
+"""Steps of a timed run of the kernel. Design choice: all steps take the same time, and many block sizes are timed."""
+SINGLE_STEPS = 100
+"""Steps of a timed run of single steps. All steps take the same time, so the paper's 500 are not needed."""
+REPEATS = 3
+"""Timed runs, of which the fastest is reported. Design choice."""
+COMPARED_STARTS = 65_536
+"""Starts of both implementations whose sparse end points are counted. Design choice: a small statistical error."""
+LARGEST_DIFFERENCE = 1e-4
+"""Largest distance between the end points of the kernel and of the reference after 4 steps.
+
+The reference rounds the factors of products as the kernel does, so only the order of sums differs.
+"""
+LARGEST_DEVIATION = 4
+"""Largest difference between the counts of sparse end points, in standard deviations: by chance once in 16,000 runs."""
 PRODUCTS = {False: 2, True: 5}
-"""Of float16 matrices in a step, rough and fine."""
+"""Products of float16 matrices in one step, for rough and for fine precision."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way of descending at one size."""
+    """One implementation at one size."""
 
     device: str
     b: int
@@ -55,39 +69,45 @@ class Row:
     steps: int
     way: str
     cut: str
-    """Starts of a program x rows at a time, warps, stages; s: q in shared memory."""
+    """Block sizes: starts per program x rows at a time, warps, stages. An s means that q is in shared memory."""
     seconds: float
     tflops: float
-    """Of the 4·m·b operations that a step of a start is."""
+    """TFLOP/s, at 4·m·b operations for each step of each start."""
     of_float32: float
-    """Over the rate of a large float32 product."""
+    """TFLOP/s, divided by those of a large float32 product."""
     of_tf32: float
+    """TFLOP/s, divided by those of a large TF32 product."""
     executed: float
-    """TFLOP/s of the float16 products that are done, padding and low parts included."""
+    """TFLOP/s of the float16 products that are computed, including padding and the low parts of split numbers."""
     of_float16: float
+    """Executed TFLOP/s, divided by those of a large float16 product."""
     intensity: float
-    """Operations done for each byte that comes from the L2 cache (fused: L, once for each program and step) or from
-    memory (step by step: L q four times)."""
+    """Operations for each byte that is read.
+
+    The kernel reads L from the L2 cache, once for each program and step. Single steps read L q from memory four times.
+    """
 
 
 def main() -> int:
     chosen = command.parser(__doc__).parse_args()
     if chosen.device.type != "cuda":
-        print("error: the fused descent is for a CUDA device", file=sys.stderr)
+        print("error: the fused descent needs a CUDA device", file=sys.stderr)
         return 2
     _compile_all()
     worst = _largest_difference(chosen.device)
-    stray = _hits(chosen.data, chosen.device)
+    deviation = _compare_counts(chosen.data, chosen.device)
     status = command.run(_rows(chosen.device), chosen.out)
-    for wrong, said in ((worst > 1e-4, "the fused descent is not the reference"), (stray > 4, "hits differ")):
-        if wrong:
-            print(f"error: {said}", file=sys.stderr)
-            status = 1
+    if worst > LARGEST_DIFFERENCE:
+        print("error: the fused descent differs from the reference", file=sys.stderr)
+        status = 1
+    if deviation > LARGEST_DEVIATION:
+        print("error: the numbers of sparse end points differ", file=sys.stderr)
+        status = 1
     return status
 
 
-def _cuts(wide: int, fine: bool) -> "list[Block]":
-    """The table's, and others worth a try."""
+def _blocks(wide: int, fine: bool) -> "list[Block]":
+    """Return the block size that the kernel uses, and others to compare with."""
     from spearpp.linalg.kernels.paper.fused import BLOCKS, Block
 
     first = BLOCKS[wide, fine]
@@ -100,23 +120,23 @@ def _cuts(wide: int, fine: bool) -> "list[Block]":
 
 
 def _compile(wide: int, fine: bool, block: "Block") -> None:
-    """Into Triton's cache on disk."""
+    """Compile the kernel into Triton's cache on disk."""
     from spearpp.linalg.kernels.paper import fused
 
     fused.descend(*_problem(wide, 2 * wide, 1, 1, torch.device("cuda")), 0.0, (0.9, 0.999), 1e-8, fine, block)
 
 
 def _compile_all() -> None:
-    """All that will be timed at once: each takes seconds of a core."""
-    variants = [(wide, fine, block) for wide in WIDTHS for fine in (False, True) for block in _cuts(wide, fine)]
+    """Compile all kernels in parallel. Each takes seconds on one core."""
+    variants = [(wide, fine, block) for wide in PADDED_SIZES for fine in (False, True) for block in _blocks(wide, fine)]
     with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:
         for done, variant in [(pool.submit(_compile, *variant), variant) for variant in variants]:
             if done.exception() is not None:
                 print(f"{variant}: {str(done.exception()).splitlines()[0]}")
 
 
-def _problem(b: int, m: int, starts: int, steps: int, device: torch.device) -> Five:
-    """L with orthonormal columns, points, moments and a schedule."""
+def _problem(b: int, m: int, starts: int, steps: int, device: torch.device) -> DescentState:
+    """Return an L with orthonormal columns, random points, moments of zero and a schedule."""
     generator = torch.Generator(device).manual_seed(b + m)
     rows = torch.linalg.qr(torch.randn(m, b, generator=generator, device=device))[0].contiguous()
     points = sphere.uniform(starts, b, generator, device=device)
@@ -125,28 +145,31 @@ def _problem(b: int, m: int, starts: int, steps: int, device: torch.device) -> F
 
 
 def _largest_difference(device: torch.device) -> float:
-    """Of nine in ten end points, over all sizes: a sign turns now and then where y is nearly zero."""
+    """Return the largest distance of end points from the reference, over all sizes.
+
+    The distance of a size is the 90 % quantile over the starts, because the sign of an entry y near zero can flip.
+    """
     worst = 0.0
     for b, m in SIZES:
         for fine in (False, True):
-            ours, theirs = (_problem(b, m, 1000, 4, device) for _ in range(2))
+            ours, expected = (_problem(b, m, 1000, 4, device) for _ in range(2))
             fused = for_descent(ours[1], smooth=False)
             assert fused is not None, "Triton cannot compile the kernel here"
             fused.descend(*ours, 0.0, (0.9, 0.999), 1e-8, fine)
-            reference.descend(*theirs, 0.0, (0.9, 0.999), 1e-8, fine)
-            apart = float(torch.linalg.vector_norm(ours[1] - theirs[1], dim=1).quantile(0.9))
-            print(f"b={b} m={m} {'fine' if fine else 'rough'}: after 4 steps {apart:.1e} from the reference")
-            worst = max(worst, apart)
+            reference.descend(*expected, 0.0, (0.9, 0.999), 1e-8, fine)
+            difference = float(torch.linalg.vector_norm(ours[1] - expected[1], dim=1).quantile(0.9))
+            print(f"b={b} m={m} {'fine' if fine else 'rough'}: after 4 steps {difference:.1e} from the reference")
+            worst = max(worst, difference)
     return worst
 
 
-def _hits(data: str | None, device: torch.device) -> float:
-    """How many standard deviations the two ways' numbers of sparse end points are apart."""
-    search = RiemannianAdam(starts=HITS)
+def _compare_counts(data: str | None, device: torch.device) -> float:
+    """Return the difference between the two numbers of sparse end points, in standard deviations."""
+    search = RiemannianAdam(starts=COMPARED_STARTS)
     batch, (seen, *_) = attack(Setting("speed", 20, 200, search), data).prepare(FIRST_SEED, device)
     problem = pose(observe(*seen))
     rows = problem.live_rows.float()
-    starts = sphere.uniform(HITS, 20, torch.Generator().manual_seed(0), device=device)
+    starts = sphere.uniform(COMPARED_STARTS, 20, torch.Generator().manual_seed(0), device=device)
     counted = []
     for name, descend in (("fused", search.descend), ("step by step", _step_by_step(search))):
         ends = descend(rows, starts.clone()).double()
@@ -155,11 +178,11 @@ def _hits(data: str | None, device: torch.device) -> float:
         pool = admit(empty_pool(problem), problem, ends)
         true = (pool.directions @ _true_directions(problem, batch.inputs.to(device)).T).abs() > 1 - 1e-9
         print(
-            f"b=20 m=200 {name}: {counted[-1]} of {HITS} ends are sparse, {len(pool)} candidates, "
+            f"b=20 m=200 {name}: {counted[-1]} of {COMPARED_STARTS} end points are sparse, {len(pool)} candidates, "
             f"{int(true.any(0).sum())} of the 20 directions"
         )
-    share = sum(counted) / 2 / HITS
-    return abs(counted[0] - counted[1]) / max(1.0, (2 * HITS * share * (1 - share)) ** 0.5)
+    share = sum(counted) / 2 / COMPARED_STARTS
+    return abs(counted[0] - counted[1]) / max(1.0, (2 * COMPARED_STARTS * share * (1 - share)) ** 0.5)
 
 
 def _step_by_step(search: RiemannianAdam) -> Callable[[Tensor, Tensor], Tensor]:
@@ -167,7 +190,7 @@ def _step_by_step(search: RiemannianAdam) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _true_directions(problem: Problem, inputs: Tensor) -> Tensor:
-    """The unit q_i, one a row: X̂ᵀ = Q⁻¹ R."""
+    """Return the true unit directions q_i, one in each row, from X̂ᵀ = Q⁻¹ R."""
     inputs = inputs.double()
     if problem.seen.has_bias:
         inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
@@ -198,9 +221,9 @@ def _peaks(device: torch.device) -> _Peaks:
 
 def _rows(device: torch.device) -> Iterator[Row]:
     peaks = _peaks(device)
-    print(f"{torch.cuda.get_device_name(device)}; large products: {peaks}")
+    print(f"{torch.cuda.get_device_name(device)}; TFLOP/s of large products: {peaks}")
     print(
-        "   b     m  starts steps  way           cut             seconds  TFLOP/s  of float32  of TF32"
+        "   b     m  starts steps  method        blocks          seconds  TFLOP/s  of float32  of TF32"
         "  executed  of float16  FLOP/byte"
     )
     for b, m in SIZES:
@@ -215,7 +238,7 @@ def _rows(device: torch.device) -> Iterator[Row]:
 
 
 def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
-    """The whole search both ways, then all cuts."""
+    """Time both implementations of the whole search, and then the kernel with all block sizes."""
     starts = DEVICE_BYTES // (4 * m)
     rows, points, *_ = _problem(b, m, starts, 1, device)
     wide = max(16, 2 ** (b - 1).bit_length())
@@ -228,32 +251,35 @@ def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
         return Row(str(device), b, m, starts, steps, way, cut, seconds, operations, *shares, intensity)
 
     def best(work: Callable[[], object]) -> float:
-        return min(command.seconds(work, device) for _ in range(TURNS))
+        return min(command.seconds(work, device) for _ in range(REPEATS))
 
-    short = replace(search, steps=LONGER)
+    short = replace(search, steps=SINGLE_STEPS)
     for way, allowed in (("step by step", False), ("... in TF32", True)):
         with tensor_cores(allowed):
             seconds = best(lambda: Descent.descend(short, rows, points.clone()))
-        yield row(way, LONGER, seconds, 4.0 * m * b * starts * LONGER, b / 4)
+        yield row(way, SINGLE_STEPS, seconds, 4.0 * m * b * starts * SINGLE_STEPS, b / 4)
     stages = list(search.stages(points))
     done = sum(2.0 * PRODUCTS[fine] * m * wide * starts * len(schedule) for schedule, fine in stages)
-    read = sum(2.0 * (1 + fine) * m * wide * len(schedule) * starts / _per(wide, fine) for schedule, fine in stages)
+    read = sum(
+        2.0 * (1 + fine) * m * wide * len(schedule) * starts / _starts_per_program(wide, fine)
+        for schedule, fine in stages
+    )
     yield row("fused", search.steps, best(lambda: search.descend(rows, points.clone())), done, done / read)
     for fine in (False, True):
-        for block in _cuts(wide, fine):
+        for block in _blocks(wide, fine):
             work = _timed(b, m, starts, fine, block, device)
             try:
                 seconds = best(work)
-            except Exception as error:  # out of shared memory, say: no row, and the next
+            except Exception as error:  # for example too little shared memory: skip this block size
                 print(f"{b:>4}{m:>6}  {block}: {str(error).splitlines()[0]}")
                 continue
-            done = 2.0 * PRODUCTS[fine] * m * wide * starts * STEPS
-            read = 2.0 * (1 + fine) * m * wide * STEPS * starts / block.starts
+            done = 2.0 * PRODUCTS[fine] * m * wide * starts * KERNEL_STEPS
+            read = 2.0 * (1 + fine) * m * wide * KERNEL_STEPS * starts / block.starts
             cut = f"{block.starts}x{block.rows} {block.warps}w {block.stages}st{' s' if block.shared else ''}"
-            yield row("fine" if fine else "rough", STEPS, seconds, done, done / read, cut)
+            yield row("fine" if fine else "rough", KERNEL_STEPS, seconds, done, done / read, cut)
 
 
-def _per(wide: int, fine: bool) -> int:
+def _starts_per_program(wide: int, fine: bool) -> int:
     from spearpp.linalg.kernels.paper.fused import BLOCKS
 
     return BLOCKS[wide, fine].starts
@@ -262,8 +288,8 @@ def _per(wide: int, fine: bool) -> int:
 def _timed(b: int, m: int, starts: int, fine: bool, block: "Block", device: torch.device) -> Callable[[], None]:
     from spearpp.linalg.kernels.paper import fused
 
-    held = _problem(b, m, starts, STEPS, device)
-    return lambda: fused.descend(*held, 0.0, (0.9, 0.999), 1e-8, fine, block)
+    state = _problem(b, m, starts, KERNEL_STEPS, device)
+    return lambda: fused.descend(*state, 0.0, (0.9, 0.999), 1e-8, fine, block)
 
 
 if __name__ == "__main__":

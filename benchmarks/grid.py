@@ -1,4 +1,4 @@
-"""A Flower grid within one process, for measurements and tests: whoever extends it says what becomes of messages."""
+"""A Flower grid within one process, for benchmarks and tests. Subclasses define what happens to messages."""
 
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-REFUSED = "a round within one process sends and receives at once: nothing else is called"
+REFUSED = "a grid within one process supports only send_and_receive"
 
 
 class InProcess(Grid):
-    """Nodes 1, 2, …; ``send_and_receive`` is left to the subclass."""
+    """A grid with the nodes 1, 2, … Subclasses implement ``send_and_receive``."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = list(range(1, nodes + 1))

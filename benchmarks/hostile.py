@@ -1,21 +1,24 @@
-"""Is a certificate ever wrong? Audits families of hostile clients and compares every claim with the truth.
+"""Audits families of hostile clients and compares every claim with the truth. Fails if a claim is wrong.
 
     make bench NAME=hostile ARGS="--updates 60 --processes 2"
 
-Every other update comes with the number of the client's samples, as Flower's replies do. For every family it counts:
+Every second audit is given the number of the client's samples, as Flower's replies contain it. The benchmark counts,
+for every family:
 
-- certified: inputs that the audit calls one training sample;
-- wrong: of these, the ones more than 1 % away from every sample (relative to the sample's norm);
-- close: inputs that the audit calls close to a sample, with a stated error;
-- overstated: certified and close ones whose true error is more than three times the stated one;
-- merged: inputs that the audit calls one sample or a weighted mean of several, and that are one of the two, up to 1 %
-  or three times the stated error;
-- bad means: inputs with that status that are neither;
-- inexact means: of the merged ones, those that are off by more than three times the stated error;
-- leaks: updates with the verdict LEAKS; wrong leaks: those in which no reported input is a sample, up to the
-  stated error or 1 %;
-- seen: samples that the gradient tells apart (their own activation pattern or signal, above the noise);
-- missed: of these, the ones that no reported input is close to.
+- certified: inputs that the audit reports as one training sample;
+- wrong: certified inputs that differ from every sample by more than 1 % of the sample's norm;
+- close: inputs that the audit reports as close to a sample, with an error;
+- overstated: certified and close inputs whose true error is more than three times the reported error;
+- merged: inputs that the audit reports as one sample or a weighted mean of several samples, and for which this is true
+  up to 1 % or three times the reported error;
+- bad means: inputs with the same report for which it is false;
+- inexact means: merged inputs whose true error is more than three times the reported error;
+- leaks: updates with the verdict LEAKS;
+- wrong leaks: updates with the verdict LEAKS in which no reported input is a sample, up to the reported error or 1 %;
+- fits: inputs that the audit reports only as consistent with the update;
+- seen: samples that can be recovered: the gradient of the sample is above the rounding of the others, and no other
+  sample activates the same neurons;
+- missed: seen samples to which no reported input is close.
 """
 
 import argparse
@@ -37,10 +40,17 @@ from spearpp.auditing import LayerAudit
 from spearpp.search import Gated
 
 WRONG = 1e-2
+"""Relative error above which a certified input is wrong. Design choice."""
 CLOSE = 1e-3
+"""Relative error up to which a reported input recovers a sample. Design choice: a tenth of ``WRONG``."""
 ROUNDING = 1e-6
-"""Errors below this are the rounding of what the client computed, not of what was recovered."""
+"""Smallest error that is compared with a reported error.
+
+Derived from float32: the client computes the gradient with a relative rounding of 6e-8 for each operation, so the
+truth itself is not known more exactly.
+"""
 FAULTS = ("wrong", "overstated", "bad means", "inexact means", "wrong leaks")
+"""Counts that must be zero."""
 COLUMNS = (
     "certified",
     "wrong",
@@ -58,11 +68,15 @@ COLUMNS = (
 
 
 def distances(recovered: Tensor, truth: Tensor, *, up_to_scale: bool) -> Tensor:
-    """‖x - x_j‖ / ‖x_j‖ for every recovered x and true x_j; up to a positive factor for layers without a bias."""
+    """Return ‖x - x_j‖ / ‖x_j‖ for every recovered x and every true x_j, as a (recovered, true) matrix.
+
+    A layer without a bias determines its inputs only up to a positive factor. With ``up_to_scale``, all inputs are
+    normalised first.
+    """
     recovered, truth = recovered.double(), truth.double()
     if up_to_scale:
         recovered, truth = (torch.nn.functional.normalize(each, dim=1) for each in (recovered, truth))
-    # Not by a Gram matrix: it loses the digits that tell 1e-7 from 1e-8.
+    # A Gram matrix would lose the digits that distinguish 1e-7 from 1e-8.
     apart = torch.stack([torch.linalg.vector_norm(truth - x, dim=1) for x in recovered])
     return apart / torch.linalg.vector_norm(truth, dim=1).clamp_min(1e-300)
 
@@ -70,10 +84,17 @@ def distances(recovered: Tensor, truth: Tensor, *, up_to_scale: bool) -> Tensor:
 def is_weighted_mean(
     x: Tensor, fires: Tensor, client: HostileClient, allowed: float, *, up_to_scale: bool = False
 ) -> bool:
-    """Whether x is a convex combination of samples with one activation pattern, up to an error.
+    """Return whether x is a convex combination of samples with the same activation pattern, up to an error.
 
-    Samples count as having one pattern if they differ in at most 2 % of the neurons: a mean of samples whose
-    patterns differ in a few neurons that hardly fire is still a mean.
+    Two patterns count as the same if they differ in at most 2 % of the neurons: the mean of samples whose patterns
+    differ in a few neurons with small activations is still a mean.
+
+    Args:
+        x: the recovered input, (n,).
+        fires: activation pattern of x, (m,).
+        client: the client with its true inputs.
+        allowed: largest error, relative to the mean norm of the samples.
+        up_to_scale: ignore the norm of x.
     """
     from scipy.optimize import nnls
 
@@ -85,7 +106,7 @@ def is_weighted_mean(
     matrix, wanted = group.T, x.double()
     if up_to_scale:
         wanted = wanted * size / torch.linalg.vector_norm(wanted)
-    else:  # the weights add up to one
+    else:  # one more equation: the weights sum to one
         ones = torch.full((1, len(group)), size, dtype=torch.float64)
         matrix, wanted = torch.cat([matrix, ones]), torch.cat([wanted, ones[:, 0]])
     _, left_over = nnls(matrix.numpy(), wanted.numpy())
@@ -93,7 +114,11 @@ def is_weighted_mean(
 
 
 def told_apart(client: HostileClient) -> Tensor:
-    """Samples whose own part of the gradient stands above rounding and that share no pattern with another."""
+    """Return which samples can be recovered.
+
+    The gradient of such a sample is above 1e-4 of the largest one, a thousand times the rounding of float32, and the
+    activation patterns of all other samples differ from its own in more than one neuron.
+    """
     strength = torch.linalg.vector_norm(client.signals.double(), dim=1)
     strength = strength * torch.linalg.vector_norm(client.inputs.double(), dim=1).clamp_min(1e-12)
     same = (client.fires[:, None] != client.fires[None]).sum(2) <= 1
@@ -102,7 +127,16 @@ def told_apart(client: HostileClient) -> Tensor:
 
 
 def judged(client: HostileClient, *, told: bool, starts: int = 2048) -> Counter[str]:
-    """Audit one client, told how many samples it has or not, and compare what is claimed with the truth."""
+    """Audit one client and compare its claims with the truth.
+
+    Args:
+        client: the client.
+        told: whether the audit is given the number of samples.
+        starts: number of starts of the search.
+
+    Returns:
+        The counts that the module describes.
+    """
     counts: Counter[str] = Counter(updates=1, samples=len(client.inputs))
     result = spearpp.audit(
         client.update,
@@ -154,7 +188,12 @@ def judged(client: HostileClient, *, told: bool, starts: int = 2048) -> Counter[
 
 
 def claims(audited: LayerAudit) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What is said of each row: one; one or a mean; approximate; recovered; fits only; stated error."""
+    """Return what the audit reports about each input.
+
+    Returns:
+        Five masks over the inputs (one sample; one sample or a mean; approximate; recovered; fits only) and the
+        reported errors.
+    """
     found = audited.claims
     kinds = [str(each.kind) for each in found]
     one = torch.tensor([kind == "one sample" for kind in kinds])
@@ -169,12 +208,12 @@ def claims(audited: LayerAudit) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor,
 
 
 def seed_of(name: str, seed: int) -> int:
-    """The seed of one update of a family: no two families share their random numbers."""
+    """Return the seed of one update of a family. Families do not share seeds."""
     return 1_000_003 * (list(FAMILIES).index(name) + 1) + seed
 
 
 def run(task: tuple[str, int, str | None]) -> tuple[str, int, Counter[str], float]:
-    """One update of a family."""
+    """Audit one update of a family, and return its counts and its duration in seconds."""
     name, seed, tables = task
     torch.set_num_threads(1)
     if tables and not hostile_clients.TABLES:
@@ -187,12 +226,12 @@ def run(task: tuple[str, int, str | None]) -> tuple[str, int, Counter[str], floa
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=60, help="updates of each family")
+    parser.add_argument("--updates", type=int, default=60, help="number of updates of each family")
     parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--families", nargs="*", help="only families whose name contains one of these words")
+    parser.add_argument("--families", nargs="*", help="audit only families whose name contains one of these words")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--tables", help="npz file with the data sets, for machines without scikit-learn")
-    parser.add_argument("--save-tables", help="write that file and stop")
+    parser.add_argument("--save-tables", help="write the file for --tables and stop")
     parser.add_argument("--out", help="write the counts, and every update with a wrong claim, as JSON")
     options = parser.parse_args()
     if options.save_tables:

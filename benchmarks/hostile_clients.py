@@ -1,8 +1,8 @@
-"""Clients that try to break a certificate, each with the truth about what its first Linear layer saw.
+"""Clients that try to break a certificate, each with the true inputs of its first Linear layer.
 
-A family is a function from a random generator to a ``HostileClient``. Forward hooks record what the layer was
-fed (the truth) and backward hooks what came back (the signals), so that the oracle of ``benchmarks.hostile``
-knows which samples the gradient can tell apart at all.
+A family is a function from a random generator to a ``HostileClient``. Forward hooks record the inputs of the layer, and
+backward hooks record the gradients with respect to its outputs. ``benchmarks.hostile`` uses both to decide which
+samples can be recovered.
 """
 
 import copy
@@ -21,34 +21,36 @@ from spearpp import ClientUpdate
 from spearpp.simulate import mlp
 
 Loss = Callable[[Tensor], Tensor]
+"""Maps the outputs of a model to the loss."""
 Family = Callable[[torch.Generator], "HostileClient"]
 
 
 @dataclass(frozen=True, eq=False)
 class HostileClient:
-    """An update, and the truth about the layer that it is audited for."""
+    """An update, and the true inputs, gradients and activation patterns of its first Linear layer."""
 
     model: nn.Module
     update: ClientUpdate
     layer: str
     """The name of the first Linear layer, as ``find_layers`` reports it."""
     inputs: Tensor
-    """Every row that the layer was fed, (rows, n), over all local steps."""
+    """All inputs of the layer over all local steps, (rows, n)."""
     signals: Tensor
-    """dL/dz for each of these rows, (rows, m)."""
+    """Gradient dL/dz of each input, (rows, m)."""
     fires: Tensor
-    """z > 0 for each of these rows, (rows, m)."""
+    """Activation pattern z > 0 of each input, (rows, m)."""
     samples: int = 0
-    """How many samples the client has."""
+    """Number of samples of the client."""
     pass_model: bool = True
-    """Whether ``audit`` is given the model."""
+    """Whether the audit is given the model."""
 
 
 FAMILIES: dict[str, Family] = {}
+"""All families by name. Their order determines their seeds (``benchmarks.hostile.seed_of``)."""
 
 
 def family(name: str) -> Callable[[Family], Family]:
-    """Enter a function into ``FAMILIES``."""
+    """Decorator: add a function to ``FAMILIES``."""
 
     def enter(function: Family) -> Family:
         FAMILIES[name] = function
@@ -58,7 +60,7 @@ def family(name: str) -> Callable[[Family], Family]:
 
 
 class Recorder:
-    """What a Linear layer is fed and what comes back to it."""
+    """Records the inputs, the activation patterns and the output gradients of a Linear layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         self.inputs: list[Tensor] = []
@@ -67,7 +69,7 @@ class Recorder:
         self.handle = layer.register_forward_hook(self._forward)
 
     def _forward(self, _module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        # The hook returns a copy, so that an activation in place does not change what is recorded.
+        # The hook returns a copy of the output, because an in-place activation would change the recorded one.
         self.inputs.append(given[0].detach().reshape(-1, given[0].shape[-1]).clone())
         self.fires.append((output.detach() > 0).reshape(-1, output.shape[-1]))
         if output.requires_grad:
@@ -75,16 +77,18 @@ class Recorder:
         return output.clone()
 
     def stop(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Remove the hook, and return inputs, signals and activation patterns."""
         self.handle.remove()
         return torch.cat(self.inputs), torch.cat(self.signals), torch.cat(self.fires)
 
 
 def first_linear(model: nn.Module) -> tuple[str, nn.Linear]:
+    """Return the first Linear layer of a model and its name."""
     return next((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))
 
 
 def one_step(model: nn.Module, x: Tensor, loss: Loss, *, pass_model: bool = True) -> HostileClient:
-    """FedSGD: one gradient of a loss of the outputs."""
+    """Return a FedSGD client, which sends one gradient."""
     name, layer = first_linear(model)
     recorder = Recorder(layer)
     value = loss(model(x))
@@ -105,7 +109,10 @@ def local_steps(
     optimiser: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     samples: int,
 ) -> HostileClient:
-    """FedAvg: weights before and after some local steps."""
+    """Return a FedAvg client, which sends its weights after local steps.
+
+    With ``say_rate=False``, the update does not contain the learning rate.
+    """
     local = copy.deepcopy(model)
     name, layer = first_linear(local)
     recorder = Recorder(layer)
@@ -120,27 +127,30 @@ def local_steps(
 
 
 def with_noise(client: HostileClient, level: float, g: torch.Generator) -> HostileClient:
-    """The same client with Gaussian noise on its gradients."""
+    """Return the client with Gaussian noise of standard deviation ``level`` on its gradients."""
     sent = {n: v + level * torch.randn(v.shape, generator=g) for n, v in client.update.gradients.items()}
     return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
 
 
 def entropy(labels: Tensor, **options: Any) -> Loss:
+    """Return the cross-entropy loss for these labels."""
     return lambda outputs: functional.cross_entropy(outputs, labels, **options)
 
 
 # --- Data -----------------------------------------------------------------------------------------------------------
 
 TABLES: dict[str, numpy.ndarray] = {}
-"""Arrays that were loaded from a file, for machines without scikit-learn and scikit-image; filled by ``use_tables``."""
+"""Data sets that ``use_tables`` has loaded from a file, for machines without scikit-learn and scikit-image."""
 
 
 def use_tables(file: str) -> None:
+    """Load the data sets from a file that ``save_tables`` wrote."""
     with numpy.load(file) as arrays:
         TABLES.update({name: arrays[name] for name in arrays.files})
 
 
 def save_tables(file: str) -> None:
+    """Write all data sets to an npz file."""
     names = ("digits", "wine", "cancer", "diabetes", "iris", "images")
     arrays = {}
     for name in names:
@@ -152,7 +162,7 @@ def save_tables(file: str) -> None:
 
 @cache
 def table(name: str) -> tuple[Tensor, Tensor]:
-    """A data set in its own units: inputs (count, n) and labels or targets (count,)."""
+    """Return a data set in its original units: inputs (count, n) and labels or targets (count,)."""
     if f"{name}_x" in TABLES:
         return torch.from_numpy(TABLES[f"{name}_x"]), torch.from_numpy(TABLES[f"{name}_y"])
     if name == "images":
@@ -168,42 +178,48 @@ def table(name: str) -> tuple[Tensor, Tensor]:
 
 
 def draw(name: str, b: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Sample b rows of a data set without replacement."""
     x, y = table(name)
     rows = torch.randperm(len(x), generator=g)[:b]
     return x[rows], y[rows]
 
 
 def images(b: int, g: torch.Generator, *, normalise: bool = True) -> tuple[Tensor, Tensor]:
-    """Colour tiles of 16 x 16 (768 numbers) with random labels of ten classes."""
+    """Sample colour images of 16 x 16 pixels (768 numbers), with random labels of ten classes."""
     x, _ = draw("images", b, g)
     return ((x - 0.45) / 0.25 if normalise else x), torch.randint(10, (b,), generator=g)
 
 
 def number(low: int, high: int, g: torch.Generator) -> int:
+    """Sample a whole number from low to high, both included."""
     return int(torch.randint(low, high + 1, (), generator=g))
 
 
 def uniform(low: float, high: float, g: torch.Generator) -> float:
+    """Sample a number between low and high."""
     return low + (high - low) * float(torch.rand((), generator=g))
 
 
 def pick(options: list[Any], g: torch.Generator) -> Any:
+    """Sample one of the options."""
     return options[number(0, len(options) - 1, g)]
 
 
 def standard(x: Tensor, name: str) -> Tensor:
+    """Scale columns to mean 0 and standard deviation 1 over the data set."""
     whole, _ = table(name)
     return (x - whole.mean(0)) / whole.std(0).clamp_min(1e-6)
 
 
 def minmax(x: Tensor, name: str) -> Tensor:
+    """Scale columns to the range [0, 1] over the data set."""
     whole, _ = table(name)
     low, high = whole.amin(0), whole.amax(0)
     return (x - low) / (high - low).clamp_min(1e-6)
 
 
 def trained(model: nn.Module, name: str, g: torch.Generator, *, steps: int = 300, scale: bool = True) -> nn.Module:
-    """The same model after some steps of SGD on a data set."""
+    """Train a model with SGD on a data set and return it."""
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
         x, y = draw(name, 64, g)
@@ -215,6 +231,7 @@ def trained(model: nn.Module, name: str, g: torch.Generator, *, steps: int = 300
 
 
 def trained_on_images(model: nn.Module, g: torch.Generator, steps: int = 200) -> nn.Module:
+    """Train a model with SGD on the images and return it."""
     x, y = table("images")
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(steps):
@@ -225,7 +242,7 @@ def trained_on_images(model: nn.Module, g: torch.Generator, steps: int = 200) ->
     return model
 
 
-# --- Ordinary clients: these must stay certified --------------------------------------------------------------------
+# --- Ordinary clients, which must be certified ----------------------------------------------------------------------
 
 
 @family("images, FedSGD")
@@ -268,7 +285,7 @@ def fedavg_images(g: torch.Generator) -> HostileClient:
     return local_steps(mlp(768, [200, 200], 10, generator=g), [(x, entropy(y))] * epochs, 0.01, samples=b)
 
 
-# --- The families of the issue --------------------------------------------------------------------------------------
+# --- Families from a bug report about wrong certificates ------------------------------------------------------------
 
 
 @family("small layers, min-max table")
@@ -356,7 +373,7 @@ def subclass(g: torch.Generator) -> HostileClient:
     for new, old in zip(model.parameters(), mlp(768, [200], 10, generator=g).parameters(), strict=True):
         new.data.copy_(old.data)
     client = one_step(model, x, entropy(y))
-    if kind is NormalisingLinear:  # the truth is what the matrix is multiplied with
+    if kind is NormalisingLinear:  # the true input is the one that the weights are multiplied with
         client = replace(client, inputs=functional.normalize(client.inputs, dim=1))
     if kind is NoisyLinear:
         client = replace(client, inputs=client.inputs + 0.3 * torch.sin(37 * client.inputs))
@@ -364,7 +381,7 @@ def subclass(g: torch.Generator) -> HostileClient:
 
 
 def temperatures(b: int, g: torch.Generator) -> Tensor:
-    """Days of 24 hours, in Celsius."""
+    """Sample temperatures of b days, 24 hours each, in Celsius."""
     hours = torch.arange(24) / 24 * 2 * math.pi
     x = 12 + 8 * torch.randn(b, 1, generator=g) + 5 * torch.sin(hours + 0.5 * torch.rand(b, 1, generator=g))
     return x + 0.3 * torch.randn(b, 24, generator=g)
@@ -479,6 +496,7 @@ class ZeroPReLU(nn.Module):
 
 
 SPELLINGS = [Times, Maximum, Where, Threshold, Relu6, Leaky, HalfSum, ZeroPReLU]
+"""Modules that compute ReLU, or nearly ReLU, without ``nn.ReLU``."""
 
 
 @family("ReLU in other words")

@@ -1,10 +1,10 @@
-"""The largest resident size of an audit whose model has a layer of 100 million weights, by file format.
+"""Measures the peak memory of an audit of a model with a layer of 100 million weights, by file format.
 
     make bench NAME=memory
     make bench NAME=memory ARGS="--case first --memory 16G"
 
-Files are written to a temporary folder (3 GiB a case). Every command runs in a fresh process and tells its own largest
-resident size at its end, as Linux has it; a command that does nothing (``spearpp --version``) gives the floor.
+Files are written to a temporary folder (3 GiB for each case). Every command runs in a fresh process, which reports its
+peak resident memory at its end (Linux only). ``spearpp --version`` shows the memory that Python and torch need.
 """
 
 import os
@@ -24,19 +24,21 @@ from benchmarks import command
 from spearpp import ClientUpdate, simulate
 
 WIDE, FEATURES, SAMPLES, RATE = 32_768, 3072, 12, 0.1
+"""Neurons of the large layer, its inputs, the batch size, and the learning rate of the client's step."""
 CASES = ("inside", "first")
-"""Where the large layer is: behind a small one that gives the batch away, or the one that sees it."""
+"""Position of the large layer: behind a small layer that leaks the batch, or the first layer of the model."""
 FORMATS = ("ours", "safetensors", "pt", "npz")
+"""Formats of the update: the file of ``ClientUpdate.save``, or weights before and after in another format."""
 CHILD = """
 import atexit, sys
 from pathlib import Path
 
-def tell():
+def report():
     status = Path("/proc/self/status").read_text()
     size = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
     print(f"peak {int(size) // 1024}", file=sys.stderr)
 
-atexit.register(tell)
+atexit.register(report)
 from spearpp.cli import main
 sys.exit(main())
 """
@@ -50,14 +52,14 @@ class Row:
     format: str
     command: str
     mebibytes: int
-    """The largest resident size."""
+    """Peak resident memory."""
     exit_code: int
     summary: str
-    """The last line but the peak's."""
+    """First line of the output."""
 
 
 def net(case: str, wide: int) -> nn.Sequential:
-    """A small layer that gives 12 digits away and a large one behind it; or a large one that sees 12 photographs."""
+    """Return a model whose third layer is large, or whose first layer is large."""
     generator = torch.Generator().manual_seed(0)
     if case == "inside":
         return simulate.mlp(64, [100, FEATURES, wide], 10, generator=generator)
@@ -65,7 +67,7 @@ def net(case: str, wide: int) -> nn.Sequential:
 
 
 def write(folder: Path, case: str, wide: int) -> None:
-    """The same update in every format: our own file, and the weights before and after."""
+    """Write the same update in every format."""
     model = net(case, wide)
     batch = (simulate.digits if case == "inside" else simulate.photographs)(SAMPLES)
     nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
@@ -85,30 +87,34 @@ def write(folder: Path, case: str, wide: int) -> None:
 
 
 def run(arguments: list[str], folder: Path) -> tuple[int, int, str]:
-    """The largest resident size in MiB, the exit code and the first line said."""
+    """Run ``spearpp`` and return its peak memory in MiB, its exit code and the first line of its output."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", CHILD, *arguments], cwd=folder, env=environment, capture_output=True, text=True
     )
-    said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("peak ")]
-    found = [int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("peak ")]
-    return (found or [0])[-1], done.returncode, said[0] if said else ""
+    output = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("peak ")]
+    peaks = [int(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("peak ")]
+    return (peaks or [0])[-1], done.returncode, output[0] if output else ""
 
 
-def rows(cases: list[str], formats: list[str], wide: int, more: list[str]) -> Iterable[Row]:
-    print(f"{'case':<8}{'format':<13}{'command':<9}{'MiB':>6}{'exit':>6}  said")
+def rows(cases: list[str], formats: list[str], wide: int, audit_options: list[str]) -> Iterable[Row]:
+    """Measure and print all rows."""
+    print(f"{'case':<8}{'format':<13}{'command':<9}{'MiB':>6}{'exit':>6}  output")
     for case in cases:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             write(folder, case, wide)
-            yield shown(Row(case, "none", "version", *run(["--version"], folder)))
+            yield printed(Row(case, "none", "version", *run(["--version"], folder)))
             for kind in formats:
                 files = ["ours.safetensors"] if kind == "ours" else [f"before.{kind}", f"after.{kind}", "--lr", "0.1"]
-                yield shown(Row(case, kind, "layers", *run(["layers", *files, "--json"], folder)))
-                yield shown(Row(case, kind, "audit", *run(["audit", *files, "-q", "--budget", "20s", *more], folder)))
+                yield printed(Row(case, kind, "layers", *run(["layers", *files, "--json"], folder)))
+                yield printed(
+                    Row(case, kind, "audit", *run(["audit", *files, "-q", "--budget", "20s", *audit_options], folder))
+                )
 
 
-def shown(row: Row) -> Row:
+def printed(row: Row) -> Row:
+    """Print a row and return it."""
     line = f"{row.case:<8}{row.format:<13}{row.command:<9}{row.mebibytes:>6}{row.exit_code:>6}  {row.summary[:100]}"
     print(line, flush=True)
     return row
@@ -118,11 +124,13 @@ def main() -> int:
     options = command.parser(__doc__)
     options.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     options.add_argument("--format", nargs="+", choices=FORMATS, default=list(FORMATS))
-    options.add_argument("--wide", type=int, default=WIDE, help="neurons of the large layer, with 3072 inputs each")
-    options.add_argument("--memory", help="as spearpp audit takes it")
+    options.add_argument(
+        "--wide", type=int, default=WIDE, help="number of neurons of the large layer, which has 3072 inputs"
+    )
+    options.add_argument("--memory", help="value of the option --memory of spearpp audit")
     given = options.parse_args()
-    more = [] if given.memory is None else ["--memory", given.memory]
-    return command.run(rows(given.case, given.format, given.wide, more), given.out)
+    audit_options = [] if given.memory is None else ["--memory", given.memory]
+    return command.run(rows(given.case, given.format, given.wide, audit_options), given.out)
 
 
 if __name__ == "__main__":

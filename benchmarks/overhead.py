@@ -1,10 +1,9 @@
-"""What Python costs a descent on one core: each step as it is against the same operators without Python between them.
+"""Measures the share of time that the Python interpreter takes in a descent on one core.
 
     make bench NAME=overhead
 
-The operators of a step are recorded once (``torch.jit.trace``) and replayed by TorchScript's interpreter; both take
-turns, and their end points are compared. TorchScript is on its way out of PyTorch, so it measures here and is used
-nowhere else.
+``torch.jit.trace`` records the operators of a step, and TorchScript replays them without Python. The benchmark times
+both in turns and compares their end points. PyTorch deprecates TorchScript, so the package itself does not use it.
 """
 
 import statistics
@@ -22,13 +21,17 @@ from spearpp.search.gated.objective import Gates
 from spearpp.types import Tensor
 
 SIZES = ((20, 200), (30, 200), (100, 1000))
+"""(b, m): batch size and layer width."""
 STARTS = 128
-TURNS = 40
+"""Number of starts, as in the first round of a search on a CPU."""
+REPEATS = 40
+"""Timed descents of each kind, of which the median is reported. Design choice."""
 RATE = 0.1
+"""Learning rate, as in the gated search."""
 
 
 class Descent:
-    """Random rows and gates, and starts on their way."""
+    """A descent on random rows and gates."""
 
     def __init__(self, b: int, m: int) -> None:
         generator = torch.Generator().manual_seed(b)
@@ -39,30 +42,33 @@ class Descent:
         self.counter = torch.zeros(1, dtype=torch.long)
 
     def step(self) -> None:
-        """One evaluation and move, as the search does it."""
+        """Take one step, as the search does."""
         self.starts.step(self.schedule, self.counter)
 
     def recorded(self) -> Callable[[], object]:
-        """The same operators on the same tensors, without Python: whatever a step changes is an argument."""
+        """Return a step that runs the recorded operators on the same tensors without Python.
+
+        All tensors that a step changes are arguments of the recorded function.
+        """
         owners = self.starts, self.starts.objective
         places = [(owner, name) for owner in owners for name, value in vars(owner).items() if isinstance(value, Tensor)]
         tensors = [getattr(*place) for place in places]
 
-        def on(counter: Tensor, *given: Tensor) -> Tensor:
-            for place, tensor in zip(places, given, strict=True):
+        def traced(counter: Tensor, *arguments: Tensor) -> Tensor:
+            for place, tensor in zip(places, arguments, strict=True):
                 setattr(*place, tensor)
             self.starts.step(self.schedule, counter)
             return self.starts.points
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            replayed = torch.jit.trace(on, (self.counter, *tensors), check_trace=False)
+            replayed = torch.jit.trace(traced, (self.counter, *tensors), check_trace=False)
         for place, tensor in zip(places, tensors, strict=True):
             setattr(*place, tensor)
         return lambda: replayed(self.counter, *tensors)
 
     def seconds(self, step: Callable[[], object]) -> float:
-        """A whole descent from the beginning."""
+        """Return the duration of a whole descent from the first step on."""
         starts = self.starts
         for tensor in (starts.points, starts.objective.solution):
             tensor.copy_(self.begin)
@@ -81,13 +87,15 @@ def main() -> int:
         descent = Descent(b, m)
         replayed = descent.recorded()
         descent.seconds(replayed)
-        apart = descent.starts.points.clone()
+        ends = descent.starts.points.clone()
         descent.seconds(descent.step)
-        far = float((apart - descent.starts.points).abs().max())
-        turns = [(descent.seconds(descent.step), descent.seconds(replayed)) for _ in range(TURNS)]
+        difference = float((ends - descent.starts.points).abs().max())
+        turns = [(descent.seconds(descent.step), descent.seconds(replayed)) for _ in range(REPEATS)]
         ours, without = (statistics.median(each) for each in zip(*turns, strict=True))
         share = 100 * (1 - without / ours)
-        print(f"b={b:<4} m={m:<5} {1e3 * ours:7.1f} ms, Python {share:4.1f} % of it, ends {far:.0e} apart")
+        print(
+            f"b={b:<4} m={m:<5} {1e3 * ours:7.1f} ms, {share:4.1f} % of it in Python, ends differ by {difference:.0e}"
+        )
     return 0
 
 

@@ -1,9 +1,9 @@
-"""How fast the paper's search steps: our Riemannian Adam, geoopt's and plain PyTorch take turns on the same starts.
+"""Compares the speed of our Riemannian Adam with geoopt's and with plain PyTorch, in turns on the same starts.
 
     make bench NAME=paper
 
-Their ratio is what counts, seconds depend on the machine. How much the paper's searches recover is measured by
-``spearpp reproduce``.
+Compare the ratios: the speeds themselves depend on the machine. ``spearpp reproduce`` measures how much the paper's
+searches recover.
 """
 
 import sys
@@ -23,7 +23,7 @@ from spearpp.search.base import chunk_sizes
 
 @dataclass(frozen=True)
 class Speed:
-    """One row: start-steps a second, ours, geoopt's and those of plain PyTorch."""
+    """One row: start-steps per second of our search, of geoopt and of plain PyTorch."""
 
     device: str
     b: int
@@ -33,10 +33,10 @@ class Speed:
     geoopt: float
     plain: float
     ratio: float
-    """Ours over geoopt's."""
+    """Speed of our search divided by the speed of geoopt."""
     ours_gflops: float
     peak_gflops: float
-    """A large square float32 matrix product on the same device."""
+    """GFLOP/s of a large square float32 matrix product on the same device."""
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
-    """All rows, printed as they come."""
+    """Measure and print all rows."""
     print(f"\nRiemannian Adam with L1 on {device}, float32, 50 steps, best of 5 turns each")
     print("   b     m  starts  start-steps/s: ours       geoopt        plain  ratio  GFLOP/s: ours  a matrix product")
     peak = command.peak(device)
@@ -55,21 +55,21 @@ def speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
     for b, m, starts in sizes:
         _, (seen, *_) = attack(Setting("speed", b, m, RiemannianAdam()), data).prepare(FIRST_SEED, device)
         problem = pose(observe(*seen))
-        ours, theirs, plain = _compare(problem, starts, steps=50)
+        ours, geoopt, plain = _compare(problem, starts, steps=50)
         row = Speed(
             device=str(device),
             b=b,
             m=m,
             starts=starts,
             ours=ours,
-            geoopt=theirs,
+            geoopt=geoopt,
             plain=plain,
-            ratio=ours / theirs,
+            ratio=ours / geoopt,
             ours_gflops=ours * 4 * m * b / 1e9,
             peak_gflops=peak,
         )
         print(
-            f"{b:>4}{m:>6}{starts:>8}  {ours:>19,.0f}{theirs:>13,.0f}{plain:>13,.0f}  {row.ratio:>5.2f}"
+            f"{b:>4}{m:>6}{starts:>8}  {ours:>19,.0f}{geoopt:>13,.0f}{plain:>13,.0f}  {row.ratio:>5.2f}"
             f"  {row.ours_gflops:>13,.0f}  {peak:>16,.0f}",
             flush=True,
         )
@@ -77,7 +77,7 @@ def speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
 
 
 def _compare(problem: Problem, starts: int, steps: int) -> list[float]:
-    """Start-steps a second of ours, geoopt's and plain PyTorch, taking turns on the same starts."""
+    """Return the start-steps per second of our search, of geoopt and of plain PyTorch."""
     import geoopt
 
     rows = problem.live_rows.float()
@@ -90,7 +90,7 @@ def _compare(problem: Problem, starts: int, steps: int) -> list[float]:
         for part in points.split(sizes):
             search.descend(rows, part.clone())
 
-    def theirs() -> None:
+    def with_geoopt() -> None:
         moved = geoopt.ManifoldParameter(points.clone(), manifold=geoopt.Sphere())
         optimiser = geoopt.optim.RiemannianAdam([moved], lr=search.rates[0][1])
         for _ in range(steps):
@@ -99,7 +99,7 @@ def _compare(problem: Problem, starts: int, steps: int) -> list[float]:
             optimiser.step()
 
     def plain() -> None:
-        """As one would write it first: autograd, torch's Adam, and back to the sphere after every step."""
+        """The direct implementation: autograd, torch's Adam, and a projection to the sphere after every step."""
         moved = points.clone().requires_grad_()
         optimiser = torch.optim.Adam([moved], lr=search.rates[0][1])
         for _ in range(steps):
@@ -109,7 +109,7 @@ def _compare(problem: Problem, starts: int, steps: int) -> list[float]:
             with torch.no_grad():
                 moved.div_(torch.linalg.vector_norm(moved, dim=1, keepdim=True))
 
-    contestants = (ours, theirs, plain)
+    contestants = (ours, with_geoopt, plain)
     turns = [[command.seconds(one, rows.device) for one in contestants] for _ in range(5)]
     return [starts * steps / min(times) for times in zip(*turns, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Recovery rates: many batches of one setting, one seed a batch from 1000 on."""
+"""Measures recovery rates: many batches of one setting, with the seeds 1000, 1001, ..."""
 
 import math
 import statistics
@@ -12,6 +12,7 @@ import torch
 from spearpp.experiments import Attack, Source
 from spearpp.experiments.cell import FIRST_SEED
 from spearpp.experiments.intervals import wilson
+from spearpp.metrics import EXACT_PSNR
 from spearpp.search import Search
 from spearpp.simulate import Client, FedSGD
 
@@ -20,22 +21,25 @@ __all__ = ["FIRST_SEED", "Recovery", "Setting", "attack", "measure"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What one row measures."""
+    """Setting of one row."""
 
     method: str
     b: int
     m: int
     search: Search
     paper: str = "-"
+    """What the paper reports, or a target, as text."""
     client: Client = field(default=FedSGD(), repr=False)
-    threshold: float = 90.0
+    threshold: float = EXACT_PSNR
+    """PSNR in dB above which an input counts as recovered."""
     batches: int | None = None
+    """Number of batches; None takes the number on the command line."""
     bound: bool = False
-    """Whether to measure what the true masks would give."""
+    """Whether to measure the PSNR with known activation patterns."""
     witnesses: int = 1
-    """1: the first layer alone. 2: the gradient of the second as well."""
+    """Number of layers the server uses. 1: the first layer. 2: the first layer and the next layer."""
     raw: bool = False
-    """Pixels in [0, 1] as they are, not normalised."""
+    """Whether inputs are pixels in [0, 1] that are not normalised."""
 
 
 @dataclass(frozen=True)
@@ -47,33 +51,34 @@ class Recovery:
     m: int
     batches: int
     accurate: int
-    """Batches with mean PSNR over the threshold, the paper's accuracy."""
+    """Number of batches with a mean PSNR above the threshold. The paper calls their share accuracy."""
     exact: int
-    """Batches with every input over it."""
+    """Number of batches in which every input is above the threshold."""
     certified: int
-    """Batches with every input certified."""
+    """Number of batches in which every input is certified."""
     certified_inputs: int
     wrongly_certified: int
-    """Certified inputs with a PSNR under 60 to the nearest true one."""
+    """Number of certified inputs with a PSNR below 60 dB to the true input they are matched to."""
     uncertified: int
-    """Inputs over 90 dB that were not certified."""
+    """Number of inputs above 90 dB that were not certified."""
     mean_psnr: float
     with_masks: float
-    """Mean PSNR with the true masks given, the most that noise allows; nan where there is no noise."""
+    """Mean PSNR if the true activation patterns are known, an upper limit under noise; nan if not measured."""
     median_starts: float
     median_seconds: float
     median_decompose: float
-    """Of these seconds, the singular value decomposition."""
+    """Median seconds of the singular value decomposition, which are part of ``median_seconds``."""
     paper: str
 
 
 HEADER = (
     f"{'method':<26}{'b':>5}{'m':>6}  mean > threshold (95 %)      all >   certified  inputs: certified (wrong), missed"
-    "  mean PSNR (true masks)  starts  seconds (svd)  paper"
+    "  mean PSNR (true patterns)  starts  seconds (svd)  paper"
 )
 
 
 def line(row: Recovery) -> str:
+    """Return the row as text, below ``HEADER``."""
     share = wilson(row.accurate, row.batches)
     of = f"/{row.batches}"
     return (
@@ -87,7 +92,7 @@ def line(row: Recovery) -> str:
 
 
 def attack(setting: Setting, data: str | None) -> Attack:
-    """The same as the package measures it, on CIFAR-10."""
+    """Return the same setting as an ``Attack`` on CIFAR-10."""
     return Attack(
         b=setting.b,
         m=setting.m,
@@ -102,9 +107,13 @@ def attack(setting: Setting, data: str | None) -> Attack:
 
 
 def measure(settings: list[Setting], batches: int | None, data: str | None, device: torch.device) -> Iterator[Recovery]:
-    """Measure one setting after the other, printing each row when it is done.
+    """Measure the settings in order, and print each row when it is done.
 
-    ``batches`` is for settings that do not say how many they want; there it is at most that.
+    Args:
+        settings: what to measure.
+        batches: largest number of batches; None takes the number of each setting.
+        data: path of CIFAR-10.
+        device: where the inversion runs.
     """
     print("\n" + HEADER)
     for setting in settings:
@@ -116,12 +125,14 @@ def measure(settings: list[Setting], batches: int | None, data: str | None, devi
 def _measure_one(setting: Setting, batches: int, data: str | None, device: torch.device) -> Recovery:
     measured: list[dict[str, Any]] = []
     planned = attack(setting, data)
-    end = "\r" if sys.stderr.isatty() else "\n"  # a run that is cut short has said how far it came
+    end = "\r" if sys.stderr.isatty() else "\n"  # so that the log of an interrupted run shows its progress
     for seed in range(FIRST_SEED, FIRST_SEED + batches):
         measured.append(planned.measure(seed, device))
         accurate = sum(each["accurate"] for each in measured)
-        held = f"{accurate} of {len(measured)} batches, of {batches}; {measured[-1]['seconds']:.1f} s"
-        print(f"{setting.method}, b={setting.b}: {held}", end=end, file=sys.stderr, flush=True)
+        progress = (
+            f"{accurate} of {len(measured)} batches accurate, {batches} in total; {measured[-1]['seconds']:.1f} s"
+        )
+        print(f"{setting.method}, b={setting.b}: {progress}", end=end, file=sys.stderr, flush=True)
     bounds = [each["with_masks"] for each in measured if each["with_masks"] is not None]
     return Recovery(
         method=setting.method,

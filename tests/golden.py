@@ -20,7 +20,7 @@ from spearpp.simulate import DPSGD, Batch, FedAvg, FedSGD, Quantise, TopK
 from spearpp.update import ClientUpdate
 
 FILE = Path(__file__).with_name("golden.json")
-PROSE = {"summary", "caveats", "findings", "reason", "outcome", "why", "why_not_certified", "witness", "stopped"}
+PROSE = {"summary", "caveats", "findings", "reason", "outcome", "why", "why_not_certified", "next_layer", "stopped"}
 """Fields of report.json that are sentences."""
 MEASURED = {"seconds", "spectrum"}
 """Fields that depend on the machine, or are too long to record."""

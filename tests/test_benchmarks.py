@@ -28,7 +28,7 @@ def test_more_time_warns() -> None:
 
 def test_a_batch_that_is_lost_fails() -> None:
     failed, _ = compare([replace(ROW, whole=7)], BASELINE)
-    assert failed == ["cpu b=20 m=200: 7 of 8 batches whole"]
+    assert failed == ["cpu b=20 m=200: 7 of 8 batches recovered"]
 
 
 def test_a_row_without_a_baseline_is_said() -> None:

@@ -92,7 +92,7 @@ def test_samples_are_filtered_and_sorted(watched: Watched) -> None:
     assert page.inner_text("#count") == f"{labels.count(some)} shown"
     page.select_option("#label", "")
     page.eval_on_selector("#cards .sample", "first => first.dataset.state = 'another'")
-    page.select_option("#filter", "one or a mean")
+    page.select_option("#filter", "one sample or a mean")
     assert watched.visible() == list(range(2, 13))
     page.select_option("#filter", "")
     page.select_option("#sort", "psnr")
@@ -110,7 +110,7 @@ def test_numbers_come_on_demand(watched: Watched) -> None:
     assert not first.locator("dl").is_visible()
     first.locator("summary").click()
     assert first.locator("dl").is_visible()
-    assert "One sample, or the mean of samples at most" in first.inner_text()
+    assert "One training sample, or the mean of samples that differ by at most" in first.inner_text()
 
 
 @pytest.mark.parametrize("width", [390, 1280])

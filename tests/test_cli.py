@@ -78,7 +78,7 @@ def test_simulate_audit_score_and_report_again(simulated: Path, capsys: pytest.C
     assert main(["report", "found"]) == 0
     assert Path("found/report.html").read_text() == page
     assert main(["report", "found", "--redact", "omit"]) == 0
-    assert "still hold what was recovered" in capsys.readouterr().out
+    assert "still contains the inputs" in capsys.readouterr().out
     assert "data:image/png" not in Path("found/report.html").read_text()
     assert main(["report", "found", "--shape", "none"]) == 0
     assert 'class="records"' in Path("found/report.html").read_text()
@@ -171,7 +171,7 @@ def test_layers_names_what_qualifies(simulated: Path, capsys: pytest.CaptureFixt
         (["audit", "code.pt", "code.pt"], "code.pt"),
         (["audit", "one.npz"], "give both files"),
         (["audit", "one.txt"], "ending in"),
-        (["audit", "mine/update.safetensors", "one.npz"], "of one model"),
+        (["audit", "mine/update.safetensors", "one.npz"], "the same model"),
         (["audit", "mine/update.safetensors", "--model", "nowhere:net"], "--model nowhere:net"),
         (["audit", "mine/update.safetensors", "--model", "json:loads"], "--model json:loads"),
         (["audit", "mine/update.safetensors", "--model", "net"], "pkg.mod:factory"),
@@ -181,13 +181,13 @@ def test_layers_names_what_qualifies(simulated: Path, capsys: pytest.CaptureFixt
         (["audit", "mine/update.safetensors", "--redact", "some"], "--redact some"),
         (["audit", "mine/update.safetensors", "--shape", "3x5"], "15 numbers, but the update"),
         (["audit", "mine/update.safetensors", "--shape", "-1x2x3"], "--shape -1x2x3"),
-        (["audit", "mine/update.safetensors", "--mean", "0.5"], "both, or neither"),
+        (["audit", "mine/update.safetensors", "--mean", "0.5"], "must be given together"),
         (["audit", "mine/update.safetensors", "--mean", "a", "--std", "1"], "--mean a"),
         (["audit", "mine/update.safetensors", "--columns", "a,b"], "2 numbers, but the update"),
         (["audit", "mine/update.safetensors", "--truth", "one.npz"], "one.npz"),
         (["audit", "mine/update.safetensors", "--fail-on", "x"], "--fail-on x"),
-        (["audit", "mine/update.safetensors", "--json", "--sarif"], "one of them"),
-        (["audit", "mine/update.safetensors", "--lr", "0.1"], "whole by itself"),
+        (["audit", "mine/update.safetensors", "--json", "--sarif"], "cannot be combined"),
+        (["audit", "mine/update.safetensors", "--lr", "0.1"], "already contains the weights"),
         (["audit", "mine/update.safetensors", "--out", "one.txt/folder"], "one.txt"),
         (["report", "mine"], "is mine a folder of an audit"),
         (["score", "mine", "mine/truth.safetensors"], "is mine a folder of an audit"),
@@ -303,7 +303,7 @@ def test_ctrl_c_keeps_what_was_certified() -> None:
     text = shown.decode(errors="replace")
     assert interrupted, text
     assert code == 130, text
-    assert "interrupted: what had been certified by then was kept" in text
+    assert "interrupted: the report contains the samples certified so far" in text
     assert "found " in text  # the live line
     assert " s left" in text
     content = json.loads(Path("found/report.json").read_text())
@@ -358,7 +358,7 @@ def test_an_mlp_is_read_off_its_weights_under_any_names() -> None:
     x = torch.randn(4, 6)
     assert torch.equal(made(x), net(x))
     conv = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
-    with pytest.raises(OptionError, match="no chain"):
+    with pytest.raises(OptionError, match="do not form a chain"):
         chain(ClientUpdate.from_gradients(conv, list(conv.parameters())))
 
 
@@ -384,7 +384,7 @@ def test_swapped_and_equal_checkpoints_are_noticed(capsys: pytest.CaptureFixture
     assert main(["audit", "after.pt", "before.pt", "--model", "mlp"]) == 0
     assert "swapped" in capsys.readouterr().out
     assert main(["audit", "before.pt", "before.pt"]) == 3
-    assert "one file was given twice" in capsys.readouterr().out
+    assert "the same file was given twice" in capsys.readouterr().out
 
 
 def test_a_batch_that_cannot_be_found_still_gets_its_report(capsys: pytest.CaptureFixture[str]) -> None:

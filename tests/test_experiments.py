@@ -39,7 +39,7 @@ from spearpp.experiments.codec import canonical, decode, encode
 from spearpp.experiments.defence import AXES, Defence
 from spearpp.experiments.frontier import Plan, bisect, sentence
 from spearpp.experiments.intervals import mean, wilson
-from spearpp.experiments.plot import Axis, Point, Series, draw
+from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianAdam
 from spearpp.search.losses import LogCosh
 from spearpp.simulate import DPSGD, Cast, FedAvg, FedSGD, Quantise, SumOfClients, TopK
@@ -236,7 +236,7 @@ class TestCommands:
         asked = ["reproduce", "figure1", "--scale", "small", "--method", "gated", "--store", store, "--workers", "1"]
         done = run_cli.invoke(app, [*asked, "--out", str(out)])
         assert done.exit_code == 0, done.output
-        assert "figure1: 1 of 1 cells, 0 were stored before" in done.stderr
+        assert "figure1: 1 of 1 cells, 0 were already stored" in done.stderr
         assert "\x1b" not in done.output
         again = run_cli.invoke(app, [*asked, "--out", str(out)])
         assert again.exit_code == 0
@@ -284,14 +284,14 @@ class TestCommands:
         [
             (["reproduce", "table9"], "the paper's experiments are table1"),
             (["reproduce", "table1", "--data", "nowhere"], "expected photographs"),
-            (["reproduce", "table1", "--starts", "many"], "a number, or one for each width"),
+            (["reproduce", "table1", "--starts", "many"], "a number, or one per width"),
             (["reproduce", "table1", "--address", "auto"], "add --engine ray"),
             (["reproduce", "table1", "--device", "cuda:77"], "CUDA devices here"),
             (["frontier", "--axis", "colour"], "expected one of batch, width, noise"),
-            (["frontier", "--axis", "bits=a"], "numbers with commas"),
+            (["frontier", "--axis", "bits=a"], "comma-separated numbers"),
             (["frontier", "--axis", "steps=1.5"], "positive whole numbers"),
-            (["frontier", "--axis", "noise=0"], "noise=0: positive numbers"),
-            (["frontier", "--axis", "keep=2"], "keep=2: not negative, and within (0, 1]"),
+            (["frontier", "--axis", "noise=0"], "noise=0: expected positive numbers"),
+            (["frontier", "--axis", "keep=2"], "keep=2: noise must be at least 0, and keep within (0, 1]"),
             (["frontier", "--axis", "noise", "--axis", "bits"], "the second has values"),
             (["frontier", "--axis", "noise", "--steps", "3"], "go with steps=1"),
         ],
@@ -455,10 +455,10 @@ class TestFiles:
         [
             ("", "holds 0 columns"),
             ("a,b\n1\n", "record 2 of .* has 1 fields"),
-            ("a,a\n1,2\n", "two columns of one name"),
+            ("a,a\n1,2\n", "two columns with the same name"),
             ("a\n1\n", "at least one more"),
             ("a,b\n", "and a record"),
-            ("a,b\n" + "".join(f"x{i},0\n" for i in range(101)), "takes 101 values"),
+            ("a,b\n" + "".join(f"x{i},0\n" for i in range(101)), "has 101 different values"),
             ('a,b\n"1,2\n', "not a readable CSV"),
         ],
     )

@@ -145,7 +145,8 @@ def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
             print(len(store.missing(cells)), store.stale(cells))
             print([store.put(cell, {"b": 5}, {}) for cell in cells])
     """
-    for name, told in (("experiments/rendering.py", "0 0 [False, False]"), ("problem.py", "2 2 [True, True]")):
+    expected = {"experiments/rendering.py": "0 0 [False, False]", "inversion/problem.py": "2 2 [True, True]"}
+    for name, told in expected.items():
         changed = tmp_path / "other" / "spearpp" / name
         changed.write_text(changed.read_text() + "\n# changed\n")
         done = subprocess.run(  # noqa: S603
@@ -244,7 +245,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
     session.engine = engine = Terminated()
     with pytest.raises(KeyboardInterrupt), session:
         session.measure(cells_of(SETTING, 3))
-    assert "interrupted: 3 cells are left; the same command goes on from here" in capsys.readouterr().err
+    assert "interrupted: 3 cells are missing. Run the same command to continue" in capsys.readouterr().err
     assert engine.ended
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 

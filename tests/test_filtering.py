@@ -10,7 +10,6 @@ from spearpp import score
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import (
-    Inverse,
     Selection,
     complete_basis,
     compute_score,
@@ -20,8 +19,8 @@ from spearpp.inversion.selection import (
     polish,
     recover,
     select,
-    swap_scores,
 )
+from spearpp.inversion.swaps import Inverse, swap_scores
 
 
 @pytest.fixture(scope="module")

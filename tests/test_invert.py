@@ -261,8 +261,13 @@ class TestEdges:
     def test_the_batch_size_can_be_given(self, make_client: MakeClient) -> None:
         client = make_client(6, 100, 60)
         assert client.score(spearpp.invert(*client.seen, search=QUICK, batch_size=6)).exact
-        with pytest.raises(RankError, match="has rank 6"):
-            spearpp.invert(*client.seen, search=QUICK, batch_size=8)
+
+    def test_a_clear_rank_is_used_although_the_batch_has_more_samples(self, make_client: MakeClient) -> None:
+        """Two of eight samples may repeat others or activate no neuron."""
+        client = make_client(6, 100, 60)
+        result = spearpp.invert(*client.seen, search=QUICK, batch_size=8)
+        assert result.batch_size == 6
+        assert client.score(result).exact
 
 
 GOOD: dict[str, Any] = {

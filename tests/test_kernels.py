@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import MakeClient
-from descents import CASES, RATE, Case, far, problem
+from descents import CASES, DESCENTS, RATE, ROW_SHAPES, ROWWISE, Case, arguments, descent, far, problem
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import gated as kernels
 from spearpp.linalg.kernels.gated import reference
@@ -24,37 +24,12 @@ from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.recording import repeat
 from spearpp.search.losses import L1, LogCosh, Loss
 
-Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 SHAPES = [(1, 1), (3, 7), (130, 20), (64, 1000), (9, 4099)]
-
-
-def arguments(name: str, rows: int, columns: int, device: torch.device) -> list[object]:
-    """Random tensors of the shapes that a kernel takes, in float64."""
-    generator = torch.Generator().manual_seed(rows + columns)
-
-    def draw(width: int = columns) -> torch.Tensor:
-        return torch.randn(rows, width, generator=generator, dtype=torch.float64).to(device)
-
-    positive = draw(1).abs() + 0.5
-    if name == "move":
-        schedule = torch.tensor([[0.3, 2.0, 0.1, 0.2], [0.1, 1.5, 0.2, 0.1]], dtype=torch.float64, device=device)
-        moments = draw(), draw(1).abs()
-        points = sphere.retract(draw())
-        return [points, draw(), draw(), positive, *moments, schedule, torch.ones(1, dtype=torch.long, device=device)]
-    along = draw()
-    shapes = {
-        "gate": [draw(), draw(), positive],
-        "begin": [draw(), draw(), draw(), draw(), positive],
-        "advance": [along, positive * along, draw(), draw(), positive.clone()],  # M is positive definite
-        "direct": [along, positive * along, positive.clone(), draw()],
-        "pull": [draw().abs(), draw().abs(), positive, draw()],
-    }
-    return list(shapes[name])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["gate", "begin", "advance", "direct", "pull", "move"])
+@pytest.mark.parametrize("name", ROWWISE)
 def test_triton_does_what_the_reference_does(name: str, shape: tuple[int, int], cuda: torch.device) -> None:
     fused = kernels.for_rows(torch.zeros(1, device=cuda), shape[1])
     assert fused is not reference
@@ -72,23 +47,42 @@ def test_without_a_gpu_the_reference_is_taken() -> None:
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, tuple[float, float, float]]:
-    """How far the kernel ends from the reference in every case, by Triton's interpreter."""
+def interpreted() -> dict[str, dict[str, list[float]]]:
+    """How far every kernel ends from its reference in every case, run by Triton's interpreter without a GPU."""
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("no Triton")
+        pytest.skip("Triton is not installed")
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent / "src"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(here / "interpreted.py")]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)  # noqa: S603
     assert done.returncode == 0, done.stderr
-    return {name: (a, b, c) for name, (a, b, c) in json.loads(done.stdout).items()}
+    found: dict[str, dict[str, list[float]]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("shape", ROW_SHAPES)
+@pytest.mark.parametrize("name", ROWWISE)
+def test_row_kernels_do_what_the_reference_does(
+    name: str, shape: tuple[int, int], interpreted: dict[str, dict[str, list[float]]]
+) -> None:
+    (difference,) = interpreted["rows"][f"{name} {shape}"]
+    assert difference < 1e-9
+
+
+@pytest.mark.parametrize("name", DESCENTS)
+def test_the_paper_s_descent_in_one_kernel_ends_where_the_reference_does(
+    name: str, interpreted: dict[str, dict[str, list[float]]]
+) -> None:
+    median, way = interpreted["paper"][name]
+    assert median < 2e-4
+    assert way > 0.1
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_steps_in_one_kernel_end_where_single_steps_do(
-    name: str, interpreted: dict[str, tuple[float, float, float]]
+    name: str, interpreted: dict[str, dict[str, list[float]]]
 ) -> None:
-    ends, directions, way = interpreted[name]
+    ends, directions, way = interpreted["all steps"][name]
     assert ends < 1e-4 > directions
     assert way > 0.1 or min(CASES[name].steps, CASES[name].d - 1) == 0
 
@@ -188,15 +182,6 @@ def test_a_step_of_adam_stays_on_the_sphere_and_goes_down() -> None:
     reference.move(points, gradient, none, one, none.clone(), second, schedule, counter, 1e-12)
     assert float(torch.linalg.vector_norm(points)) == pytest.approx(1)
     assert float(points[0, 0]) == pytest.approx(-math.sin(math.atan(0.1)), rel=1e-6)
-
-
-def descent(b: int, m: int, starts: int, steps: int, device: torch.device | str = "cpu") -> Five:
-    """Rows, points, moments and a schedule."""
-    generator = torch.Generator().manual_seed(b + m)
-    rows = torch.linalg.qr(torch.randn(m, b, generator=generator, dtype=torch.float64))[0].float().to(device)
-    points = sphere.uniform(starts, b, generator, device=device)
-    (schedule, _), *_ = RiemannianAdam(steps=steps).stages(points)
-    return rows, points, torch.zeros_like(points), torch.zeros_like(points[:, :1]), schedule
 
 
 @pytest.mark.gpu

@@ -252,7 +252,7 @@ class TestMemory:
         result = spearpp.audit(update, network(), memory=INVERTED * 30 * 60)
         said = " ".join(result.caveats)
         assert result.verdict is Verdict.LEAKS
-        assert "Layer 0: the next layer was left out as its witness" in said
+        assert "Layer 0: the gradient of the next layer was not used" in said
         assert "Layer 2 was skipped: inverting it takes about 152 KiB, more than the 91.4 KiB allowed" in said
         assert "raise memory= (--memory)" in said
         assert "No labels and no replay: running the model takes about" in said

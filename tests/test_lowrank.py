@@ -77,10 +77,14 @@ def test_no_rank_is_read_into_a_full_one(m: int, n: int, more: int, seed: int) -
     assert rank is None
 
 
-@pytest.mark.parametrize(("given_size", "message"), [(0, "at least one"), (20, "at most 19"), (9, "has rank 5")])
+@pytest.mark.parametrize(("given_size", "message"), [(0, "at least one"), (100, "at most 99")])
 def test_a_batch_size_that_cannot_be_is_refused(given_size: int, message: str) -> None:
     with pytest.raises(RankError, match=message):
-        decompose(seen(planted(20, 30, 5, seed=0)), given_size)
+        decompose(seen(planted(100, 400, 7, seed=0, noise=1.0)), given_size)
+
+
+def test_a_clear_rank_is_used_whatever_batch_size_is_given() -> None:
+    assert decompose(seen(planted(20, 30, 5, seed=0)), 9).batch_size == 5
 
 
 def test_a_given_batch_size_is_used() -> None:

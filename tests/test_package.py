@@ -6,8 +6,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 import spearpp
 
 ROOT = Path(__file__).parents[1]
@@ -56,21 +54,13 @@ def test_import_and_inversion_need_torch_numpy_and_scipy_alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("place", "prints"),
-    [
-        (0, ["LEAKS: 32 of 32 training inputs were recovered exactly from layer 0", "the update differs by"]),
-        (1, ["32 of 32 inputs certified", "32 of 32 inputs over 90 dB"]),
-    ],
-)
-def test_the_readmes_examples_run_as_printed(place: int, prints: list[str]) -> None:
-    readme = (ROOT / "README.md").read_text()
-    example = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[place]
-    assert len([line for line in example.splitlines() if line.strip()]) <= 10
+def test_the_readmes_example_runs_as_printed() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    imports = ("import ", "from ")
+    assert len([line for line in example.splitlines() if line.strip() and not line.startswith(imports)]) <= 5
     done = run(example)
     assert done.returncode == 0, done.stderr
-    for line in prints:
-        assert line in done.stdout
+    assert "LEAKS: 32 of 32 training inputs were recovered exactly from layer 0" in done.stdout
 
 
 def test_readme_and_makefile_name_the_same_commands() -> None:
@@ -82,7 +72,7 @@ def test_readme_and_makefile_name_the_same_commands() -> None:
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             if not link.startswith("http"):
                 assert (document.parent / link).exists(), f"{document.name}: {link}"

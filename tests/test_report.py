@@ -218,17 +218,17 @@ def test_redaction_leaves_nothing_of_the_inputs_in_any_file(
         assert all(len(numpy.unique(each.reshape(-1, 3), axis=0)) <= 16 for each in shown)
         assert len(loaded.inputs[0].unique()) <= 48
     assert all(each.inversion is None or not each.inversion.directions.numel() for each in loaded.layers)
-    again = report.again(tmp_path).read_text()
+    again = report.rerender(tmp_path).read_text()
     assert len(pictures_of(again)) == (0 if redact == "omit" else 12)
     with pytest.raises(SpearError, match="redacted"):
-        report.again(tmp_path, truth=truth)
+        report.rerender(tmp_path, truth=truth)
 
 
 def test_the_page_alone_can_be_redacted_later(tmp_path: Path, photographs: Audited) -> None:
     first = report.write(tmp_path, photographs[0], truth=photographs[1]).read_text()
-    assert len(pictures_of(report.again(tmp_path).read_text())) == len(pictures_of(first))
-    assert pictures_of(report.again(tmp_path, redact="omit").read_text()) == []
-    assert report.again(tmp_path).read_text() == first
+    assert len(pictures_of(report.rerender(tmp_path).read_text())) == len(pictures_of(first))
+    assert pictures_of(report.rerender(tmp_path, redact="omit").read_text()) == []
+    assert report.rerender(tmp_path).read_text() == first
 
 
 def test_records_are_shown_under_their_names_on_their_own_scale(tmp_path: Path, records: Audited) -> None:
@@ -346,7 +346,7 @@ def test_inputs_that_fit_without_proof_are_never_silent(tmp_path: Path) -> None:
     assert (result.verdict, result.fitting) == ("NOT_FOUND", 1)
     assert "1 input fits the gradient of layer 0" in result.summary
     page = report.write(tmp_path, result).read_text()
-    assert "An input was computed that fits this update" in page
+    assert "One computed input fits this update" in page
     assert "fits, not certified" in page
     assert "data:image/png" in page
     content = json.loads((tmp_path / DOCUMENT).read_text())

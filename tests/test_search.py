@@ -1,5 +1,6 @@
 """Searches against geoopt, against the formula written out, and in their bookkeeping."""
 
+import math
 from collections.abc import Callable
 
 import geoopt
@@ -86,7 +87,7 @@ def test_every_start_is_counted_and_every_proposal_is_a_unit_vector(
     make: Callable[[int], Search], make_client: MakeClient
 ) -> None:
     problem = make_client(5, 60, 30).problem
-    proposals = list(make(5000).propose(problem, torch.Generator().manual_seed(0)))
+    proposals = list(make(5000).propose(problem, torch.Generator().manual_seed(0), math.inf))
     assert sum(each.starts for each in proposals) == 5000
     assert len(proposals) > 1
     found = torch.cat([each.directions for each in proposals])
@@ -97,7 +98,7 @@ def test_every_start_is_counted_and_every_proposal_is_a_unit_vector(
 def test_one_seed_gives_one_result(make: Callable[[int], Search], make_client: MakeClient) -> None:
     problem = make_client(5, 60, 30).problem
     first, second = (
-        torch.cat([each.directions for each in make(300).propose(problem, torch.Generator().manual_seed(7))])
+        torch.cat([each.directions for each in make(300).propose(problem, torch.Generator().manual_seed(7), math.inf)])
         for _ in range(2)
     )
     assert torch.equal(first, second)

@@ -110,7 +110,7 @@ class TestSources:
             ClientUpdate.sum([one, other])
         with pytest.raises(OptionError):
             ClientUpdate.sum([])
-        with pytest.raises(DataError, match="no one scale"):
+        with pytest.raises(DataError, match="no common scale"):
             ClientUpdate.sum([one, ClientUpdate.from_weights(net, trained(net), lr=0.2)])
 
     def test_it_is_a_copy(self) -> None:

@@ -1,6 +1,7 @@
-"""The pictures of the documentation, made by running the commands they show: ``make pictures``.
+"""Draws the pictures of the documentation: ``make pictures``.
 
-Terminals are run for real, on a pseudo-terminal, and drawn by rich; reports are opened in chromium.
+The pictures of terminals show the output of commands that run on a pseudo-terminal; rich draws them. The pictures of
+reports are screenshots in chromium.
 """
 
 import os
@@ -24,11 +25,19 @@ from spearpp import simulate
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 COLUMNS = 110
-MINUTES = 4
+"""Width of the terminal in characters. Design choice."""
+TIMEOUT_SECONDS = 240
+"""Time after which the output of a command is no longer read. Design choice: no command takes that long."""
 
 
 def terminal(folder: Path, command: str, *, interrupt_at: bytes = b"") -> str:
-    """What a person sees who types the command, as ANSI text; Ctrl-C once ``interrupt_at`` is shown."""
+    """Run a command and return the final content of the terminal as ANSI text.
+
+    Args:
+        folder: working directory.
+        command: the command line, beginning with ``spearpp``.
+        interrupt_at: press Ctrl-C as soon as the output contains this text.
+    """
     leader, follower = pty.openpty()
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "spearpp", *command.split()[1:]],
@@ -40,7 +49,7 @@ def terminal(folder: Path, command: str, *, interrupt_at: bytes = b"") -> str:
         env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": "40", "COLORTERM": "truecolor"},
     )
     os.close(follower)
-    shown, deadline = b"", time.monotonic() + 60 * MINUTES
+    shown, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         ready, _, _ = select.select([leader], [], [], 0.5)
         try:
@@ -53,11 +62,11 @@ def terminal(folder: Path, command: str, *, interrupt_at: bytes = b"") -> str:
         if process.poll() is not None and not ready:
             break
     process.wait(timeout=60)
-    return _settled(shown.decode())
+    return _final_screen(shown.decode())
 
 
-def _settled(text: str) -> str:
-    """The text as it stands in the end: live lines that were drawn over are gone, but for their last state."""
+def _final_screen(text: str) -> str:
+    """Return the text without lines that were drawn over. Of the progress line, the last state remains."""
     frames = re.split(r"(?:\r?\x1b\[2K|\x1b\[1A\x1b\[2K)+", text.replace("\r\n", "\n"))
     kept = [frame for frame in frames if frame.strip("\r\n\x1b[?25lh ")]
     live = [frame for frame in kept[:-1] if "found " in frame and "round " in frame]
@@ -68,19 +77,19 @@ def _settled(text: str) -> str:
 
 
 def draw(name: str, command: str, text: str) -> None:
-    """An SVG of a terminal."""
+    """Draw a terminal as SVG."""
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, force_terminal=True, file=nowhere)
         console.print(f"$ {command}", style="bold", highlight=False)
         console.print(Text.from_ansi(text.strip("\n")))
         drawn = console.export_svg(title="spearpp")
-    # No font from the network: a picture of ours asks for nothing.
+    # Remove the web font, so that the picture loads nothing from the network.
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     (IMAGES / f"{name}.svg").write_text(re.sub(r"terminal-\d+", f"terminal-{name}", drawn))
 
 
 def page(file: Path, name: str, width: int, height: int, scheme: Literal["light", "dark"]) -> None:
-    """A picture of a report."""
+    """Save a screenshot of a report."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -93,7 +102,7 @@ def page(file: Path, name: str, width: int, height: int, scheme: Literal["light"
 
 
 def main() -> None:
-    """All of them."""
+    """Draw all pictures."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

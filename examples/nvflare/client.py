@@ -1,4 +1,4 @@
-"""One site: a step of SGD on its whole batch in every round, as FedSGD clients take it."""
+"""One site: in every round, it takes one step of SGD on its whole batch (FedSGD)."""
 
 import argparse
 

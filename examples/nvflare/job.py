@@ -1,5 +1,7 @@
-"""Two sites, two rounds, audited on the server. One site sends its update as it is; the other audits itself first, and
-hands what leaks over to NVFlare's own differential privacy.
+"""Runs two sites for two rounds, with audits on the server.
+
+One site sends its update unchanged. The other site audits its own update first, and applies NVFlare's differential
+privacy if the update leaks.
 
     pip install 'spearpp[nvflare,data]'
     python job.py --out audits
@@ -21,10 +23,10 @@ def main() -> None:
     """Build the job and run it in the simulator."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, default=Path("audits"), help="folder for the server's reports")
-    options.add_argument("--workspace", default="workspace", help="where the simulator works")
+    options.add_argument("--workspace", default="workspace", help="folder of the simulator")
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--keep", action="store_true", help="keep what was recovered in the reports")
-    options.add_argument("--salt", help="tell the names of sites in folders by it")
+    options.add_argument("--keep", action="store_true", help="keep the recovered inputs in the reports")
+    options.add_argument("--salt", help="secret for the pseudonyms of sites in folder names")
     given = options.parse_args()
     recipe = FedAvgRecipe(
         name="audited",
@@ -35,13 +37,13 @@ def main() -> None:
         params_transfer_type=TransferType.DIFF,
         per_site_config={"site-1": {}, "site-2": {}},
     )
-    # The server: what goes out is remembered, what comes in is audited.
+    # On the server, one filter remembers the weights that are sent, and one audits the updates that are received.
     recipe.add_server_output_filter(AuditFilter(), tasks=["train"])
     keep = "none" if given.keep else "omit"
     recipe.add_server_input_filter(
         AuditFilter(out=str(given.out.absolute()), redact=keep, salt=given.salt), tasks=["train"]
     )
-    # One site defends itself. The audit is the last filter of what leaves.
+    # One site defends itself. The audit is the last filter before the update leaves the site.
     recipe.add_client_input_filter(AuditFilter(), tasks=["train"], clients=["site-2"])
     defence = SVTPrivacy(fraction=0.5, noise_var=1.0)
     recipe.add_client_output_filter(AuditFilter("noise", noise=defence), tasks=["train"], clients=["site-2"])

@@ -1,3 +1,3 @@
-"""What this release is."""
+"""Version of the package."""
 
 __version__ = "0.1.0"

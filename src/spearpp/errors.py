@@ -1,36 +1,41 @@
-"""Every error this package raises on purpose. Each says what was seen, what it means and what to do."""
+"""The errors that this package raises on purpose. Each message states what was found and what the user can do."""
 
 
 class SpearError(Exception):
-    """Base of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class ShapeError(SpearError):
-    """Tensors whose shapes do not belong to one layer."""
+    """The shapes of the tensors do not fit each other."""
 
 
 class DtypeError(SpearError):
-    """Something that is not a floating-point tensor, or tensors on different devices."""
+    """A value is not a floating-point tensor, or tensors are on different devices."""
 
 
 class NonFiniteError(SpearError):
-    """NaN or Inf where numbers are needed."""
+    """A tensor holds NaN or Inf."""
 
 
 class RankError(SpearError):
-    """A gradient whose rank does not allow inversion, or contradicts the batch size given."""
+    """The rank of a gradient does not allow inversion, or contradicts the given batch size."""
 
 
 class OptionError(SpearError):
-    """An option outside its range."""
+    """An option is outside of its range."""
 
 
 class DataError(SpearError):
-    """A data set that cannot be read or does not hold what was asked for."""
+    """A file or data set cannot be read, or does not contain what is needed."""
 
 
 class MissingExtraError(SpearError, ImportError):
-    """An optional dependency that is not installed; the message names the extra."""
+    """An optional dependency is not installed. The message names the extra to install.
+
+    Args:
+        package: name of the missing package.
+        extra: name of the extra of spearpp that installs the package.
+    """
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed: pip install 'spearpp[{extra}]'")

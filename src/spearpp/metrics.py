@@ -1,4 +1,4 @@
-"""How good a recovery is, given the truth. Nothing on the recovering side imports this."""
+"""Compare recovered inputs with the true inputs. The attack itself never imports this module."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,43 +10,46 @@ from spearpp.normalisation import Normalisation
 from spearpp.types import Float, Int, Tensor
 
 EXACT_PSNR = 90.0
-"""The paper's mark for an exact batch, in dB; its DP and FedAvg tables use 25."""
+"""PSNR in dB above which the SPEAR++ paper counts a batch as exact. The paper's DP and FedAvg tables use 25 dB."""
 BEST_PSNR = 300.0
-"""What bit-identical inputs score, in dB: beyond the precision of float64."""
+"""Largest PSNR in dB, reported for identical inputs.
+
+Derived from float64: if every value is wrong by one rounding unit (2.2e-16), the PSNR is 313 dB.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """A recovery compared with the truth, sample by sample."""
+    """PSNR of recovered inputs, for every true sample."""
 
     psnr: Float[Tensor, "b"]
-    """For each true sample, the PSNR of the recovered one assigned to it in dB; 0 where none was left."""
+    """PSNR in dB of the recovered input that is assigned to each true sample; 0 if no input is assigned."""
     assignment: Int[Tensor, "b"]
-    """For each true sample, the row of the recovered inputs; -1 where none was left."""
+    """Row of the recovered input that is assigned to each true sample; -1 if no input is assigned."""
     threshold: float
-    """What counts as exact, in dB."""
+    """PSNR in dB above which a sample counts as exact."""
 
     @property
     def mean_psnr(self) -> float:
-        """Mean over the true samples, in dB."""
+        """Mean PSNR over the true samples, in dB."""
         return float(self.psnr.mean())
 
     @property
     def accurate(self) -> bool:
-        """Whether the batch counts as recovered, as the paper defines it: mean PSNR over the threshold."""
+        """Whether the batch counts as recovered by the paper's definition: the mean PSNR exceeds the threshold."""
         return self.mean_psnr > self.threshold
 
     @property
     def recovered(self) -> int:
-        """How many samples are over the threshold themselves."""
+        """Number of samples whose PSNR exceeds the threshold."""
         return int((self.psnr > self.threshold).sum())
 
     @property
     def exact(self) -> bool:
-        """Whether every sample is over the threshold.
+        """Whether the PSNR of every sample exceeds the threshold.
 
-        Stricter than ``accurate``: with exact inputs at 160 dB the mean passes 90 with a third of
-        the batch wrong.
+        This property is stricter than ``accurate``. If exact inputs reach 160 dB, the mean exceeds 90 dB even if a
+        third of the batch is wrong.
         """
         return self.recovered == len(self.psnr)
 
@@ -58,7 +61,7 @@ class Score:
 
 
 def psnr(mean_squared_error: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-    """-10 log₁₀(MSE) in dB for values on the [0, 1] scale, at most 300.
+    """Return -10 log₁₀(MSE) in dB for values on the [0, 1] scale, at most 300 dB.
 
     >>> import torch
     >>> psnr(torch.tensor([0.01]))
@@ -74,24 +77,28 @@ def score(
     normalisation: Normalisation | None = None,
     threshold: float = EXACT_PSNR,
 ) -> Score:
-    """Assign recovered inputs to true ones so that the PSNRs sum to the most, and report them.
+    """Assign recovered inputs to true inputs such that the sum of the PSNRs is largest, and report the PSNRs.
 
-    PSNR is summed rather than squared error, so that one wild input cannot take the place of an
-    exact one. Samples that are in the batch more than once can be recovered only once; each copy
-    gets that one's PSNR.
+    The assignment uses PSNR and not squared error, because one very wrong input would dominate the squared error and
+    could displace an exact input. An attack can recover repeated samples only once. Each copy of a repeated sample
+    therefore gets the PSNR of the same recovered input.
 
     Args:
-        recovered: (k, n), what ``spearpp.invert`` returned.
-        truth: (b, n), the batch as the network was fed it.
-        normalisation: how the network's inputs came from the [0, 1] scale; PSNR is measured there.
-        threshold: PSNR in dB over which a sample, or a batch on average, counts as exact.
+        recovered: (k, n), the inputs that ``spearpp.invert`` returned.
+        truth: (b, n), the batch as it was fed to the network.
+        normalisation: the map from the [0, 1] scale to network inputs. PSNR is measured on the [0, 1] scale. If it is
+            None, the network inputs are on this scale already.
+        threshold: PSNR in dB above which a sample, or the mean of a batch, counts as exact.
+
+    Raises:
+        SpearError: if an argument is not a tensor, shapes do not fit, or the truth holds NaN or Inf.
 
     >>> import torch
     >>> truth = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
     >>> score(truth.flip(0), truth).assignment
     tensor([2, 1, 0])
     """
-    from scipy.optimize import linear_sum_assignment
+    from scipy.optimize import linear_sum_assignment  # slow to import
 
     if not isinstance(recovered, Tensor) or not isinstance(truth, Tensor):
         raise DtypeError(f"recovered is a {type(recovered).__name__}, truth a {type(truth).__name__}: pass tensors")
@@ -103,13 +110,15 @@ def score(
     if not bool(torch.isfinite(truth).all()):
         raise NonFiniteError("the truth holds NaN or Inf")
     true = truth.detach().double().cpu()
-    guess = recovered.detach().double().cpu()
+    found = recovered.detach().double().cpu()
     if normalisation is not None:
         if len(normalisation.mean) != true.shape[1]:
-            raise ShapeError(f"a normalisation of {len(normalisation.mean)} columns for inputs of {true.shape[1]}")
-        true, guess = normalisation.undo(true), normalisation.undo(guess)
+            raise ShapeError(
+                f"a normalisation of {len(normalisation.mean)} columns for inputs of {true.shape[1]} columns"
+            )
+        true, found = normalisation.undo(true), normalisation.undo(found)
     distinct, copy_of = torch.unique(true, dim=0, return_inverse=True)
-    errors = torch.cdist(distinct, guess, compute_mode="donot_use_mm_for_euclid_dist").square() / true.shape[1]
+    errors = torch.cdist(distinct, found, compute_mode="donot_use_mm_for_euclid_dist").square() / true.shape[1]
     quality = psnr(torch.nan_to_num(errors, nan=1e30, posinf=1e30))
     rows, columns = (torch.from_numpy(index) for index in linear_sum_assignment(quality.numpy(), maximize=True))
     best = torch.zeros(len(distinct), dtype=torch.float64)
@@ -119,8 +128,8 @@ def score(
 
 
 def accuracy(scores: Iterable[Score]) -> float:
-    """The share of batches with mean PSNR over their threshold, as the paper's tables report it."""
+    """Return the fraction of batches whose mean PSNR exceeds their threshold, as the paper's tables report it."""
     accurate = [each.accurate for each in scores]
     if not accurate:
-        raise ShapeError("no scores: the accuracy of no batches is not defined")
+        raise ShapeError("no scores: the accuracy is defined for at least one batch")
     return sum(accurate) / len(accurate)

@@ -1,4 +1,4 @@
-"""The affine map between a data set's own [0, 1] scale and what the network is fed."""
+"""The affine map between the [0, 1] scale of a data set and the inputs of a network."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from spearpp.types import Float, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """x = (u - mean) / std, coordinate by coordinate, with u on the [0, 1] scale.
+    """Standardise every coordinate: x = (u - mean) / std, with u on the [0, 1] scale.
 
     >>> import torch
     >>> halves = Normalisation(torch.tensor([0.5]), torch.tensor([0.25]))
@@ -23,14 +23,14 @@ class Normalisation:
     std: Float[Tensor, "n"]
 
     def apply(self, unit: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
-        """From the [0, 1] scale to network inputs."""
+        """Convert values on the [0, 1] scale to network inputs."""
         return (unit - self.mean.to(unit)) / self.std.to(unit)
 
     def undo(self, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
-        """From network inputs to the [0, 1] scale."""
+        """Convert network inputs to values on the [0, 1] scale."""
         return inputs * self.std.to(inputs) + self.mean.to(inputs)
 
     @classmethod
     def identity(cls, features: int) -> "Normalisation":
-        """The network is fed the [0, 1] scale itself."""
+        """Return the normalisation of a network whose inputs are on the [0, 1] scale already."""
         return cls(torch.zeros(features), torch.ones(features))

@@ -1,4 +1,4 @@
-"""Inputs as pictures, without any library: shapes, colours, PNG files and a gallery for notebooks."""
+"""Show inputs as pictures without an imaging library: PNG files, and a gallery for notebooks."""
 
 import base64
 import html
@@ -12,52 +12,61 @@ import torch
 from spearpp.types import Float, Tensor
 
 Shape = tuple[int, int, int]
-"""Channels, height, width."""
-SMALLEST = 8
-"""Pixels a side from which on a row of numbers is taken for a square image."""
-BLURRED = 4
-"""Blocks a side that are left of a blurred picture."""
-IN_NOTEBOOKS = 64
+"""(channels, height, width) of an image."""
+MIN_SIDE = 8
+"""Smallest side in pixels at which a row of numbers counts as a square image.
+
+A design choice: scikit-learn's digits, the smallest images in use here, have 8 x 8 pixels.
+"""
+BLUR_BLOCKS = 4
+"""Number of blocks per side of a blurred picture. A design choice: 16 colours do not show what is on a picture."""
+GALLERY_SIZE = 64
+"""Largest number of pictures in a gallery. A design choice that keeps the output of a notebook cell short."""
 
 
 def guess_shape(features: int) -> Shape | None:
-    """The square image, in colour or grey, that has so many numbers; None if there is none.
+    """Return the shape of the square colour or grey image with this number of values, or None if there is none.
 
     >>> guess_shape(3072), guess_shape(784), guess_shape(30)
     ((3, 32, 32), (1, 28, 28), None)
     """
     for channels in (3, 1):
         side = math.isqrt(features // channels)
-        if side >= SMALLEST and channels * side * side == features:
+        if side >= MIN_SIDE and channels * side * side == features:
             return channels, side, side
     return None
 
 
 def on_unit_scale(inputs: Float[Tensor, "k n"], shape: Shape) -> Float[Tensor, "k n"]:
-    """Inputs of unknown normalisation on the [0, 1] scale: each channel by its range over all of them.
+    """Map inputs with an unknown normalisation to the [0, 1] scale.
 
-    What is on that scale already stays as it is.
+    Every channel is scaled by its range over all inputs. Inputs that are on the [0, 1] scale already, up to 0.01, are
+    returned unchanged.
     """
     if not inputs.numel() or (float(inputs.min()) >= -0.01 and float(inputs.max()) <= 1.01):
         return inputs
     channels = inputs.reshape(len(inputs), shape[0], -1)
-    least, most = channels.amin((0, 2))[:, None], channels.amax((0, 2))[:, None]
-    return ((channels - least) / (most - least).clamp_min(1e-12)).reshape(inputs.shape)
+    low, high = channels.amin((0, 2))[:, None], channels.amax((0, 2))[:, None]
+    return ((channels - low) / (high - low).clamp_min(1e-12)).reshape(inputs.shape)
 
 
 def blur(inputs: Float[Tensor, "k n"], shape: Shape) -> Float[Tensor, "k n"]:
-    """Every picture as 4 x 4 blocks of their mean: what was averaged away cannot be brought back.
+    """Replace every picture by 4 x 4 blocks of its mean colours. The blur cannot be undone.
 
     >>> blur(torch.arange(64.0)[None], (1, 8, 8)).unique().numel()
     16
     """
     images = inputs.reshape(-1, *shape)
-    small = torch.nn.functional.adaptive_avg_pool2d(images, (min(BLURRED, shape[1]), min(BLURRED, shape[2])))
+    small = torch.nn.functional.adaptive_avg_pool2d(images, (min(BLUR_BLOCKS, shape[1]), min(BLUR_BLOCKS, shape[2])))
     return torch.nn.functional.interpolate(small, size=shape[1:], mode="nearest").reshape(inputs.shape)
 
 
 def png(unit: Float[Tensor, "n"], shape: Shape) -> bytes:
-    """One picture on the [0, 1] scale as a PNG file, grey for one channel, else its first three as colours."""
+    """Return one picture on the [0, 1] scale as a PNG file.
+
+    A picture with at least three channels shows the first three as red, green and blue. Other pictures show the first
+    channel in grey.
+    """
     channels, height, width = shape
     pixels = unit.detach().float().cpu().reshape(shape)[: 3 if channels >= 3 else 1]
     values = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
@@ -74,16 +83,19 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def data_uri(unit: Float[Tensor, "n"], shape: Shape) -> str:
-    """The same as the address of an image in a page."""
+    """Return one picture on the [0, 1] scale as the data URI of a PNG image, for an HTML page."""
     return "data:image/png;base64," + base64.b64encode(png(unit, shape)).decode()
 
 
 def gallery(inputs: Float[Tensor, "k n"], captions: Sequence[str]) -> str:
-    """The first inputs as HTML pictures with captions, for notebooks; nothing where they are no images."""
+    """Return the first inputs as HTML pictures with captions, for notebooks.
+
+    The result is an empty string if the inputs are not images.
+    """
     shape = guess_shape(inputs.shape[1]) if inputs.ndim == 2 and len(inputs) else None
     if shape is None:
         return ""
-    shown = on_unit_scale(inputs.detach().float().cpu(), shape)[:IN_NOTEBOOKS]
+    shown = on_unit_scale(inputs.detach().float().cpu(), shape)[:GALLERY_SIZE]
     figures = [
         f'<figure style="display:inline-block;margin:3px;text-align:center"><img src="{data_uri(unit, shape)}" '
         f'alt="{html.escape(caption)}" style="width:64px;image-rendering:pixelated"><figcaption '

@@ -1,8 +1,7 @@
-"""Array types that carry their shape, written ``Float[Tensor, "m n"]``.
+"""Tensor types that carry their shape, written ``Float[Tensor, "m n"]``, and operations on dataclasses of tensors.
 
-jaxtyping gives them their meaning: static checkers see a plain ``Tensor``, and the test
-suite checks every call against the written shape. It is not needed to run the package;
-without it the same annotations stand for ``Tensor``.
+The types come from jaxtyping. A static type checker sees a plain ``Tensor``. The test suite checks the shapes in every
+call. jaxtyping is not needed to run the package: without it, the annotations mean ``Tensor``.
 """
 
 from dataclasses import fields, replace
@@ -33,24 +32,39 @@ class _Dataclass(Protocol):
 
 
 Table = TypeVar("Table", bound=_Dataclass)
+"""A dataclass whose tensors all have the same number of rows."""
 
 
 def replace_rows(table: Table, where: Tensor, rows: Table) -> Table:
-    """The same dataclass with other rows at the indices ``where``."""
-    columns = {field.name: getattr(table, field.name) for field in fields(table)}
-    tensors = {name: each for name, each in columns.items() if isinstance(each, Tensor)}
-    return replace(table, **{n: each.index_copy(0, where, getattr(rows, n)) for n, each in tensors.items()})
+    """Return a copy of a dataclass of tensors in which the rows with the indices ``where`` are replaced.
+
+    Args:
+        table: a dataclass whose tensors all have k rows.
+        where: indices of the rows to replace, (j,).
+        rows: a dataclass of the same type whose tensors have j rows.
+    """
+    columns = _tensors(table).items()
+    return replace(table, **{name: column.index_copy(0, where, getattr(rows, name)) for name, column in columns})
 
 
 def select_rows(table: Table, which: Tensor) -> Table:
-    """A dataclass whose tensors have one row for each of k things, with some of the rows, by index or mask."""
-    columns = {field.name: getattr(table, field.name) for field in fields(table)}
-    return replace(table, **{name: each[which] for name, each in columns.items() if isinstance(each, Tensor)})
+    """Return a copy of a dataclass of tensors with some of the rows.
+
+    Args:
+        table: a dataclass whose tensors all have k rows.
+        which: indices of the rows to keep, or a mask of shape (k,).
+    """
+    return replace(table, **{name: column[which] for name, column in _tensors(table).items()})
 
 
 def to_device(table: Table, device: torch.device) -> Table:
-    """The same dataclass with its tensors, and those of dataclasses in it, on another device."""
-    columns = {field.name: getattr(table, field.name) for field in fields(table)}
-    tensors = {name: each.to(device) for name, each in columns.items() if isinstance(each, Tensor)}
-    tables = {name: to_device(each, device) for name, each in columns.items() if isinstance(each, _Dataclass)}
+    """Return a copy of a dataclass with its tensors, and those of nested dataclasses, on another device."""
+    tensors = {name: column.to(device) for name, column in _tensors(table).items()}
+    values = {field.name: getattr(table, field.name) for field in fields(table)}
+    tables = {name: to_device(value, device) for name, value in values.items() if isinstance(value, _Dataclass)}
     return replace(table, **tensors, **tables)
+
+
+def _tensors(table: _Dataclass) -> dict[str, Tensor]:
+    values = {field.name: getattr(table, field.name) for field in fields(table)}
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}

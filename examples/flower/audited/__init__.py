@@ -1,1 +1,1 @@
-"""A Flower app whose server audits what its clients send."""
+"""A Flower app whose server audits the updates of its clients."""

@@ -1,4 +1,4 @@
-"""The server: FedAvg, and around it the audit of one random reply a round."""
+"""The server: FedAvg inside ``AuditStrategy``, which audits one random reply in each round."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation as its configuration says."""
+    """Run the federation with the options in ``pyproject.toml``."""
     config = context.run_config
     torch.manual_seed(0)
     strategy = strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)

@@ -1,4 +1,4 @@
-"""From a client's update to a verdict: plan which layers to invert, run the searches, judge what they recovered."""
+"""Audit a client's update: plan which layers to invert, run the searches, judge the recovered inputs."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.estimate import SECONDS
 from spearpp.auditing.judge import (
     add_proof,
@@ -25,7 +25,7 @@ from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import OptionError
 from spearpp.inversion.result import Progress
 from spearpp.model import Layer
-from spearpp.search import Gated, Search
+from spearpp.search import Search
 from spearpp.update import ClientUpdate
 
 __all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "audit"]
@@ -42,37 +42,38 @@ def audit(
     generator: torch.Generator | None = None,
     progress: Callable[[Layer, Progress], None] | None = None,
 ) -> AuditResult:
-    """Find out whether an update gives its training batch away.
+    """Find out whether training samples can be recovered from a client's update.
 
-    Every Linear layer before a ReLU is inverted, with the next layer as a second witness where there is one, until the
-    model's inputs are all there (what later layers see follows from them). A layer whose gradient has rank one is
-    inverted whatever follows it. Each recovered input is then replayed alone through the model, which tells how many
-    samples it stands for and how far it may be off (``spearpp.auditing.claims``).
+    The audit inverts every Linear layer that is followed by a ReLU, together with the next layer if there is one, until
+    all inputs of the model are recovered (the inputs of later layers follow from them). A layer whose gradient has rank
+    one is inverted whatever follows it. Then the audit replays each recovered input alone through the model. The replay
+    says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
 
-    The verdict is LEAKS if an input is a sample of this client, or within a stated distance of one; NOT_FOUND if none
-    is within the budget (inputs that fit the gradient without being proved are counted and explained); and
-    NOT_APPLICABLE if there is no layer to invert.
+    The verdict is LEAKS if an input is a sample of this client, or within a stated distance of one. It is NOT_FOUND if
+    no input is, within the budget; inputs that fit the gradient without being proved are counted and explained. It is
+    NOT_APPLICABLE if no layer can be inverted.
 
-    An update that is in files is looked through first, then read a layer at a time; nothing of it is kept.
+    An update that is in files is checked first, then read one layer at a time. Nothing of it is kept.
 
-    Ctrl-C ends the search, not the call: what was certified until then is in the result, ``interrupted`` is True.
+    Ctrl-C ends the search, not the call: the result contains what was certified until then, and ``interrupted`` is
+    True.
 
     Args:
         update: what the client sent.
-        model: the network, to tell which layers feed a ReLU, to find labels and to replay; None to go without.
-        budget: seconds for all layers together, kept to a round of the search; None leaves it to the search.
-        memory: bytes that the work on one layer may take; larger layers are skipped, and the caveats say so. None for
-            no bound.
-        search: how to look; None is ``spearpp.search.Gated()``.
-        batch_size: how many samples the client trained on, if that is known (Flower's ``num-examples``). With it an
-            input can be proved to be one sample; without it, one sample or the mean of samples very close to each
-            other.
+        model: the network, used to find the layers that feed a ReLU, to find labels and to replay; None to go without.
+        budget: seconds for all layers together, checked after every round of a search; None for no limit.
+        memory: bytes that the work on one layer may take. Larger layers are skipped, and the caveats say so. None means
+            no limit.
+        search: the search to run; None is ``spearpp.search.Gated()``.
+        batch_size: how many samples the client trained on, if this is known (Flower's ``num-examples``). With this
+            number an input can be proved to be one sample. Without it, an input is one sample or the mean of samples
+            that are very close to each other.
         generator: source of randomness; None is a generator with seed 0.
-        progress: called after every round with the layer and how far it is.
+        progress: called after every round with the layer and its progress.
 
     Raises:
-        SpearError: for an update that is none, or whose file is damaged, changed or gone. "Nothing found" is a result,
-            not an error.
+        SpearError: if ``update`` is not an update, or its file is damaged, changed or missing. If nothing is found, the
+            result says so; this is not an error.
 
     >>> import torch, spearpp
     >>> from spearpp import simulate
@@ -87,7 +88,7 @@ def audit(
     >>> result.replay.difference < 1e-5
     True
     """
-    _check(update, budget, search, batch_size)
+    _check(update, budget, batch_size)
     check_memory(memory)
     began = time.monotonic()
     clock = Budget(budget, began)
@@ -102,7 +103,7 @@ def audit(
         again = replay_all(audits, plan.update, network)
         audits = add_proof(audits, again, judged.signals, one_step=is_one_step(update))
         trained = estimate_training(audits, plan.update, network, again, clock.rest(SECONDS))
-    except KeyboardInterrupt:  # the inputs are there; labels and the replay are not
+    except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
         interrupted = True
     verdict = _verdict(audits)
     context = Context(
@@ -132,13 +133,11 @@ def audit(
     )
 
 
-def _check(update: object, budget: object, search: Search | None, batch_size: object) -> None:
+def _check(update: object, budget: object, batch_size: object) -> None:
     if not isinstance(update, ClientUpdate):
         raise OptionError(f"update is a {type(update).__name__}: expected a spearpp.ClientUpdate")
     if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
-        raise OptionError(f"budget={budget!r}: seconds, or None for none")
-    if budget is not None and search is not None and not isinstance(search, Gated):
-        raise OptionError("a budget in seconds needs the gated search; the others are bounded by their starts")
+        raise OptionError(f"budget={budget!r}: expected a positive number of seconds, or None")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise OptionError(f"batch_size={batch_size!r}: the number of samples the client trained on, or None")
 

@@ -1,26 +1,23 @@
-"""An audit as plain numbers and words: the content of ``report.json``, whose form ``report.schema.json`` documents."""
+"""The content of ``report.json``. ``report.schema.json`` documents the format."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
-from spearpp.auditing.claims import UNJUDGED
+from spearpp.auditing.claim import UNJUDGED
 from spearpp.auditing.result import AuditResult, LayerAudit
-from spearpp.inversion.evidence import Certificates
 from spearpp.inversion.result import Inversion
-from spearpp.types import Tensor
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 SCHEMA = "spearpp-report"
-VERSION = 2
-"""Rises when a field changes its meaning or goes; new fields do not raise it."""
+VERSION = 3
+"""Version of the format. It increases if a field changes its meaning or is removed, not if a field is added."""
+EVIDENCE_KINDS = {1: "one layer", 2: "two layers"}
+"""The name of the evidence in ``report.json``, by the number of layers that the evidence comes from."""
 
 
 def document(result: AuditResult) -> dict[str, Any]:
-    """Everything in an audit but the recovered numbers themselves, as JSON takes it; null for what is not finite."""
+    """Return everything in an audit except the recovered numbers, ready for JSON. Non-finite numbers become null."""
     best = result.best
     content = {
         "schema": SCHEMA,
@@ -46,6 +43,7 @@ def document(result: AuditResult) -> dict[str, Any]:
 
 
 def _layer(audited: LayerAudit) -> dict[str, Any]:
+    """Return the entry of one layer."""
     return {
         **asdict(audited.layer),
         "feasible": audited.feasible,
@@ -59,26 +57,26 @@ def _layer(audited: LayerAudit) -> dict[str, Any]:
 
 
 def _inversion(audited: LayerAudit, inversion: Inversion) -> dict[str, Any]:
-    evidence = inversion.certificates
-    kind = None if evidence is None else "masks" if isinstance(evidence, Certificates) else "witnesses"
+    """Return the entry of one layer's inversion."""
+    evidence = inversion.evidence
     return {
         "score": inversion.score,
         "batch_size": inversion.batch_size,
         "scale_known": inversion.scale_known,
-        "witness": inversion.next_layer,
+        "next_layer": inversion.next_layer,
         "stats": asdict(inversion.stats),
         "spectrum": inversion.spectrum.tolist(),
-        "evidence": kind,
-        "batch_evidence": {} if evidence is None else _scalars(evidence),
+        "evidence": None if evidence is None else EVIDENCE_KINDS[evidence.layers],
+        "batch_evidence": {} if evidence is None else evidence.numbers,
         "samples": [_sample(audited, inversion, row) for row in range(len(inversion.inputs))],
     }
 
 
 def _sample(audited: LayerAudit, inversion: Inversion, row: int) -> dict[str, Any]:
-    evidence, labels = inversion.certificates, audited.labels
+    """Return the entry of one input: its claim, its label and the numbers of its evidence."""
+    evidence, labels = inversion.evidence, audited.labels
     claim = audited.claims[row] if row < len(audited.claims) else UNJUDGED
-    columns = {} if evidence is None else {f.name: getattr(evidence, f.name) for f in fields(evidence)}
-    numbers = {name: each[row].item() for name, each in columns.items() if isinstance(each, Tensor)}
+    numbers = {} if evidence is None else {name: each[row].item() for name, each in evidence.columns.items()}
     if row < len(inversion.zeros):
         numbers["zeros"] = int(inversion.zeros[row])
     numbers["noise_error"] = numbers.pop("error", math.inf)
@@ -94,13 +92,8 @@ def _sample(audited: LayerAudit, inversion: Inversion, row: int) -> dict[str, An
     }
 
 
-def _scalars(evidence: "DataclassInstance") -> dict[str, float]:
-    named = {field.name: getattr(evidence, field.name) for field in fields(evidence)}
-    return {name: value for name, value in named.items() if isinstance(value, int | float)}
-
-
 def plain(value: Any) -> Any:
-    """The same as JSON takes it: lists for tuples, None for numbers that are not finite.
+    """Convert a value for JSON: tuples become lists, and non-finite numbers become None.
 
     >>> plain({"a": (1.0, float("inf"))})
     {'a': [1.0, None]}

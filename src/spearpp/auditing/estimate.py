@@ -1,7 +1,7 @@
-"""How a client trained, told from its update: the training is played again on the recovered batch until it fits.
+"""Estimate how a client trained: repeat the training on the recovered batch until the result fits the update.
 
-One update holds lr, the number of steps and momentum together, as their product with the gradient. They come apart
-because the weights move: the second step's gradient is another one than the first's.
+An update contains only the product of the gradient with lr, steps and momentum. The three numbers can be determined
+separately only because the weights move: the gradient of the second step differs from the gradient of the first step.
 """
 
 import time
@@ -17,54 +17,86 @@ from spearpp.types import Float, Int, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.names import plain
 
-STEPS = 8
-"""Steps up to which the training is played again."""
+MAX_STEPS = 8
+"""Largest number of steps that can be determined.
+
+A design choice: the time grows with the square of this number.
+"""
 SECONDS = 5.0
-"""Time for it; what is not told by then is left open."""
-LARGEST = 5_000_000
-"""Numbers of an update up to which it is tried: the training is held in float64, several times over."""
-FITS = 1e-4
-"""Difference up to which a training played again is the client's: recovered inputs are as exact as that."""
-ROUNDED = 0.3
-"""Steps round weights by this share of a unit in the last place at most: 0.17 to 0.25 was seen for one step, and √s
-times that for s. A difference that rounding explains is none."""
-APART = 5.0
-"""How much worse every other number of steps must fit."""
-WRONG = 0.05
-"""Share by which a rate that was given may differ from what is told."""
-ROUNDS = 12
-"""Corrections of lr and momentum for one number of steps."""
-STARTS = (0.0, 0.9)
-"""Momentum from which on it is corrected."""
-MOST = 0.999
-"""Momentum at most."""
-NUDGE = 1e-4
-"""Change of lr and momentum that shows how the training depends on them."""
+"""Default time limit for the estimate. Without a clear fit by then, only the product is reported.
+
+A design choice: the estimate is an extra and should not take longer than a typical audit.
+"""
+MAX_PARAMETERS = 5_000_000
+"""Largest number of parameters of an update whose training is estimated.
+
+A design choice: several copies of the parameters are held in float64, 40 MB each at this size.
+"""
+MAX_DIFFERENCE = 1e-4
+"""Largest relative difference at which a repeated training counts as the client's training.
+
+A design choice: recovered inputs are about as exact as this.
+"""
+WEIGHT_ROUNDING = 0.3
+"""Rounding of the weights in one step, in units of the last place. s steps round √s times as much.
+
+Measured: 0.17 to 0.25 for one step. A difference that rounding explains does not count.
+"""
+CLEARLY_WORSE = 5.0
+"""How many times the difference of the best number of steps the difference of every other number must be.
+
+A design choice: the best number must be clearly better than all others.
+"""
+RATE_TOLERANCE = 0.05
+"""Largest relative difference between the given and the estimated learning rate that is not reported.
+
+A design choice: the estimate is far more accurate than 5 %, and a larger difference is a mistake in the given values.
+"""
+MAX_CORRECTIONS = 12
+"""Largest number of corrections of lr and momentum for one number of steps.
+
+A design choice: Gauss-Newton converges within a few corrections, and the loop stops when it has converged.
+"""
+IMPROVEMENT = 0.999
+"""A correction is accepted if it multiplies the difference by less than this factor.
+
+A design choice: smaller improvements do not change the reported digits.
+"""
+FIRST_MOMENTA = (0.0, 0.9)
+"""Values of momentum from which the corrections start: plain SGD, and the usual value with momentum."""
+MAX_MOMENTUM = 0.999
+"""Largest momentum that is tried. A design choice: SGD with momentum diverges at 1."""
+DERIVATIVE_STEP = 1e-4
+"""Relative change of lr, and change of momentum, for the numerical derivatives of the training.
+
+A design choice for forward differences in float64: the relative error is about 1e-4.
+"""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """How the client trained, if it took every step with its whole batch; None for what its update does not tell."""
+    """How the client trained, if every step used the whole batch. None for everything that the update leaves open."""
 
     product: float
-    """By what the mean gradient was multiplied altogether: lr · steps, with momentum lr · Σ_t (1 - μᵗ) / (1 - μ)."""
+    """Total factor of the mean gradient: lr · steps, or lr · Σ_t (1 - μᵗ) / (1 - μ) with momentum μ."""
     difference: float
-    """‖update - training played again‖ / ‖update‖ for what fits best."""
+    """‖update - repeated training‖ / ‖update‖ for the best fit."""
     lr: float | None = None
     steps: int | None = None
     momentum: float | None = None
-    """None after one step too: the first step with momentum is one of plain SGD."""
+    """Also None for one step: the first step with momentum is the same as a step of plain SGD."""
 
     def differs_from(self, update: ClientUpdate) -> bool:
-        """Whether the update was said to be of another rate than the one that is told."""
+        """Return whether the learning rate that the caller gave for the update contradicts this estimate."""
         if self.lr is None or update.lr is None:
             return False
-        given, told = (update.lr, self.lr) if update.steps is None else (update.lr * update.steps, self.product)
-        return abs(given - told) > WRONG * told
+        given, estimated = (update.lr, self.lr) if update.steps is None else (update.lr * update.steps, self.product)
+        return abs(given - estimated) > RATE_TOLERANCE * estimated
 
     def __str__(self) -> str:
         if self.lr is None or self.steps is None:
-            return f"lr · steps = {self.product:.3g}, momentum counted in, which do not come apart"
+            product = f"lr · steps = {self.product:.3g}, including momentum"
+            return f"{product} (the update does not determine lr, steps and momentum separately)"
         steps = "one step" if self.steps == 1 else f"{self.steps} steps"
         momentum = "" if self.momentum is None else f" and momentum {round(self.momentum, 3) + 0.0:g}"
         return f"{steps} with the whole batch at lr {self.lr:.3g}{momentum}"
@@ -72,6 +104,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Fit:
+    """One schedule, and how well it reproduces the update."""
+
     steps: int
     lr: float
     momentum: float
@@ -86,14 +120,22 @@ def estimate(
     *,
     seconds: float = SECONDS,
 ) -> Estimate:
-    """Find the lr, steps and momentum with which the recovered batch gives the weights that the client sent.
+    """Find the lr, the number of steps and the momentum with which the recovered batch reproduces the update.
 
-    For every number of steps lr and momentum are fitted. The number is told where it fits up to rounding and no other
-    does nearly as well. Small steps hardly move the weights: then several schedules are one, and only their product is
-    told. So it is for mini-batches, whose order cannot be played again; it then counts their steps.
+    For every number of steps the function fits lr and momentum. It reports a number of steps if this number fits up to
+    rounding and every other number fits clearly worse. If the steps are too small to move the weights, several
+    schedules have the same result, and only the product is reported. The same holds for mini-batches, whose order is
+    unknown. The product then counts the steps of all mini-batches.
+
+    Args:
+        model: the network.
+        update: what the client sent.
+        inputs: the recovered inputs, all samples of the batch.
+        labels: their labels.
+        seconds: time limit.
 
     Raises:
-        OptionError: if the model does not take the inputs.
+        OptionError: if the model does not accept the inputs.
 
     >>> from spearpp import simulate
     >>> model = simulate.mlp(30, [40, 40], 10, generator=torch.Generator().manual_seed(2))
@@ -104,104 +146,106 @@ def estimate(
     """
     training = _Training(model, update, inputs, labels)
     first = training.first()
-    training.until = time.monotonic() + seconds
+    training.deadline = time.monotonic() + seconds
     try:
-        return _told(training, first) or Estimate(first.lr, first.difference)
-    except TimeoutError:  # what is fitted halfway tells nothing
+        return _clear_fit(training, first) or Estimate(first.lr, first.difference)
+    except TimeoutError:  # an unfinished fit shows nothing
         return Estimate(first.lr, first.difference)
 
 
-def _told(training: "_Training", first: "_Fit") -> Estimate | None:
-    """The one number of steps that fits, with its lr and momentum."""
+def _clear_fit(training: "_Training", first: "_Fit") -> Estimate | None:
+    """Return the estimate for the only number of steps that fits, or None if no number is clearly the best."""
     fits = [first]
-    for steps in range(2, STEPS + 2):
-        fits.append(_best_of(training, steps, first.lr))
+    for steps in range(2, MAX_STEPS + 2):
+        fits.append(_fit_schedule(training, steps, first.lr))
         best, *others = sorted(fits, key=lambda each: each.difference)
-        whole = best.difference <= max(FITS, training.rounding * best.steps**0.5)
-        if best.steps < steps and whole and others[0].difference >= APART * best.difference:
+        exact = best.difference <= max(MAX_DIFFERENCE, training.rounding * best.steps**0.5)
+        if best.steps < steps and exact and others[0].difference >= CLEARLY_WORSE * best.difference:
             momentum = None if best.steps == 1 else best.momentum
-            total = best.lr * _passes(best.steps, best.momentum)
+            total = best.lr * _total_factor(best.steps, best.momentum)
             return Estimate(total, best.difference, best.lr, best.steps, momentum)
     return None
 
 
 class _Training:
-    """The recovered batch in the hands of the client: what becomes of the weights, and what did."""
+    """Training of the model on the recovered batch, for comparison with the update."""
 
     def __init__(self, model: nn.Module, update: ClientUpdate, inputs: Tensor, labels: Tensor) -> None:
-        self.until = float("inf")
+        self.deadline = float("inf")
         self.model = as_sent(model, update).double()
         named = dict(self.model.named_parameters())
-        self.sent = {name: each.detach() for name, each in named.items() if plain(name) in update.gradients}
-        device = next(iter(self.sent.values())).device
+        self.before = {name: each.detach() for name, each in named.items() if plain(name) in update.gradients}
+        device = next(iter(self.before.values())).device
         self.inputs, self.labels = inputs.to(device).double(), labels.to(device)
         forward(self.model, self.inputs)
         scale = (update.lr or 1.0) * (update.steps or 1)
-        seen = {name: update.gradients[plain(name)].double() * scale for name in self.sent}
-        self.seen = _flat(seen)
-        weights, size = (float(torch.linalg.vector_norm(each)) for each in (_flat(self.sent), self.seen))
-        self.rounding = ROUNDED * torch.finfo(torch.float32).eps * weights / max(size, 1e-300)
+        self.observed = _flat({name: update.gradients[plain(name)].double() * scale for name in self.before})
+        weights, size = (float(torch.linalg.vector_norm(each)) for each in (_flat(self.before), self.observed))
+        self.rounding = WEIGHT_ROUNDING * torch.finfo(torch.float32).eps * weights / max(size, 1e-300)
 
     def first(self) -> "_Fit":
-        """One step, at the rate at which it fits best."""
-        made = self.change(1, 1.0, 0.0)
-        rate = float(made @ self.seen / (made @ made).clamp_min(1e-300))
-        size = torch.linalg.vector_norm(self.seen).clamp_min(1e-300)
-        return _Fit(1, rate, 0.0, float(torch.linalg.vector_norm(self.seen - rate * made) / size))
+        """Return the best fit of one step."""
+        gradient = self.change(1, 1.0, 0.0)
+        rate = float(gradient @ self.observed / (gradient @ gradient).clamp_min(1e-300))
+        size = torch.linalg.vector_norm(self.observed).clamp_min(1e-300)
+        return _Fit(1, rate, 0.0, float(torch.linalg.vector_norm(self.observed - rate * gradient) / size))
 
     def change(self, steps: int, lr: float, momentum: float) -> Float[Tensor, "p"]:
-        """The weights before minus those after.
+        """Train, and return the weights before the training minus the weights after it.
 
         Raises:
-            TimeoutError: when the time is spent.
+            TimeoutError: if the deadline has passed.
         """
-        now, velocity = self.sent, {name: torch.zeros_like(each) for name, each in self.sent.items()}
+        now, velocity = self.before, {name: torch.zeros_like(each) for name, each in self.before.items()}
         for _ in range(steps):
-            if time.monotonic() > self.until:
+            if time.monotonic() > self.deadline:
                 raise TimeoutError
-            moving = {name: each.detach().requires_grad_(True) for name, each in now.items()}
-            loss = nn.functional.cross_entropy(functional_call(self.model, moving, (self.inputs,)), self.labels)
-            gradients = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
-            for name, gradient in zip(moving, gradients, strict=True):
+            current = {name: each.detach().requires_grad_(True) for name, each in now.items()}
+            loss = nn.functional.cross_entropy(functional_call(self.model, current, (self.inputs,)), self.labels)
+            gradients = torch.autograd.grad(loss, list(current.values()), allow_unused=True)
+            for name, gradient in zip(current, gradients, strict=True):
                 velocity[name] = momentum * velocity[name] + (0.0 if gradient is None else gradient)
             now = {name: now[name] - lr * velocity[name] for name in now}
-        return _flat({name: self.sent[name] - now[name] for name in now})
+        return _flat({name: self.before[name] - now[name] for name in now})
 
 
-def _best_of(training: _Training, steps: int, product: float) -> _Fit:
-    """The best lr and momentum for so many steps, from several starts."""
-    starts = [_Fit(steps, product / _passes(steps, each), each, 1.0) for each in STARTS]
-    return min((_fitted(training, each) for each in starts), key=lambda each: each.difference)
+def _fit_schedule(training: _Training, steps: int, product: float) -> _Fit:
+    """Return the best lr and momentum for a number of steps, from several starting points."""
+    starts = [_Fit(steps, product / _total_factor(steps, each), each, 1.0) for each in FIRST_MOMENTA]
+    return min((_gauss_newton(training, each) for each in starts), key=lambda each: each.difference)
 
 
-def _fitted(training: _Training, start: _Fit) -> _Fit:
-    """Gauss and Newton's corrections of lr and momentum, as long as they help."""
-    size = torch.linalg.vector_norm(training.seen).clamp_min(1e-300)
+def _gauss_newton(training: _Training, start: _Fit) -> _Fit:
+    """Correct lr and momentum by Gauss-Newton steps as long as the difference shrinks."""
+    size = torch.linalg.vector_norm(training.observed).clamp_min(1e-300)
 
-    def left(lr: float, momentum: float) -> Tensor:
-        return training.seen - training.change(start.steps, lr, momentum)
+    def residual(lr: float, momentum: float) -> Tensor:
+        return training.observed - training.change(start.steps, lr, momentum)
 
-    lr, momentum, best = start.lr, start.momentum, left(start.lr, start.momentum)
-    for _ in range(ROUNDS):
-        faster, heavier = best - left(lr * (1 + NUDGE), momentum), best - left(lr, momentum + NUDGE)
-        across = float(faster @ heavier)
+    lr, momentum, best = start.lr, start.momentum, residual(start.lr, start.momentum)
+    for _ in range(MAX_CORRECTIONS):
+        by_lr = best - residual(lr * (1 + DERIVATIVE_STEP), momentum)
+        by_momentum = best - residual(lr, momentum + DERIVATIVE_STEP)
+        product = float(by_lr @ by_momentum)
         normal = torch.tensor(
-            [[float(faster @ faster), across], [across, float(heavier @ heavier)]], dtype=torch.float64
+            [[float(by_lr @ by_lr), product], [product, float(by_momentum @ by_momentum)]], dtype=torch.float64
         )
-        towards = torch.tensor([float(faster @ best), float(heavier @ best)], dtype=torch.float64)
-        more, heavy = (NUDGE * torch.linalg.lstsq(normal, towards[:, None]).solution[:, 0]).tolist()
-        trial = lr * min(2.0, max(0.5, 1 + more)), min(MOST, max(0.0, momentum + heavy))
-        found = left(*trial)
-        if not float(torch.linalg.vector_norm(found)) < 0.999 * float(torch.linalg.vector_norm(best)):
+        right = torch.tensor([float(by_lr @ best), float(by_momentum @ best)], dtype=torch.float64)
+        more_lr, more_momentum = (DERIVATIVE_STEP * torch.linalg.lstsq(normal, right[:, None]).solution[:, 0]).tolist()
+        # One correction halves or doubles lr at most.
+        trial = lr * min(2.0, max(0.5, 1 + more_lr)), min(MAX_MOMENTUM, max(0.0, momentum + more_momentum))
+        found = residual(*trial)
+        if not float(torch.linalg.vector_norm(found)) < IMPROVEMENT * float(torch.linalg.vector_norm(best)):
             break
         (lr, momentum), best = trial, found
     return _Fit(start.steps, lr, momentum, float(torch.linalg.vector_norm(best) / size))
 
 
-def _passes(steps: int, momentum: float) -> float:
-    """How often the gradient of each step counts, summed: ``steps`` without momentum."""
+def _total_factor(steps: int, momentum: float) -> float:
+    """Return how often all gradients together enter the weights: ``steps`` without momentum, more with momentum."""
     return sum(sum(momentum**age for age in range(steps - step)) for step in range(steps))
 
 
 def _flat(tensors: Mapping[str, Tensor]) -> Float[Tensor, "p"]:
+    """Return all elements in one vector."""
     return torch.cat([each.flatten() for each in tensors.values()])

@@ -1,4 +1,4 @@
-"""What recovered inputs prove: each replayed alone, their labels, and the whole update computed again."""
+"""Judge recovered inputs: replay each input alone, find its label, and replay the whole update."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from spearpp.auditing.checks import Finding
-from spearpp.auditing.claims import Claim, Kind, Known, judge
-from spearpp.auditing.estimate import LARGEST, Estimate, estimate
+from spearpp.auditing.claim import Claim, Kind
+from spearpp.auditing.claims import Known, judge
+from spearpp.auditing.estimate import MAX_PARAMETERS, Estimate, estimate
+from spearpp.auditing.network import labels_of
 from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import LayerAudit
-from spearpp.auditing.signals import Signals, labels_of, replay_alone
+from spearpp.auditing.signals import Signals, replay_alone
 from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
 from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.factors import Factors
@@ -22,19 +24,37 @@ from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
-UNEXPLAINED = 0.5
-"""Largest mismatch of an input that a replay of the whole batch proves, and at most twice what that leaves. Wrong
-inputs have 0.5 and more."""
-MARGIN = 2.0
-"""The stated error of such an input is this many times the average that the replay implies."""
-NOISY = 50.0
-"""How many times the noise of its signal the mismatch of an input, and that of the whole update, may be and still be
-due to noise. It is 7 to 16 where noise has changed the sign of some neurons (noise of a tenth of the gradient's
-root mean square, 8 inputs)."""
-UP_TO_NOISE = 0.5
-"""Largest stated error of such an input: four standard deviations, so that it is off by an eighth of its norm or so."""
-PROVED = 1e-3
-"""Mismatch of an input replayed alone up to which it proves the network that was assumed."""
+WRONG_MISMATCH = 0.5
+"""Mismatch from which a replay of the whole batch does not prove an input.
+
+Measured: wrong inputs have a mismatch of 0.5 or more.
+"""
+DIFFERENCE_FACTOR = 2.0
+"""How many times the difference of the replayed batch the mismatch of an input that this replay proves may be.
+
+A design choice: the difference is an average over the batch, and single inputs may be worse than the average.
+"""
+ERROR_FACTOR = 2.0
+"""The stated error of an input that only the whole batch proves is this many times the average error of the batch.
+
+A design choice: single inputs may be worse than the average.
+"""
+NOISE_FACTOR = 50.0
+"""How many times its noise the mismatch of an input, and the difference of the update, may be.
+
+Measured: 7 to 16 times where noise has changed the sign of some neurons (noise of a tenth of the gradient's root mean
+square, 8 inputs). 50 leaves a margin of three.
+"""
+MAX_BATCH_ERROR = 0.5
+"""Largest stated error of an input that only the whole batch proves.
+
+A design choice: a stated error of 0.5 is four standard deviations, so the expected error is an eighth of the norm.
+"""
+PROVES_NETWORK = 1e-3
+"""Largest mismatch of an input replayed alone that proves the assumed network.
+
+A design choice: 1e-3 is far above the rounding of float32, and a wrong network leaves a far larger mismatch.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,15 +63,25 @@ class Judged:
 
     audits: list[LayerAudit]
     network: nn.Module | None
-    """The model, or the one that was assumed and proved by a replay."""
+    """The given model, or the network that was assumed and that a replay proved. None if there is neither."""
     signals: dict[str, Signals]
-    """Inputs replayed alone, by layer."""
+    """The replay of each input alone, by name of the layer."""
 
 
 def judge_all(
     audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, batch_size: int | None
 ) -> Judged:
-    """What is claimed of every recovered input, and its label."""
+    """Add a claim and a label to every recovered input.
+
+    Without a model, the function tries several common networks. The first network through which the replay of an input
+    reproduces the input's part of the update is used for all layers.
+
+    Args:
+        audits: the layers after their inversion.
+        update: what the client sent.
+        model: the network, or None.
+        batch_size: the number of samples that the client trained on, or None.
+    """
     guesses = assumed_networks(update) if model is None and update.clients == 1 else []
     network = model
     judged, replayed = [], {}
@@ -61,10 +91,10 @@ def judge_all(
             judged.append(each)
             continue
         signals = None
-        for tried in guesses if network is None else [network]:
-            signals = _signals(tried, update, each.layer, each.inversion, factors)
-            if network is None and signals is not None and bool((signals.mismatch <= PROVED).any()):
-                network = tried
+        for candidate in guesses if network is None else [network]:
+            signals = _signals(candidate, update, each.layer, each.inversion, factors)
+            if network is None and signals is not None and bool((signals.mismatch <= PROVES_NETWORK).any()):
+                network = candidate
                 break
         if network is not None and signals is not None:
             replayed[each.layer.name] = signals
@@ -77,7 +107,7 @@ def judge_all(
 
 
 def judge_by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | None) -> LayerAudit:
-    """What the layer alone allows to claim, before anything is replayed."""
+    """Add the claims that the gradient of the layer alone supports, without any replay."""
     if audited.inversion is None:
         return audited
     patterns = _patterns(audited.layer, audited.inversion.inputs, update)
@@ -85,6 +115,7 @@ def judge_by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | 
 
 
 def _known(layer: Layer, update: ClientUpdate, batch_size: int | None) -> Known:
+    """Return what the audit knows about a layer in addition to its recovered inputs."""
     return Known(
         batch_size,
         absolute=_absolute(update),
@@ -95,20 +126,21 @@ def _known(layer: Layer, update: ClientUpdate, batch_size: int | None) -> Known:
 
 
 def is_one_step(update: ClientUpdate) -> bool:
-    """Whether the update is one gradient of one client."""
+    """Return whether the update is a single gradient of one client."""
     return update.kind == "gradients" and update.clients == 1
 
 
 def _absolute(update: ClientUpdate) -> bool:
-    """Whether a gradient has the scale of the loss: weights that moved by one step of a known learning rate."""
-    once = update.steps in (None, 1) and update.lr is not None
-    return update.clients == 1 and (update.kind == "gradients" or once)
+    """Return whether the update has the scale of the loss: a gradient, or weights after one step with a known lr."""
+    one_known_step = update.steps in (None, 1) and update.lr is not None
+    return update.clients == 1 and (update.kind == "gradients" or one_known_step)
 
 
 def _signals(
-    model: nn.Module | None, update: ClientUpdate, layer: Layer, inversion: Inversion, factors: Factors
+    model: nn.Module, update: ClientUpdate, layer: Layer, inversion: Inversion, factors: Factors
 ) -> Signals | None:
-    if model is None or layer.sees != "inputs" or update.clients > 1:
+    """Replay each input of a layer alone, or return None if this is not possible."""
+    if layer.sees != "inputs" or update.clients > 1:
         return None
     with suppress(OptionError):
         return replay_alone(model, update, layer, inversion, factors)
@@ -116,6 +148,7 @@ def _signals(
 
 
 def _patterns(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate) -> Bool[Tensor, "k m"]:
+    """Return which neurons of the layer each input activates."""
     weight = update.weights[layer.weight]
     z = inputs.to(weight.device).double() @ weight.double().T
     return z + (0.0 if layer.bias is None else update.weights[layer.bias].double()) > 0
@@ -124,11 +157,15 @@ def _patterns(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate) 
 def _labels(
     model: nn.Module, update: ClientUpdate, audited: LayerAudit, factors: Factors, signals: Signals | None
 ) -> Tensor | None:
-    """The labels that explain the inputs' signals; where they do not explain them all, those that fit the gradient."""
+    """Return the labels of the replays if all replays match, else the labels that fit the gradient of the layer."""
     found = audited.inversion
     if found is None or audited.layer.sees != "inputs":
         return None
-    if signals is not None and len(signals.labels) == len(found.inputs) and bool((signals.mismatch <= PROVED).all()):
+    if (
+        signals is not None
+        and len(signals.labels) == len(found.inputs)
+        and bool((signals.mismatch <= PROVES_NETWORK).all())
+    ):
         return signals.labels
     if not bool(found.certified.any() or found.fits.any()) and found.stats.found < found.batch_size:
         return None
@@ -144,7 +181,7 @@ def _labels(
 
 
 def replay_all(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> Replay | None:
-    """The whole update computed again, where a layer gave all of its samples and their labels."""
+    """Replay the whole update with the first layer that recovered all samples and labels, or return None."""
     for inputs, labels in _whole_batches(audits):
         if model is not None:
             with suppress(OptionError):
@@ -153,38 +190,49 @@ def replay_all(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module 
 
 
 def add_proof(
-    audits: list[LayerAudit], again: Replay | None, signals: dict[str, Signals], *, one_step: bool
+    audits: list[LayerAudit], replayed: Replay | None, signals: dict[str, Signals], *, one_step: bool
 ) -> list[LayerAudit]:
-    """Claims for inputs of a whole batch that only their replay together proves, each with its own signal in line.
+    """Add claims for inputs that only the replay of the whole batch proves.
 
-    Mixing each input with another one, half and half, leaves the difference ``again.mixed``. So inputs whose replay
-    leaves less are off by less than half of their distance to others, in the same proportion. That is an average: an
-    input whose own signal is not explained is left out. So is, for ``one_step``, an input whose signal noise does not
-    explain: only noise makes the inputs of a single gradient approximate.
+    Averaging each input with another input leaves the difference ``replayed.mixed``. If the recovered inputs leave a
+    smaller difference, their error is less than half of their distance to other inputs, in the same proportion. This
+    error is an average over the batch. An input is excluded if the replay of this input alone has a large mismatch. For
+    ``one_step``, an input is also excluded if noise does not explain its mismatch, because only noise makes the inputs
+    of a single gradient approximate.
+
+    Args:
+        audits: the layers with their claims and labels.
+        replayed: the replay of the whole update, or None.
+        signals: the replay of each input alone, by name of the layer.
+        one_step: whether the update is a single gradient.
     """
-    if again is None or not again.proves:
+    if replayed is None or not replayed.proves:
         return audits
     return [
-        _with_proof(each, again, signals[each.layer.name], one_step) if each.layer.name in signals else each
+        _with_proof(each, replayed, signals[each.layer.name], one_step) if each.layer.name in signals else each
         for each in audits
     ]
 
 
-def _with_proof(audited: LayerAudit, again: Replay, signals: Signals, one_step: bool) -> LayerAudit:
+def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals, one_step: bool) -> LayerAudit:
+    """Add the claims of ``add_proof`` to one layer."""
     found, labels = audited.inversion, audited.labels
     if found is None or labels is None or not bool((labels >= 0).all()) or len(signals.mismatch) != len(found.inputs):
         return audited
     inputs = found.inputs.double()
-    half = torch.linalg.vector_norm(inputs - inputs.roll(1, 0), dim=1) / 2
-    share = again.difference / again.baseline * half / torch.linalg.vector_norm(inputs, dim=1).clamp_min(1e-300)
-    noise = torch.zeros_like(share) if found.certificates is None else found.certificates.error.double()
-    error = torch.maximum(MARGIN * share, noise)
-    explained = (signals.mismatch <= min(UNEXPLAINED, 2 * again.difference)) & (error <= UP_TO_NOISE)
-    if one_step:  # nothing but noise makes right inputs approximate
-        explained &= signals.mismatch.clamp_min(again.difference) <= NOISY * signals.noise
-    why = f"replayed together the inputs leave {again.difference:.1%} of the update, mixed ones {again.mixed:.0%}"
+    half_distance = torch.linalg.vector_norm(inputs - inputs.roll(1, 0), dim=1) / 2
+    norm = torch.linalg.vector_norm(inputs, dim=1).clamp_min(1e-300)
+    average_error = replayed.difference / replayed.baseline * half_distance / norm
+    noise = torch.zeros_like(average_error) if found.evidence is None else found.evidence.error.double()
+    error = torch.maximum(ERROR_FACTOR * average_error, noise)
+    proved = signals.mismatch <= min(WRONG_MISMATCH, DIFFERENCE_FACTOR * replayed.difference)
+    proved &= error <= MAX_BATCH_ERROR
+    if one_step:
+        proved &= signals.mismatch.clamp_min(replayed.difference) <= NOISE_FACTOR * signals.noise
+    why = f"the gradient of all recovered inputs together differs from the update by {replayed.difference:.1%}, "
+    why += f"and by {replayed.mixed:.0%} if each input is averaged with another one"
     claims = list(audited.claims)
-    for row in torch.nonzero(explained)[:, 0].tolist():
+    for row in torch.nonzero(proved)[:, 0].tolist():
         if not claims[row].recovered and claims[row].kind is not Kind.SEVERAL:
             kind = Kind.ONE_OR_MEAN if error[row] <= EXACT else Kind.APPROXIMATE
             claims[row] = Claim(kind, float(error[row]), float("nan"), why)
@@ -192,12 +240,19 @@ def _with_proof(audited: LayerAudit, again: Replay, signals: Signals, one_step: 
 
 
 def estimate_training(
-    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, again: Replay | None, seconds: float
+    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, replayed: Replay | None, seconds: float
 ) -> Estimate | None:
-    """How the client trained, where a replay says that these are its samples and it sent no gradient."""
-    if again is None or not again.proves or again.scale <= 0 or update.kind == "gradients" or update.clients > 1:
+    """Estimate how the client trained.
+
+    Returns:
+        The estimate, or None if no replay proves the recovered batch, if the client sent gradients instead of weights,
+        if the update is a sum of several clients, or if the update is too large.
+    """
+    if replayed is None or not replayed.proves or replayed.scale <= 0:
         return None
-    if sum(each.numel() for each in tensor_specs(update.gradients).values()) > LARGEST:
+    if update.kind == "gradients" or update.clients > 1:
+        return None
+    if sum(each.numel() for each in tensor_specs(update.gradients).values()) > MAX_PARAMETERS:
         return None
     for inputs, labels in _whole_batches(audits):
         if model is not None:
@@ -207,7 +262,7 @@ def estimate_training(
 
 
 def _whole_batches(audits: list[LayerAudit]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and labels of layers whose samples are all there."""
+    """Yield inputs and labels of every layer that recovered all samples and all labels."""
     for each in audits:
         if each.inversion is None or each.labels is None:
             continue
@@ -216,7 +271,7 @@ def _whole_batches(audits: list[LayerAudit]) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def training_findings(trained: Estimate | None, update: ClientUpdate) -> Iterator[Finding]:
-    """What the update says of how the client trained, against what was said of it."""
+    """Yield a finding about how the client trained: a warning if the caller gave another lr, else a note."""
     if trained is None:
         return
     if trained.differs_from(update):

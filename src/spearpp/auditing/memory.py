@@ -1,4 +1,4 @@
-"""How much memory a layer takes, and what is left out where that is more than allowed."""
+"""Estimate how much memory a layer needs, and skip what does not fit into the limit."""
 
 from dataclasses import replace
 
@@ -8,24 +8,34 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
 MEMORY = 2**33
-"""Bytes that the work on one layer may take, unless the caller says otherwise."""
+"""Default limit for the work on one layer, in bytes. A design choice: 8 GiB fit on most machines."""
 INVERTED = 52
-"""Bytes for each weight of a layer that is inverted: gradient and weight as they came and in float64, and what their
-decomposition takes (measured: ``make bench NAME=memory``)."""
+"""Bytes per weight of a layer that is inverted.
+
+Derived: gradient and weight in float32 and in float64 (24), the gradient without dead neurons (8), the singular vectors
+with their workspace (16), and 4 to spare. Measured: ``docs/lab/notebook.md``, Memory (``make bench NAME=memory``).
+"""
 REPLAYED = 24
-"""Bytes for each weight of a model whose update is computed again: a copy of it, its gradients, and the update's."""
+"""Bytes per weight of a model whose update is replayed.
+
+Derived: a copy of the model, the gradients of the model and the gradients of the update, each up to 8 bytes.
+"""
 
 
 def check_memory(memory: int | None) -> None:
-    """Refuse what is no number of bytes."""
+    """Check the ``memory`` option.
+
+    Raises:
+        OptionError: if the value is neither None nor a positive integer.
+    """
     if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory < 1):
-        raise OptionError(f"memory={memory!r}: bytes for one layer, or None for no bound")
+        raise OptionError(f"memory={memory!r}: expected a number of bytes for one layer, or None for no limit")
 
 
 def check_layer_memory(layer: Layer, update: ClientUpdate, memory: int | None) -> tuple[Layer, str | None]:
-    """The layer as far as it fits, and a sentence if it, or the next one as its witness, does not.
+    """Return the layer, reduced to what fits into memory, and a sentence about what does not fit (or None).
 
-    A layer that does not fit no longer qualifies.
+    A layer that does not fit no longer qualifies. If only the next layer does not fit, the layer is inverted alone.
     """
     if memory is None or not layer.qualifies:
         return layer, None
@@ -33,31 +43,31 @@ def check_layer_memory(layer: Layer, update: ClientUpdate, memory: int | None) -
     own = INVERTED * sizes[layer.weight].numel()
     both = own if layer.next is None else own + INVERTED * sizes[layer.next].numel()
     if own > memory:
-        why = f"skipped: inverting it takes about {_spoken(own)}, more than the {_spoken(memory)} allowed"
-        why += "; raise memory= (--memory) to have it looked at"
+        why = f"skipped: inverting it takes about {_readable(own)}, more than the {_readable(memory)} allowed"
+        why += "; raise memory= (--memory) to invert it"
         return replace(layer, qualifies=False, reason=why), f"Layer {layer.name} was {why}."
     if both > memory:
-        why = f"the next layer was left out as its witness: both take about {_spoken(both)}, more than the "
-        why += f"{_spoken(memory)} allowed; raise memory= (--memory) to have it heard"
+        why = f"the gradient of the next layer was not used: both layers take about {_readable(both)}, more than the "
+        why += f"{_readable(memory)} allowed; raise memory= (--memory) to use it"
         return replace(layer, next=None), f"Layer {layer.name}: {why}."
     return layer, None
 
 
 def replay_skip_reason(update: ClientUpdate, memory: int | None) -> str | None:
-    """A sentence if the whole model is too large to be run; None if it is not."""
+    """Return a sentence if the model needs too much memory to be replayed, else None."""
     needed = REPLAYED * sum(each.numel() for each in tensor_specs(update.weights).values())
     if memory is None or needed <= memory:
         return None
     return (
-        f"No labels and no replay: running the model takes about {_spoken(needed)}, more than the {_spoken(memory)} "
-        "allowed; raise memory= (--memory) to have them."
+        f"No labels and no replay: running the model takes about {_readable(needed)}, more than the "
+        f"{_readable(memory)} allowed; raise memory= (--memory) to get them."
     )
 
 
-def _spoken(count: int) -> str:
-    """Bytes in the unit that reads best.
+def _readable(count: int) -> str:
+    """Return a number of bytes with a suitable unit.
 
-    >>> _spoken(2**33), _spoken(5 * 2**19), _spoken(100)
+    >>> _readable(2**33), _readable(5 * 2**19), _readable(100)
     ('8 GiB', '2.5 MiB', '100 bytes')
     """
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

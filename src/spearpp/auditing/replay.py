@@ -1,8 +1,9 @@
-"""Proof without ground truth: the whole update computed again from the recovered inputs and labels.
+"""Replay of the whole update: a proof that does not need the original data.
 
-A small difference alone proves nothing: where all samples are alike, as temperatures of neighbouring days are, any of
-them reproduces the update fairly well. So the same replay is done with inputs that are wrong in two ways, on this very
-update: each input averaged with another one ("mixed"), and inputs whose columns are shuffled among the samples
+A replay computes the gradient of the recovered inputs and labels, and compares the gradient with the update. A small
+difference alone proves nothing. If all samples are similar, for example temperatures of neighbouring days, any of these
+samples reproduces the update fairly well. For this reason the same update is also replayed with inputs that are wrong
+in two ways: each input averaged with another input ("mixed"), and inputs whose columns are shuffled among the samples
 ("unrelated").
 """
 
@@ -20,85 +21,105 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import blocks, row_blocks, tensor_specs
 from spearpp.update.names import plain
 
-CLASSES = 1000
-"""Outputs up to which every label is tried."""
+MAX_CLASSES = 1000
+"""Largest number of outputs of a classifier. Every label is tried.
+
+A design choice: the number of ImageNet classes, which bounds the memory of the Jacobian.
+"""
 PROVES = 0.5
-"""A replay proves something if its difference is at most this share of what mixed and unrelated inputs leave."""
-UNEQUAL = 1e-3
-"""Difference from which on it is tried whether samples count unequally: clipping, class weights, several steps."""
+"""A replay is a proof if its difference is at most this share of the difference of mixed and of unrelated inputs.
+
+A design choice: right inputs must reproduce the update at least twice as well as wrong inputs.
+"""
+REWEIGHTED_FROM = 1e-3
+"""Difference above which the replay tries different weights for the samples (clipping, class weights, several steps).
+
+A design choice: 1e-3 is far above the rounding of float32 and far below the difference of wrong inputs.
+"""
+CANCELLED = 1e-3
+"""Relative squared difference up to which the difference is computed again, entry by entry.
+
+Derived: the expanded square ‖a‖² - 2 a·b + ‖b‖² has a rounding error of about 1e-16 ‖a‖², so above 1e-3 at least 13
+digits are right.
+"""
+MOST_NEGATIVE = -0.1
+"""Smallest weight of a sample, relative to the largest weight. A smaller weight rejects the weights.
+
+A design choice: no sample has a negative weight in its own loss, but noise can make a small weight negative.
+"""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The gradient of the recovered batch, against the update."""
+    """Comparison between the gradient of the recovered batch and the update."""
 
     difference: float
-    """‖update - scale · replay‖ / ‖update‖ over all parameters sent."""
+    """‖update - scale · replay‖ / ‖update‖ over all parameters that were sent."""
     scale: float
-    """The factor that fits best: 1 for the gradient of a mean; else the client's lr, steps or reduction was another."""
+    """The factor that fits best. 1 for the gradient of a mean loss. Other values mean another lr, another number of
+    steps or another reduction of the loss."""
     by_parameter: dict[str, float]
     """The same difference for each parameter."""
     weighted: bool = False
-    """Whether samples had to count unequally, as clipping makes them."""
+    """Whether the samples have different weights, for example because of clipping."""
     mixed: float = 0.0
-    """The difference that remains with each input averaged with another one; 0 if there is only one."""
+    """The difference with each input averaged with another input. 0 if there is only one input."""
     unrelated: float = 0.0
-    """The difference that remains with the columns of the inputs shuffled among the samples; 0 if there is only one."""
+    """The difference with the columns of the inputs shuffled among the samples. 0 if there is only one input."""
 
     @property
     def baseline(self) -> float:
-        """The difference that wrong inputs leave on this update."""
+        """The smaller of the two differences of wrong inputs."""
         return min(self.mixed, self.unrelated)
 
     @property
     def proves(self) -> bool:
-        """Whether these inputs reproduce the update clearly better than wrong ones do."""
+        """Whether the recovered inputs reproduce the update clearly better than wrong inputs."""
         return self.baseline > 0 and self.difference <= PROVES * self.baseline
 
 
 def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]) -> Replay:
-    """Compute the update again, as one gradient of the mean cross-entropy, and compare.
+    """Compute the gradient of the mean cross-entropy of a batch and compare the gradient with the update.
 
-    Where that leaves a difference, the samples may count unequally (clipping). How much each counts follows from
-    the gradients of the biases alone, which are few: least squares over as many unknowns as samples. The same is done
-    with wrong inputs, for comparison.
+    If the difference is large, the samples may have different weights (clipping). The weights follow from the gradients
+    of the biases by least squares, with one unknown per sample. Wrong inputs are replayed in the same way, for
+    comparison.
 
     Raises:
-        OptionError: if the model does not take the inputs.
+        OptionError: if the model does not accept the inputs.
     """
-    weights = as_sent(model, update)
+    client = as_sent(model, update)
     device = next(iter(tensor_specs(update.gradients).values())).device
     inputs, labels = inputs.to(device), labels.to(device)
-    played = _played(weights, update, inputs, labels, unequal=True)
+    right = _replay_once(client, update, inputs, labels, reweight=True)
     if len(inputs) < 2:
-        return played
+        return right
     generator = torch.Generator().manual_seed(0)
     order = torch.stack([torch.randperm(len(inputs), generator=generator) for _ in range(inputs.shape[1])], dim=1)
     wrong = ((inputs + inputs.roll(1, 0)) / 2, inputs.gather(0, order.to(device)))
-    compared = (_played(weights, update, each, labels, unequal=played.weighted) for each in wrong)
-    mixed, unrelated = (each.difference for each in compared)
-    return replace(played, mixed=mixed, unrelated=unrelated)
+    replays = (_replay_once(client, update, each, labels, reweight=right.weighted) for each in wrong)
+    mixed, unrelated = (each.difference for each in replays)
+    return replace(right, mixed=mixed, unrelated=unrelated)
 
 
-def _played(
-    weights: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"], *, unequal: bool
+def _replay_once(
+    client: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"], *, reweight: bool
 ) -> Replay:
-    """The replay of one batch, where ``unequal`` also with samples that count unequally."""
-    named = {plain(name): each for name, each in weights.named_parameters() if plain(name) in update.gradients}
-    outputs = forward(weights, inputs)
-    losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
-    plainly = _compare(update, named, losses.mean())
-    if plainly.difference <= UNEQUAL or not unequal:
-        return plainly
-    counts = _counts(update, named, losses)
-    if counts is None or float(counts.min()) < -0.1 * float(counts.max()):  # no sample counts against its own loss
-        return plainly
-    weighted = _compare(update, named, (counts * losses).mean())
-    return replace(weighted, weighted=True) if weighted.difference < plainly.difference else plainly
+    """Replay one batch. If ``reweight`` is True, also try different weights for the samples."""
+    named = {plain(name): each for name, each in client.named_parameters() if plain(name) in update.gradients}
+    losses = nn.functional.cross_entropy(forward(client, inputs), labels, reduction="none")
+    equal = _compare(update, named, losses.mean())
+    if equal.difference <= REWEIGHTED_FROM or not reweight:
+        return equal
+    weights = _sample_weights(update, named, losses)
+    if weights is None or float(weights.min()) < MOST_NEGATIVE * float(weights.max()):
+        return equal
+    weighted = _compare(update, named, (weights * losses).mean())
+    return replace(weighted, weighted=True) if weighted.difference < equal.difference else equal
 
 
-def _counts(update: ClientUpdate, named: dict[str, nn.Parameter], losses: Float[Tensor, "b"]) -> Tensor | None:
-    """How much each sample counts, from the gradients of the biases; None if these are too few to tell."""
+def _sample_weights(update: ClientUpdate, named: dict[str, nn.Parameter], losses: Float[Tensor, "b"]) -> Tensor | None:
+    """Return the weight of each sample from the gradients of the biases, or None if there are too few biases."""
     biases = {name: each for name, each in named.items() if each.ndim == 1}
     if sum(each.numel() for each in biases.values()) < 2 * len(losses):
         return None
@@ -107,78 +128,86 @@ def _counts(update: ClientUpdate, named: dict[str, nn.Parameter], losses: Float[
         parts = torch.autograd.grad(loss / len(losses), list(biases.values()), retain_graph=True, allow_unused=True)
         filled = zip(parts, biases.values(), strict=True)
         columns.append(torch.cat([torch.zeros_like(each) if part is None else part for part, each in filled]))
-    seen = torch.cat([update.gradients[name].to(losses) for name in biases])
+    observed = torch.cat([update.gradients[name].to(losses) for name in biases])
     matrix = torch.stack(columns, dim=1).double()
-    return torch.linalg.lstsq(matrix.cpu(), seen.double().cpu()[:, None]).solution[:, 0].to(losses)
+    return torch.linalg.lstsq(matrix.cpu(), observed.double().cpu()[:, None]).solution[:, 0].to(losses)
 
 
 def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor) -> Replay:
-    again = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
-    made = dict(zip(named, again, strict=True))
-    across, own, size = (dict.fromkeys(made, 0.0) for _ in range(3))
-    for name, each in made.items():
-        for seen, played in _pairs(update, name, each):
-            across[name] += float((seen * played).sum())
-            own[name] += float(played.square().sum())
-            size[name] += float(seen.square().sum())
-    scale = sum(across.values()) / sum(own.values()) if sum(own.values()) > 0 else 0.0
-    apart = {name: max(0.0, size[name] - 2 * scale * across[name] + scale**2 * own[name]) for name in made}
-    if sum(apart.values()) <= UNEQUAL * sum(
-        size.values()
-    ):  # the expanded square loses the digits of a small difference
-        apart = dict.fromkeys(made, 0.0)
-        for name, each in made.items():
-            for seen, played in _pairs(update, name, each):
-                apart[name] += float((seen - scale * played).square().sum())
+    """Compare the gradient of a loss with the update, parameter by parameter."""
+    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
+    computed = dict(zip(named, gradients, strict=True))
+    product, computed_square, sent_square = (dict.fromkeys(computed, 0.0) for _ in range(3))
+    for name, gradient in computed.items():
+        for sent, replayed in _row_pairs(update, name, gradient):
+            product[name] += float((sent * replayed).sum())
+            computed_square[name] += float(replayed.square().sum())
+            sent_square[name] += float(sent.square().sum())
+    total = sum(computed_square.values())
+    scale = sum(product.values()) / total if total > 0 else 0.0
+    squares = {
+        name: max(0.0, sent_square[name] - 2 * scale * product[name] + scale**2 * computed_square[name])
+        for name in computed
+    }
+    if sum(squares.values()) <= CANCELLED * sum(sent_square.values()):
+        squares = {
+            name: sum(float((sent - scale * new).square().sum()) for sent, new in _row_pairs(update, name, gradient))
+            for name, gradient in computed.items()
+        }
     return Replay(
-        difference=(sum(apart.values()) / max(sum(size.values()), 1e-300)) ** 0.5,
+        difference=(sum(squares.values()) / max(sum(sent_square.values()), 1e-300)) ** 0.5,
         scale=scale,
-        by_parameter={name: (apart[name] / max(size[name], 1e-300)) ** 0.5 for name in made},
+        by_parameter={name: (squares[name] / max(sent_square[name], 1e-300)) ** 0.5 for name in computed},
     )
 
 
-def _pairs(update: ClientUpdate, name: str, made: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """A parameter's gradient as it was sent and as it was made again, in float64, some rows at a time."""
+def _row_pairs(update: ClientUpdate, name: str, computed: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield blocks of rows of one parameter's gradient in float64: as sent, and as computed by the replay."""
     parts = zip(row_blocks(tensor_specs(update.gradients)[name].shape), blocks(update.gradients, name), strict=True)
     for (start, stop), block in parts:
-        seen = block.double()
-        rows = None if made is None else made.reshape(len(made) if made.ndim else 1, -1)[start:stop]
-        yield seen, torch.zeros_like(seen) if rows is None else rows.reshape(seen.shape).double()
+        sent = block.double()
+        rows = None if computed is None else computed.reshape(len(computed) if computed.ndim else 1, -1)[start:stop]
+        yield sent, torch.zeros_like(sent) if rows is None else rows.reshape(sent.shape).double()
 
 
 def as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:
-    """A copy of the model with the weights that the client had."""
+    """Return a copy of the model, in evaluation mode, with the weights that the client started from.
+
+    Raises:
+        OptionError: if the model cannot be copied or the weights do not fit.
+    """
     try:
-        weights = copy.deepcopy(model).eval()
-        weights.to(next(iter(tensor_specs(update.weights).values())).device)
+        client = copy.deepcopy(model).eval()
+        client.to(next(iter(tensor_specs(update.weights).values())).device)
         with torch.no_grad():
-            for name, parameter in weights.named_parameters():
+            for name, parameter in client.named_parameters():
                 parameter.requires_grad_(True)
                 if plain(name) in update.weights:
                     parameter.copy_(update.weights[plain(name)])
     except RuntimeError as error:
-        raise OptionError(f"the model cannot be copied with the weights that were sent: {error}") from error
-    return weights
+        raise OptionError(f"the model cannot be copied with the weights of the update: {error}") from error
+    return client
 
 
 def module_name(model: nn.Module, layer: Layer) -> str:
-    """The name of a layer's module in a model that may be wrapped."""
+    """Return the name of a layer's module in a model that may be wrapped."""
     wanted = layer.weight.removesuffix("weight").rstrip(".")
     return next(name for name, _ in model.named_modules() if plain(f"{name}." if name else "").rstrip(".") == wanted)
 
 
 def forward(model: nn.Module, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k classes"]:
-    """The outputs of a classifier.
+    """Return the outputs of a classifier.
 
     Raises:
-        OptionError: if the model does not take the inputs, or is no classifier.
+        OptionError: if the model does not accept the inputs or is not a classifier.
     """
     try:
         outputs = model(inputs.to(next(model.parameters()).dtype))
-    except Exception as error:  # forward is the user's code
-        raise OptionError(f"the model does not take flat inputs of shape {tuple(inputs.shape)}: {error}") from error
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not 2 <= outputs.shape[1] <= CLASSES:
-        raise OptionError("the model is no classifier: its output is not (batch, classes)")
+    except Exception as error:  # the forward method is user code and may raise anything
+        raise OptionError(f"the model does not accept flat inputs of shape {tuple(inputs.shape)}: {error}") from error
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or not 2 <= outputs.shape[1] <= MAX_CLASSES:
+        shape = f"the output must have the shape (batch, classes), with 2 to {MAX_CLASSES} classes"
+        raise OptionError(f"the model is not a classifier: {shape}")
     if len(outputs) != len(inputs) or not outputs.requires_grad:
-        raise OptionError("the model's output has no gradient, or not one row for each sample")
+        raise OptionError("the output of the model has no gradient, or does not have one row per sample")
     return outputs

@@ -1,4 +1,4 @@
-"""What an audit comes to."""
+"""The result of an audit."""
 
 import html
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spearpp.auditing.checks import Finding
-from spearpp.auditing.claims import Claim, Kind, reasons
+from spearpp.auditing.claim import Claim, Kind, reasons
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.inversion.result import Inversion
@@ -23,121 +23,126 @@ if TYPE_CHECKING:
 
 
 class Verdict(StrEnum):
-    """What an audit comes to. There is no "safe"."""
+    """The verdict of an audit. There is no verdict "safe"."""
 
     LEAKS = "LEAKS"
+    """At least one training input was recovered."""
     NOT_FOUND = "NOT_FOUND"
+    """No input was proved to be a training sample. This does not prove that the update is safe."""
     NOT_APPLICABLE = "NOT_APPLICABLE"
+    """No layer of the update can be inverted."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerAudit:
-    """One layer: what it holds, and what came of it."""
+    """The result for one layer."""
 
     layer: Layer
     feasible: bool
+    """Whether the layer can be inverted."""
     reason: str
-    """Why it was inverted, or why not."""
+    """Why the layer was inverted, or why it was not inverted."""
     inversion: Inversion | None = None
     labels: Int[Tensor, "k"] | None = None
-    """The class of each recovered input, -1 where none fits; None where labels cannot be told."""
+    """The class of each input of the inversion. -1 for an input that no label fits. None if labels are unknown."""
     claims: tuple[Claim, ...] = ()
-    """What is claimed of each input of the inversion, in its order; empty before that is judged."""
+    """One claim per input of the inversion, in the same order. Empty before the inputs are judged."""
 
     @property
     def batch_size(self) -> int | None:
-        """How many samples its gradient holds, where that could be read."""
+        """Number of samples that the gradient of the layer shows. None if the layer was not inverted."""
         return None if self.inversion is None else self.inversion.batch_size
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C ended its search."""
+        """Whether Ctrl-C ended the search of this layer."""
         return self.inversion is not None and self.inversion.stats.interrupted
 
     @property
     def recovered(self) -> int:
-        """How many of them were recovered exactly: each one sample, or a mean of samples that cannot be told apart."""
+        """Number of inputs recovered exactly. Each is one sample, or a mean of samples that cannot be distinguished."""
         return sum(each.certified for each in self.claims)
 
     @property
     def approximate(self) -> int:
-        """How many more were recovered up to an error that is stated."""
+        """Number of further inputs that were recovered with a stated error."""
         return len(self.inputs) - self.recovered
 
     @property
     def fitting(self) -> int:
-        """How many more fit the gradient without being proved to be samples; their claims say why."""
+        """Number of further inputs that fit the gradient without proof that they are samples. Their claims say why."""
         return sum(each.kind in (Kind.SEVERAL, Kind.FITS) for each in self.claims)
 
     @property
     def inputs(self) -> Tensor:
-        """The inputs that count as recovered."""
+        """The inputs that count as recovered, exact or approximate."""
         if self.inversion is None:
             return torch.zeros(0, self.layer.features)
         return self.inversion.inputs[self.held.to(self.inversion.inputs.device)]
 
     @property
     def error(self) -> float:
-        """The largest stated error of these inputs, over their norm."""
+        """The largest stated relative error of the recovered inputs."""
         return max((each.error for each in self.claims if each.recovered), default=0.0)
 
     @property
     def held(self) -> Bool[Tensor, "k"]:
-        """Which rows of the inversion count as recovered."""
+        """Which inputs of the inversion count as recovered."""
         if self.inversion is None:
             return torch.zeros(0, dtype=torch.bool)
-        known = [each.recovered for each in self.claims] or [False] * len(self.inversion.inputs)
-        return torch.tensor(known, dtype=torch.bool)
+        recovered = [each.recovered for each in self.claims] or [False] * len(self.inversion.inputs)
+        return torch.tensor(recovered, dtype=torch.bool)
 
 
 @dataclass(frozen=True, eq=False)
 class AuditResult:
-    """What one update gives away."""
+    """What an audit recovered from one update."""
 
     verdict: Verdict
     summary: str
-    """The verdict in a sentence."""
+    """The verdict in one sentence."""
     layers: list[LayerAudit]
     findings: list[Finding]
     caveats: list[str]
-    """What the verdict does not say."""
+    """Sentences about what the verdict does not say."""
     replay: Replay | None
-    """The update computed again from what was recovered, where all of it was."""
+    """The replay of the update from the recovered inputs. None if some inputs or labels are missing."""
     seconds: float
+    """How long the audit took."""
     budget: float | None
-    """Seconds that were allowed; None for no bound but the search's own."""
+    """The time limit in seconds. None if only the search limits the time."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it early; what had been found by then is in it."""
+    """Whether Ctrl-C ended the audit early. The result contains what was found until then."""
     estimated: Estimate | None = None
-    """How the client trained, told from its update; None for gradients, and where the batch did not come back whole."""
+    """How the client trained. None for gradients, and if some inputs or labels of the batch are missing."""
 
     @property
     def best(self) -> LayerAudit | None:
-        """The layer that gives away most: the model's inputs before features, then the larger number."""
+        """The layer with the most serious leak: inputs of the model before features, then the larger number."""
         return best_of(self.layers)
 
     @property
     def fitting(self) -> int:
-        """How many inputs fit a layer's gradient without being proved to be samples, in the layer with most of them."""
+        """Number of inputs that fit the gradient without proof that they are samples, in the layer with most."""
         return max((each.fitting for each in self.layers), default=0)
 
     @property
     def why_not_certified(self) -> str | None:
-        """Why these are not certified: the most frequent reason; None if there are none."""
+        """The most frequent reason why inputs that fit are not certified. None if no input fits without proof."""
         if not self.fitting:
             return None
         return reasons(max(self.layers, key=lambda each: each.fitting).claims, Kind.SEVERAL, Kind.FITS)
 
     @property
     def shown(self) -> LayerAudit | None:
-        """The layer to show: the one that gives away most, or else the one with most inputs that fit."""
+        """The layer to show: the layer with the most serious leak, or else the layer with most inputs that fit."""
         if self.best is not None or not self.fitting:
             return self.best
         return max(self.layers, key=lambda each: (each.layer.sees != "features", each.fitting > 0, each.fitting))
 
     @property
     def rows(self) -> Int[Tensor, "k"]:
-        """Which rows of the best layer's inversion ``inputs`` are."""
+        """The indices of ``inputs`` in the inversion of the best layer."""
         best = self.best
         if best is None or best.inversion is None:
             return torch.zeros(0, dtype=torch.int64)
@@ -145,7 +150,7 @@ class AuditResult:
 
     @property
     def inputs(self) -> Tensor:
-        """The recovered inputs of the layer that gives away most."""
+        """The recovered inputs of the best layer."""
         best = self.best
         if best is None or best.inversion is None:
             return torch.zeros(0, 0)
@@ -164,15 +169,15 @@ class AuditResult:
         head = "<tr><th>layer</th><th>neurons x inputs</th><th>samples</th><th>exact</th><th>outcome</th></tr>"
         labels = None if self.best is None or self.best.labels is None else self.best.labels[self.rows].tolist()
         captions = [f"{row + 1}" if labels is None else f"label {labels[row]}" for row in range(len(self.inputs))]
-        warned = "<p>Recovered inputs are personal data if the training data was.</p>" if len(self.inputs) else ""
+        warning = "<p>Recovered inputs are personal data if the training data was.</p>" if len(self.inputs) else ""
         return (
             f"<p><b>{html.escape(self.summary)}</b></p><table>{head}{rows}</table>"
             + gallery(self.inputs, captions)
-            + warned
+            + warning
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the recovered numbers, as JSON takes it; the content of ``report.json``."""
+        """Return everything except the recovered numbers in a form for JSON: the content of ``report.json``."""
         from spearpp.auditing.document import document
 
         return document(self)
@@ -185,17 +190,17 @@ class AuditResult:
         shape: Shape | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write ``report.json`` and ``recovered.safetensors`` into a folder; see ``spearpp.auditing.folder.save``."""
+        """Write ``report.json`` and ``recovered.safetensors`` into a folder. See ``spearpp.auditing.folder.save``."""
         from spearpp.auditing.folder import save
 
         save(self, folder, redact=redact, shape=shape, about=about)
 
     @classmethod
     def load(cls, folder: "FileName") -> "AuditResult":
-        """Read one that ``save`` wrote.
+        """Read a result that ``save`` wrote.
 
         Raises:
-            DataError: if the folder holds none, or one of another version.
+            DataError: if the folder contains no result, or a result of another version.
         """
         from spearpp.auditing.folder import load
 
@@ -203,6 +208,9 @@ class AuditResult:
 
 
 def best_of(audits: list[LayerAudit]) -> LayerAudit | None:
-    """The layer that gives away most: inputs before features, then the larger number; None if none does."""
+    """Return the layer with the most serious leak: inputs of the model before features, then the larger number.
+
+    None if no layer has recovered inputs.
+    """
     found = [each for each in audits if len(each.inputs)]
     return max(found, key=lambda each: (each.layer.sees != "features", len(each.inputs)), default=None)

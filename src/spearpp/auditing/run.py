@@ -1,8 +1,8 @@
-"""Invert the layers of a plan one after the other, within a budget."""
+"""Invert the layers of a plan one after the other, within the time budget."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -12,33 +12,33 @@ from spearpp.errors import SpearError
 from spearpp.inversion.invert import invert
 from spearpp.inversion.result import Progress
 from spearpp.model import Layer
-from spearpp.search import Gated, Search
+from spearpp.search import Search
 from spearpp.update import ClientUpdate
 
 LEAST_SECONDS = 0.5
-"""A layer's share of the budget at least."""
+"""Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The seconds of an audit."""
+    """The time budget of an audit."""
 
     seconds: float | None
     began: float
 
     def share(self, layers: int) -> float | None:
-        """What each of the layers that are left may take."""
+        """Seconds for each of the remaining layers; None without a budget."""
         if self.seconds is None:
             return None
         return max(LEAST_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the budget is used up."""
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
 
     def rest(self, most: float) -> float:
-        """What is left, at most this."""
+        """The remaining seconds, but not more than ``most``."""
         share = self.share(1)
         return most if share is None else min(most, share)
 
@@ -50,7 +50,7 @@ def run(
     generator: torch.Generator,
     progress: Callable[[Layer, Progress], None] | None,
 ) -> tuple[list[LayerAudit], bool]:
-    """Invert the layers one after the other; whether somebody interrupted that."""
+    """Invert the layers one after the other. The second result says whether Ctrl-C interrupted this."""
     done: dict[str, LayerAudit] = {}
     interrupted = False
     for index, layer in enumerate(plan.feasible):
@@ -58,12 +58,13 @@ def run(
         if interrupted:
             done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
         elif index and clock.spent:
-            done[layer.name] = LayerAudit(layer, True, "not tried: the budget was spent")
+            done[layer.name] = LayerAudit(layer, True, "not tried: the time budget was spent")
         elif layer.sees == "features" and any(_complete(each) for each in done.values()):
-            done[layer.name] = LayerAudit(layer, True, "not inverted: what it sees follows from the recovered inputs")
+            why = "not inverted: its inputs follow from the recovered inputs of the model"
+            done[layer.name] = LayerAudit(layer, True, why)
         else:
             try:
-                done[layer.name] = _invert(layer, plan.update, _within(search, share), generator, progress)
+                done[layer.name] = _invert(layer, plan.update, search, share, generator, progress)
                 interrupted = done[layer.name].interrupted
             except KeyboardInterrupt:
                 done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
@@ -74,23 +75,16 @@ def run(
 
 
 def _complete(audited: LayerAudit) -> bool:
-    """Whether the model's inputs are all there, with certificates."""
+    """Whether all inputs of the model were recovered and certified."""
     found = audited.inversion
     return audited.layer.sees == "inputs" and found is not None and 0 < int(found.certified.sum()) == found.batch_size
-
-
-def _within(search: Search | None, seconds: float | None) -> Search | None:
-    """The same search with so many seconds, where it takes such a bound."""
-    search = Gated() if search is None else search
-    if seconds is None or not isinstance(search, Gated):
-        return search
-    return replace(search, seconds=seconds if search.seconds is None else min(seconds, search.seconds))
 
 
 def _invert(
     layer: Layer,
     update: ClientUpdate,
     search: Search | None,
+    seconds: float | None,
     generator: torch.Generator,
     progress: Callable[[Layer, Progress], None] | None,
 ) -> LayerAudit:
@@ -98,7 +92,7 @@ def _invert(
         if progress is not None:
             progress(layer, state)
 
-    # A file that cannot be read any more is no outcome of this layer: it ends the audit.
+    # A file that can no longer be read ends the whole audit, so this is outside of the try block.
     tensors = update.layer(layer.weight, layer.bias)
     next_gradient = None if layer.next is None else update.gradients[layer.next]
     next_weight = None if layer.next is None else update.weights[layer.next]
@@ -110,6 +104,7 @@ def _invert(
             search=search,
             generator=generator,
             dropout=layer.dropout,
+            seconds=seconds,
             progress=tell,
         )
     except SpearError as error:

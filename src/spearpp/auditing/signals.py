@@ -1,19 +1,22 @@
-"""Replay each recovered input alone: does one sample explain its part of the gradient, and how large a part is it?
+"""Replay each recovered input alone: does one sample explain its part of the gradient, and how large is this part?
 
-A gradient is a sum of d_i x̂_iᵀ over the samples. A recovered input x with direction q and point p gives the signal
-that was observed for it, d = L q / (q·p). If x is one sample, the network and the loss predict the same signal:
+The gradient of a layer is a sum of d_i x_iᵀ over the samples, where d_i is the **signal** of sample i: the gradient of
+the loss with respect to the layer's pre-activations. A recovered input x with direction q and point p has the observed
+signal d = L q / (q·p). If x is one sample, the network and the loss predict the same signal:
 
-    d = κ Jᵀ (softmax(o) - e_y),     o: outputs for x,  J = do/dz: their Jacobian at this layer,  y: its label
+    d = κ Jᵀ (softmax(o) - e_y),     o: outputs for x,  J = do/dz: their Jacobian at this layer,  y: label of x
 
-with κ = 1/N for the mean of N losses. Three numbers follow, for each input on its own and without the truth:
+with κ = 1/N for the mean of N losses. Let d(x) be the prediction without κ. Three numbers follow for each input,
+without the original data:
 
-- the **mismatch** ‖d - κ d(x)‖ / ‖d‖, at the level of noise for a sample. Over the **slope**, the relative change of
-  d(x) with a relative change of x, it is the error of x that the mismatch implies;
-- the **weight** κ. It is the same for all samples. An input that stands for k samples, because they were merged or one
-  was repeated, has k times the weight;
-- the **bend**: half of the second derivative of d(x). The mean of two samples at a relative distance 2δ from each other
-  has a mismatch of bend · δ². So √(noise / bend) is how far from each other samples may lie and still be taken for one.
-  Where outputs do not depend on x (a saturated softmax, tiny inputs) the bend vanishes, and nothing can be concluded.
+- the **mismatch** ‖d - κ d(x)‖ / ‖d‖. It is at the level of the noise if x is a sample. The **slope** is the relative
+  change of d(x) over the relative change of x. Mismatch over slope is the error of x that the mismatch implies;
+- the **weight** κ. It is the same for all samples. An input that represents k samples has k times the weight, because k
+  samples were merged or one sample occurs k times;
+- the **curvature**: half of the second derivative of d(x). The mean of two samples at a relative distance of 2δ has a
+  mismatch of curvature · δ². Two samples can therefore be mistaken for one if their distance is below
+  √(noise / curvature). Where the outputs do not depend on x (a saturated softmax, tiny inputs), the curvature vanishes
+  and the replay proves nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -22,104 +25,92 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spearpp.auditing.replay import as_sent, forward, module_name
-from spearpp.errors import OptionError
+from spearpp.auditing.network import Network, observed_signals, signals_of_labels
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
-from spearpp.linalg.chunks import chunk_size
 from spearpp.model import Layer
 from spearpp.types import Float, Int, Tensor, replace_rows, select_rows
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import tensor_specs
 
-FITS = 0.6
-"""Share of a signal outside the column space up to which its label fits: 1e-6 for exact inputs, up to 0.5 for those
-that noise has moved by 7 %, and 0.7 to 0.9 for wrong labels."""
-MARGIN = 1.3
-"""How much farther outside the next best label must be."""
-TOLD = 0.01
-"""Share outside from which on a label is told from the best: less may be rounding."""
 DIRECTIONS = 4
-"""Wrong inputs, and inputs that fit, towards which slope and bend are measured."""
-STEP = 1e-4
-"""Relative step of the numerical derivative of the outputs."""
+"""Number of wrong inputs, and of inputs that fit, towards which slope and curvature are measured.
+
+A design choice: each direction costs two forward passes for every input.
+"""
+DERIVATIVE_STEP = 1e-4
+"""Relative step of the numerical derivative of the outputs.
+
+A design choice for central differences in float64: rounding adds an error of about 1e-12, and a step this short changes
+the activation of few neurons.
+"""
+OUTPUT_STEP = 1e-2
+"""Step of the numerical derivatives of the softmax or sigmoid, in units of the outputs.
+
+A design choice for central differences in float64: the relative truncation error is of the order of 1e-5.
+"""
 ROUNDING = 3.0
-"""How many times the relative spacing of its dtype a client's own signal may be off: 1 to 2 was seen for float32."""
+"""How many times the relative spacing of its dtype the rounding error of an observed signal may be.
+
+Measured: 1 to 2 for float32.
+"""
 TRIES = 6
-"""How often an input that does not fit is moved within rounding: a neuron of a later layer may be exactly at zero."""
-UNFIT = 1e-3
-"""Mismatch from which on that is tried."""
+"""How often an input with a mismatch is replayed again at a point within rounding of it.
+
+A neuron of a later layer may be exactly at zero, and rounding then decides whether the neuron is active. A design
+choice: six tries all fail with a probability of 1/64 for one such neuron.
+"""
+MISMATCHED = 1e-3
+"""Smallest mismatch of an input that is replayed again within rounding, or that calls for another loss.
+
+A design choice: 1e-3 is far above the rounding of float32 gradients.
+"""
+HOPELESS = 0.5
+"""Mismatch from which an input is not replayed again. Wrong inputs have a mismatch of 0.5 or more."""
 
 
 @dataclass(frozen=True, eq=False)
 class Signals:
-    """What replaying each input alone gives, one row for each."""
+    """The replay of each input alone, one row per input."""
 
     labels: Int[Tensor, "k"]
-    """y, the label that explains the signal best; -1 if the loss has no labels."""
+    """y, the label that explains the signal best. -1 if the loss has no labels."""
     mismatch: Float[Tensor, "k"]
     """‖d - κ d(x)‖ / ‖d‖."""
     noise: Float[Tensor, "k"]
-    """What noise and rounding explain of the mismatch."""
+    """The mismatch that noise and rounding explain."""
     weight: Float[Tensor, "k"]
-    """κ."""
+    """κ, the weight of the input in the update."""
     slope: Float[Tensor, "k 2"]
-    """Relative change of d(x) over the relative change of x: of its direction alone, and with its size."""
-    bend: Float[Tensor, "k 2"]
-    """Half of the relative second derivative of d(x), likewise."""
-    spare: Int[Tensor, "k"]
-    """Equations to spare: neurons with a signal, less the outputs that a signal can be made of."""
+    """Relative change of d(x) over the relative change of x: first of the direction of d(x), then of d(x) itself."""
+    curvature: Float[Tensor, "k 2"]
+    """Half of the relative second derivative: first of the direction of d(x), then of d(x) itself."""
+    extra_equations: Int[Tensor, "k"]
+    """Number of neurons with a signal minus the number of outputs, whose gradients can be combined to any signal."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Candidates:
-    """Inputs with the signals that were observed for them."""
+    """Inputs with their observed signals."""
 
     inputs: Float[Tensor, "k n"]
     observed: Float[Tensor, "k m"]
     noise: Float[Tensor, "k"]
-    """What noise and rounding change in the signal, over its norm."""
-
-
-def labels_of(
-    model: nn.Module, update: ClientUpdate, layer: Layer, result: Inversion, factors: Factors, *, uphill: bool = False
-) -> Int[Tensor, "k"]:
-    """The label of each recovered input, told by its gradient; -1 where none fits.
-
-    With the right label the predicted signal lies in the column space of the layer's gradient. With a wrong one it does
-    not: no other sample is needed to tell. Of two classes both do, and only the sign tells: the signal must point to
-    where L q_i does, or away from it for an update that goes ``uphill``, as one with the weights before and after
-    swapped.
-
-    Raises:
-        OptionError: if the model does not take the inputs, or is no classifier.
-    """
-    network = Network(model, update, layer)
-    towards = _observed(factors, result) * (-1 if uphill else 1)
-    found = []
-    for rows in torch.arange(len(result.inputs)).split(network.rows_at_once):
-        outputs, jacobian = network(result.inputs[rows])
-        signals = _of_every_label(outputs, jacobian)
-        left_over = torch.linalg.vector_norm(signals - (signals @ factors.left) @ factors.left.T, dim=2)
-        share = left_over / torch.linalg.vector_norm(signals, dim=2).clamp_min(torch.finfo(signals.dtype).tiny)
-        known = rows < len(towards)
-        against = (signals[known] * towards[rows[known], None]).sum(2) <= 0
-        share[known] = torch.where(against, torch.inf, share[known])
-        found.append(share)
-    shares, labels = torch.cat(found).sort(dim=1)
-    sure = (shares[:, 0] <= FITS) & (shares[:, 1] >= (MARGIN * shares[:, 0]).clamp_min(TOLD))
-    return torch.where(sure, labels[:, 0], -1)
+    """The change of the signal that noise and rounding explain, relative to the norm of the signal."""
 
 
 def replay_alone(
     model: nn.Module, update: ClientUpdate, layer: Layer, result: Inversion, factors: Factors
 ) -> Signals | None:
-    """Replay every input that has a direction by itself; None if there is none, or no bias to know its size by.
+    """Replay alone every input that has a direction.
 
-    The loss is taken for cross-entropy; if that explains no input, for binary cross-entropy of every output.
+    The replay assumes cross-entropy. If cross-entropy explains no input, it tries binary cross-entropy of every output.
+
+    Returns:
+        One row per input, or None if no input has a direction or the layer has no bias. Without a bias the size of an
+        input is unknown.
 
     Raises:
-        OptionError: if the model does not take the inputs, or is no classifier.
+        OptionError: if the model does not accept the inputs or is not a classifier.
     """
     if not len(result.directions) or not result.scale_known:
         return None
@@ -127,78 +118,20 @@ def replay_alone(
     wrong = result.inputs[~result.fits][:DIRECTIONS].double()
     inputs = result.inputs[: len(result.directions)].double()
     directions = result.directions.to(factors.left)
-    noise = torch.linalg.vector_norm(factors.row_noise) * torch.linalg.vector_norm(
-        directions / factors.singular_values, dim=1
-    )
+    spread = torch.linalg.vector_norm(directions / factors.singular_values, dim=1)
+    noise = torch.linalg.vector_norm(factors.row_noise) * spread
     epsilon = max(torch.finfo(each.dtype).eps for each in (update.gradients[layer.weight], result.inputs))
-    candidates = _Candidates(inputs, _observed(factors, result), noise.clamp_min(ROUNDING * epsilon))
-    plain = _fit(network, candidates, wrong, binary=False)
-    if not bool((plain.mismatch <= UNFIT).any()):
+    candidates = _Candidates(inputs, observed_signals(factors, result), noise.clamp_min(ROUNDING * epsilon))
+    multiclass = _fit(network, candidates, wrong, binary=False)
+    if not bool((multiclass.mismatch <= MISMATCHED).any()):
         binary = _fit(network, candidates, wrong, binary=True)
-        if bool((binary.mismatch <= UNFIT).any()):
+        if bool((binary.mismatch <= MISMATCHED).any()):
             return _moved_within_rounding(network, candidates, wrong, binary, binary=True)
-    return _moved_within_rounding(network, candidates, wrong, plain, binary=False)
-
-
-class Network:
-    """The part of a model behind a Linear layer, linearised at inputs."""
-
-    def __init__(self, model: nn.Module, update: ClientUpdate, layer: Layer) -> None:
-        self.model = as_sent(model, update).double()
-        self.layer, self.module = layer, self.model.get_submodule(module_name(self.model, layer))
-        self.device = tensor_specs(update.gradients)[layer.weight].device
-        self.rows_at_once = 64
-
-    def outputs(self, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k classes"]:
-        """The outputs alone."""
-        return forward(self.model, inputs.to(self.device)).detach()
-
-    def __call__(self, inputs: Float[Tensor, "k n"]) -> tuple[Float[Tensor, "k c"], Float[Tensor, "k c m"]]:
-        """Outputs, and their Jacobian with respect to the pre-activations of the layer.
-
-        Raises:
-            OptionError: if the layer does not see one row for each sample.
-        """
-        caught: list[Tensor] = []
-
-        def catch(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-            caught.append(output)
-            return output.clone()  # a ReLU in place would change what was caught
-
-        handle = self.module.register_forward_hook(catch)
-        try:
-            outputs = forward(self.model, inputs.to(self.device))
-        finally:
-            handle.remove()
-        if len(caught) != 1 or caught[0].shape != (len(inputs), self.layer.neurons):
-            raise OptionError("the layer does not see one row for each sample: it cannot be replayed alone")
-        rows = [
-            torch.autograd.grad(outputs[:, column].sum(), caught[0], retain_graph=True)[0]
-            for column in range(outputs.shape[1])
-        ]
-        jacobian = torch.stack(rows, dim=1)
-        self.rows_at_once = chunk_size(jacobian.device, 24 * jacobian[0].numel())
-        return outputs.detach(), jacobian
-
-
-def _observed(factors: Factors, result: Inversion) -> Float[Tensor, "found m"]:
-    """d_i = L q_i / (q_i·p_i) for every input whose direction was found."""
-    found = result.directions.to(factors.left)
-    inputs = result.inputs[: len(found)].to(factors.left)
-    if factors.right.shape[1] > inputs.shape[1]:
-        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
-    points = inputs @ factors.right.T / factors.singular_values.square()
-    product = (points * found).sum(1, keepdim=True)
-    return (found / torch.where(product == 0, 1.0, product)) @ factors.left.T
-
-
-def _of_every_label(outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"]) -> Float[Tensor, "k c m"]:
-    """Jᵀ (softmax(o) - e_y) for every label y."""
-    return torch.einsum("kc,kcm->km", outputs.softmax(1), jacobian)[:, None] - jacobian
+    return _moved_within_rounding(network, candidates, wrong, multiclass, binary=False)
 
 
 def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], binary: bool) -> Signals:
-    """The signals of one loss: cross-entropy, or binary cross-entropy of every output."""
+    """Replay inputs alone with one loss: cross-entropy, or binary cross-entropy of every output."""
     parts = []
     for rows in torch.arange(len(candidates.noise)).split(network.rows_at_once):
         some = select_rows(candidates, rows)
@@ -207,11 +140,11 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
         signal = torch.einsum("kc,kcm->km", residual, jacobian)
         size = torch.linalg.vector_norm(signal, dim=1).clamp_min(torch.finfo(signal.dtype).tiny)
         weight = (some.observed * signal).sum(1) / size.square()
-        left_over = torch.linalg.vector_norm(some.observed - weight[:, None] * signal, dim=1)
-        mismatch = left_over / torch.linalg.vector_norm(some.observed, dim=1).clamp_min(torch.finfo(size.dtype).tiny)
+        difference = torch.linalg.vector_norm(some.observed - weight[:, None] * signal, dim=1)
+        mismatch = difference / torch.linalg.vector_norm(some.observed, dim=1).clamp_min(torch.finfo(size.dtype).tiny)
         towards = _towards(candidates.inputs, rows, wrong)
-        slope, bend = _derivatives(network, some.inputs, towards, outputs, jacobian, signal / size[:, None], binary)
-        spare = (signal != 0).sum(1) - outputs.shape[1]
+        unit = signal / size[:, None]
+        slope, curvature = _derivatives(network, some.inputs, towards, outputs, jacobian, unit, binary)
         parts.append(
             Signals(
                 labels=labels,
@@ -219,8 +152,8 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
                 noise=some.noise,
                 weight=weight,
                 slope=slope / size[:, None],
-                bend=bend / size[:, None],
-                spare=spare.clamp_min(0),
+                curvature=curvature / size[:, None],
+                extra_equations=((signal != 0).sum(1) - outputs.shape[1]).clamp_min(0),
             )
         )
     columns = {name: torch.cat([getattr(each, name) for each in parts]) for name in parts[0].__dataclass_fields__}
@@ -230,11 +163,11 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
 def _best_label(
     outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"], observed: Float[Tensor, "k m"], binary: bool
 ) -> tuple[Int[Tensor, "k"], Float[Tensor, "k c"]]:
-    """The label that explains an observed signal best, and dL/do for it."""
-    if binary:  # dL/do = sigmoid(o) - t, so an output is a target where the signal pulls it up
-        pulled = torch.linalg.lstsq(jacobian.mT, observed[:, :, None]).solution[:, :, 0]
-        return torch.full_like(outputs[:, 0], -1).long(), outputs.sigmoid() - (pulled < 0).to(outputs)
-    signals = _of_every_label(outputs, jacobian)
+    """Return the label that explains the observed signal best, and dL/do for this label."""
+    if binary:  # dL/do = sigmoid(o) - t is negative exactly where the target t is 1
+        output_gradient = torch.linalg.lstsq(jacobian.mT, observed[:, :, None]).solution[:, :, 0]
+        return torch.full_like(outputs[:, 0], -1).long(), outputs.sigmoid() - (output_gradient < 0).to(outputs)
+    signals = signals_of_labels(outputs, jacobian)
     size = torch.linalg.vector_norm(signals, dim=2).clamp_min(torch.finfo(signals.dtype).tiny)
     cosine = torch.einsum("kcm,km->kc", signals, observed) / size
     labels = cosine.argmax(1)
@@ -244,10 +177,11 @@ def _best_label(
 def _towards(
     inputs: Float[Tensor, "all n"], rows: Int[Tensor, "k"], wrong: Float[Tensor, "w n"]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Directions in which the inputs of these rows may be off: certain ones, and examples of others.
+    """Return directions in which the inputs of these rows may be wrong: first likely directions, then examples.
 
-    If q_k is wrong, every other input is off by a multiple of the wrong input x̂_k, because p_i is orthogonal to q_k.
-    The others are differences to some inputs that fit; samples that could be merged differ in such ways.
+    The likely directions are the input itself and the differences to wrong inputs. If q_k is wrong, the error of every
+    other input is a multiple of the wrong input x̂_k, because p_i is orthogonal to q_k. The examples are differences
+    to inputs that fit. Samples that could be merged differ in this way.
     """
     at = inputs[rows]
     shifts = range(1, min(len(inputs), DIRECTIONS + 1))
@@ -263,49 +197,54 @@ def _derivatives(
     unit: Float[Tensor, "k m"],
     binary: bool,
 ) -> tuple[Float[Tensor, "k 2"], Float[Tensor, "k 2"]]:
-    """Slope and bend of the signal: the least slope in certain directions, or the median in the others if that is less.
+    """Return slope and curvature of the signal.
 
-    Merged samples do not differ towards a wrong input, so such directions do not count for the bend.
-    Within one activation pattern outputs are linear in the input and J is constant, so only the softmax bends.
+    The slope is the smaller of two numbers: the smallest slope over the likely directions, and the median slope over
+    the example directions. The curvature is the smallest over all directions except the directions towards wrong
+    inputs, because merged samples do not differ in these. Within one activation pattern the outputs are linear in the
+    input and J is constant, so only the softmax or sigmoid has a second derivative.
     """
     probability = torch.sigmoid if binary else (lambda o: o.softmax(1))
     size = torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
+    likely, examples = towards
     slopes: list[Tensor] = []
-    bends: list[Tensor] = []
-    for direction in [*towards[0], *towards[1]]:
+    curvatures: list[Tensor] = []
+    for direction in [*likely, *examples]:
         length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
         direction = direction * size / length.clamp_min(1e-300)
-        ahead, behind = (network.outputs(inputs + sign * STEP * direction) for sign in (1, -1))
-        moved = (ahead - behind) / (2 * STEP)
-        small = 1e-2 / torch.linalg.vector_norm(moved, dim=1, keepdim=True).clamp_min(1e-300)
-        plus, minus, here = (probability(outputs + sign * small * moved) for sign in (1, -1, 0))
-        first = torch.einsum("kc,kcm->km", (plus - minus) / (2 * small), jacobian)
-        second = torch.einsum("kc,kcm->km", (plus + minus - 2 * here) / (2 * small.square()), jacobian)
-        for derivative, kept in ((first, slopes), (second, bends)):
+        ahead, behind = (network.outputs(inputs + sign * DERIVATIVE_STEP * direction) for sign in (1, -1))
+        change = (ahead - behind) / (2 * DERIVATIVE_STEP)
+        step = OUTPUT_STEP / torch.linalg.vector_norm(change, dim=1, keepdim=True).clamp_min(1e-300)
+        plus, minus, here = (probability(outputs + sign * step * change) for sign in (1, -1, 0))
+        first = torch.einsum("kc,kcm->km", (plus - minus) / (2 * step), jacobian)
+        second = torch.einsum("kc,kcm->km", (plus + minus - 2 * here) / (2 * step.square()), jacobian)
+        for derivative, results in ((first, slopes), (second, curvatures)):
             across = derivative - (derivative * unit).sum(1, keepdim=True) * unit
             sizes = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in (across, derivative)], dim=1)
-            kept.append(torch.where(length > 0, sizes, torch.inf))  # a wrong input has no direction towards itself
-    certain = len(towards[0])
-    least = torch.stack(slopes[:certain]).amin(0)
-    if towards[1]:
-        least = torch.minimum(least, torch.stack(slopes[certain:]).median(0).values)
-    return least, torch.stack([bends[0], *bends[certain:]]).amin(0)
+            results.append(torch.where(length > 0, sizes, torch.inf))  # a wrong input has no direction towards itself
+    slope = torch.stack(slopes[: len(likely)]).amin(0)
+    if examples:
+        slope = torch.minimum(slope, torch.stack(slopes[len(likely) :]).median(0).values)
+    return slope, torch.stack([curvatures[0], *curvatures[len(likely) :]]).amin(0)
 
 
 def _moved_within_rounding(
     network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], best: Signals, binary: bool
 ) -> Signals:
-    """Fit what does not fit again at inputs that are moved within rounding: any neuron may be exactly at zero."""
+    """Replay inputs with a mismatch again at random points within rounding of them, and keep the best replay.
+
+    A neuron of a later layer may be exactly at zero. Rounding then decides whether the neuron is active.
+    """
     generator = torch.Generator().manual_seed(0)
     for _ in range(TRIES):
-        rows = torch.nonzero((best.mismatch > UNFIT) & (best.mismatch < 0.5))[:, 0]
+        rows = torch.nonzero((best.mismatch > MISMATCHED) & (best.mismatch < HOPELESS))[:, 0]
         if not len(rows):
             return best
         some = select_rows(candidates, rows)
-        turn = torch.randn(some.inputs.shape, generator=generator, dtype=some.inputs.dtype).to(some.inputs)
+        shift = torch.randn(some.inputs.shape, generator=generator, dtype=some.inputs.dtype).to(some.inputs)
         size = torch.linalg.vector_norm(some.inputs, dim=1, keepdim=True) / some.inputs.shape[1] ** 0.5
-        shifted = replace(some, inputs=some.inputs + torch.finfo(torch.float32).eps * 8 * size * turn)
-        again = _fit(network, shifted, wrong, binary)
-        better = again.mismatch < best.mismatch[rows]
-        best = replace_rows(best, rows[better], select_rows(again, better))
+        shifted = replace(some, inputs=some.inputs + torch.finfo(torch.float32).eps * 8 * size * shift)
+        found = _fit(network, shifted, wrong, binary)
+        better = found.mismatch < best.mismatch[rows]
+        best = replace_rows(best, rows[better], select_rows(found, better))
     return best

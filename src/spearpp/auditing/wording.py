@@ -1,54 +1,66 @@
-"""An audit in sentences: the verdict, and what it does not say."""
+"""The sentences of an audit: the summary of the verdict, and the caveats."""
 
 import math
 from dataclasses import dataclass
 
-from spearpp.auditing.claims import Kind, reasons
+from spearpp.auditing.claim import Kind, reasons
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit, Verdict, best_of
 from spearpp.update import ClientUpdate
 
+LARGE_DIFFERENCE = 1e-2
+"""Relative difference of a replay above which a caveat reports the difference.
+
+A design choice: 1 % is far above rounding, so the replay does not describe the client's training completely.
+"""
+
 
 @dataclass(frozen=True)
 class Context:
-    """Everything the sentences are made from."""
+    """Everything that the sentences depend on."""
 
     verdict: Verdict
     audits: list[LayerAudit]
     update: ClientUpdate
     model_given: bool
     replayable: bool
-    """Whether a model was given, or one was assumed and proved."""
+    """Whether a model was given, or a network was assumed and proved."""
     batch_size: int | None
+    """The number of samples that the client trained on, if the caller gave it."""
     decay: float
+    """The weight decay that was subtracted from the update."""
     again: Replay | None
+    """The replay of the whole update."""
     trained: Estimate | None
+    """How the client trained."""
     interrupted: bool
     unseen: str | None
-    """Why there was no replay, where memory forbade it."""
+    """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
 
 
 def summary(context: Context, seconds: float) -> str:
-    """The verdict in a sentence."""
+    """Return the verdict in one sentence."""
     best = best_of(context.audits)
     if best is not None:
-        return f"LEAKS: {recovered(best)} from layer {best.layer.name}{_besides(best)}"
+        more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
+        return f"LEAKS: {_recovered(best)} from layer {best.layer.name}{more}"
     if context.verdict is Verdict.NOT_FOUND:
-        tried = sum(each.feasible and each.inversion is not None for each in context.audits)
-        where = f"{tried} layers" if tried > 1 else "one layer"
         fitting = max(context.audits, key=lambda each: each.fitting)
         if fitting.fitting:
-            return f"NOT_FOUND: no input was proved to be a training sample, but {uncertified(fitting)}"
-        return f"NOT_FOUND: nothing was recovered from {where} in {seconds:.3g} s; that is no proof of safety"
+            return f"NOT_FOUND: no input was proved to be a training sample; {_uncertified(fitting)}"
+        tried = sum(each.feasible and each.inversion is not None for each in context.audits)
+        where = f"{tried} layers" if tried > 1 else "one layer"
+        return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
     why = [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
 
 
-def recovered(audited: LayerAudit) -> str:
-    """How many inputs were recovered, and how exactly."""
-    what = "samples' features" if audited.layer.sees == "features" else "training inputs"
-    count = f"{len(audited.inputs)} of {audited.batch_size} {what} were recovered"
+def _recovered(audited: LayerAudit) -> str:
+    """Return how many inputs were recovered, and how exactly."""
+    share = f"{len(audited.inputs)} of {audited.batch_size}"
+    features = audited.layer.sees == "features"
+    count = f"the features of {share} samples were recovered" if features else f"{share} training inputs were recovered"
     if audited.approximate:
         return f"{count} up to a relative error of {audited.error:.2g}"
     found = [each for each in audited.claims if each.recovered]
@@ -58,101 +70,117 @@ def recovered(audited: LayerAudit) -> str:
     if apart == math.inf and all(each.samples == 1 for each in found):
         return f"{count} (each is one sample, averaged over the local steps)"
     if apart < math.inf:
-        return f"{count} exactly (each is one sample, or the mean of samples at most {apart:.1%} apart)"
-    return f"{count} (each is one sample, or the weighted mean of samples that activate the same neurons)"
+        return f"{count} exactly (each is one sample, or the mean of samples that differ by at most {apart:.1%})"
+    return f"{count} (each is one sample, or the weighted mean of several samples that activate the same neurons)"
 
 
-def uncertified(audited: LayerAudit) -> str:
-    """How many inputs fit without being proved to be samples, and why."""
-    several = [each for each in audited.claims if each.kind is Kind.SEVERAL]
-    noun = "input fits" if audited.fitting == 1 else "inputs fit"
+def _uncertified(audited: LayerAudit, more: str = "") -> str:
+    """Return how many inputs fit the gradient without proof that they are single samples, and why."""
+    several = any(each.kind is Kind.SEVERAL for each in audited.claims)
     why = reasons(audited.claims, Kind.SEVERAL if several else Kind.FITS)
-    return f"{audited.fitting} {noun} the gradient of layer {audited.layer.name} ({why})"
-
-
-def _besides(audited: LayerAudit) -> str:
-    return f"; {uncertified(audited)} as well" if audited.fitting else ""
+    layer = f"the gradient of layer {audited.layer.name}"
+    if audited.fitting == 1:
+        return f"1 {more}input fits {layer}, but is not proved to be one sample because {why}"
+    count = f"{audited.fitting} {more}inputs fit {layer}, but are not proved to be single samples"
+    return f"{count} (most frequent reason: {why})"
 
 
 def caveats(context: Context) -> list[str]:
-    """What a reader of the verdict has to know besides."""
-    said = ["The audit was interrupted: it holds what had been found by then, and more may be there."]
-    said = said if context.interrupted else []
-    said += _about_claims(context)
+    """Return the sentences that a reader of the verdict must also know."""
+    sentences = []
+    if context.interrupted:
+        sentences.append("The audit was interrupted. It reports what was found until then; more may be recoverable.")
+    sentences += _about_claims(context)
     for each in context.audits:
-        said += _about_layer(each, context)
+        sentences += _about_layer(each, context)
     if context.decay:
-        said.append(f"Weight decay of {context.decay:.3g} was taken off the update.")
+        sentences.append(f"Weight decay of {context.decay:.3g} was subtracted from the update before the inversion.")
     if context.update.clients > 1:
-        clients = context.update.clients
-        said.append(f"The update is a sum of {clients} clients': which client an input belongs to is not told.")
-    return said + _about_replay(context)
+        clients = f"The update is the sum of the updates of {context.update.clients} clients."
+        sentences.append(f"{clients} The audit does not show which client a recovered input belongs to.")
+    return sentences + _about_replay(context)
 
 
 def _about_claims(context: Context) -> list[str]:
+    """Return caveats about the claims for the best layer."""
     best = best_of(context.audits)
     if best is None:
-        return ["Nothing found is no proof of safety: other attacks, a larger budget or another round may find more."]
-    said = ["The recovered inputs are personal data: keep and share them as such."]
+        return [
+            "Finding nothing does not prove that the update is safe. Another attack, a larger time budget or another "
+            "training round may recover inputs."
+        ]
+    sentences = ["Treat the recovered inputs as personal data when you store or share them."]
     kinds = {each.kind for each in best.claims}
     if Kind.ONE_OR_MEAN in kinds or Kind.APPROXIMATE in kinds:
         why = reasons(best.claims, Kind.ONE_OR_MEAN, Kind.APPROXIMATE)
-        said.append(f"What a recovered input is: {why}.")
+        sentences.append(f"Claim for a typical recovered input: {why}.")
         if context.batch_size is None and context.update.clients == 1:
-            said.append(
-                "If you know how many samples the client trained on, say so (batch_size, --batch-size): then inputs "
-                "can be proved to be single samples."
+            sentences.append(
+                "If you know how many samples the client trained on, pass this number (batch_size=, --batch-size). The "
+                "audit can then prove that inputs are single samples."
             )
     if best.recovered < (best.batch_size or 0):
-        said.append("Samples whose gradient lies below the noise are not seen and not counted.")
-    return said
+        sentences.append("The audit cannot see or count samples whose gradient is smaller than the noise.")
+    return sentences
 
 
 def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
+    """Return caveats about one layer."""
     found, name = audited.inversion, audited.layer.name
     if found is None:
         return []
-    said = []
+    sentences = []
     missing = found.batch_size - len(audited.inputs)
     if audited.feasible and missing > 0 and audited.recovered:
-        said.append(f"Layer {name}: {missing} of {found.batch_size} samples were not recovered.")
+        sentences.append(f"Layer {name}: {missing} of {found.batch_size} samples were not recovered.")
     if context.batch_size is not None and audited.batch_size not in (0, context.batch_size):
-        said.append(
-            f"Layer {name}: its gradient shows {audited.batch_size} samples, the client has {context.batch_size}. "
-            "Samples that are equal, depend on each other or have no gradient are not seen on their own."
+        sentences.append(
+            f"Layer {name}: its gradient shows {audited.batch_size} samples, but the client trained on "
+            f"{context.batch_size}. Equal samples, linearly dependent samples and samples without a gradient do not "
+            "increase the number that the gradient shows."
         )
-    merged = [each for each in audited.claims if each.kind is Kind.SEVERAL]
+    merged = sum(each.kind is Kind.SEVERAL for each in audited.claims)
     if merged:
-        noun = "input stands" if len(merged) == 1 else "inputs stand"
-        said.append(f"Layer {name}: {len(merged)} recovered {noun} for several samples, or for one several times.")
+        noun = "input is" if merged == 1 else "inputs are each"
+        what = "the weighted mean of several samples, or one sample that occurs several times"
+        sentences.append(f"Layer {name}: {merged} {noun} {what}.")
     if not found.scale_known and len(audited.inputs):
-        said.append(f"Layer {name} has no bias: its inputs are known up to a positive factor each.")
+        sentences.append(f"Layer {name} has no bias, so each of its inputs is known only up to a positive factor.")
     if len(audited.inputs) and audited.layer.assumed:
-        said.append(f"Layer {name}: that a ReLU follows was assumed; the certificates prove it.")
-    return said
+        sentences.append(
+            f"Layer {name}: the audit assumed that a ReLU follows. The certificates prove this assumption."
+        )
+    return sentences
 
 
 def _about_replay(context: Context) -> list[str]:
-    again, said = context.again, []
+    """Return caveats about the model and the replay of the update."""
+    again, sentences = context.again, []
     if not context.model_given and context.replayable:
-        said.append(
-            "No model was given. The update was taken for that of Linear layers with one activation between them; "
-            "recovered inputs that explain their part of the update when they are replayed through it prove that."
+        sentences.append(
+            "No model was given. The audit assumed a chain of Linear layers with one activation function between them. "
+            "The recovered inputs prove the assumption: replayed through this network, they match their part of the "
+            "update."
         )
     elif not context.model_given:
-        said.append("Without a model neither labels nor a replay are possible.")
+        sentences.append("No model was given, so the audit could neither find labels nor replay the update.")
     elif context.unseen is not None:
-        said.append(context.unseen)
+        sentences.append(context.unseen)
     elif context.verdict is Verdict.LEAKS and again is None:
-        said.append("No replay: inputs are missing, labels could not be told, or the model does not take the inputs.")
-    if again is None:
-        return said
-    if again.scale < 0:
-        said.append("The update goes uphill, away from what training does: are the weights before and after swapped?")
-    if again.difference > 1e-2 and (context.trained is None or context.trained.steps is None):
-        said.append(
-            f"A replay with one step differs by {again.difference:.1%} (mixed inputs: {again.mixed:.0%}, unrelated "
-            f"ones: {again.unrelated:.0%}): several local steps, another loss, noise, or layers that behave otherwise "
-            "in training."
+        sentences.append(
+            "No replay of the update: some inputs or labels are missing, or the model does not accept flat inputs."
         )
-    return said
+    if again is None:
+        return sentences
+    if again.scale < 0:
+        sentences.append(
+            "The update increases the loss, but training should decrease it. Check whether the weights before and "
+            "after training were swapped."
+        )
+    if again.difference > LARGE_DIFFERENCE and (context.trained is None or context.trained.steps is None):
+        sentences.append(
+            f"A replay with one step differs from the update by {again.difference:.1%} (with averaged inputs by "
+            f"{again.mixed:.0%}, with unrelated inputs by {again.unrelated:.0%}). Possible reasons: several local "
+            "steps, another loss, noise, or layers that behave differently in training."
+        )
+    return sentences

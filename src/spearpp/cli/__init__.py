@@ -1,4 +1,4 @@
-"""The command line: ``spearpp demo | audit | layers | simulate | score | report | watch | reproduce | frontier``."""
+"""Command line: ``spearpp demo | audit | layers | simulate | score | report | watch | reproduce | frontier``."""
 
 from spearpp.cli.app import main
 

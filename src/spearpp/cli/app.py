@@ -1,4 +1,4 @@
-"""The commands together, and what happens when one fails."""
+"""The ``spearpp`` command, and the handling of errors that all subcommands share."""
 
 import sys
 import traceback
@@ -6,17 +6,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any
 
-from spearpp.errors import SpearError
-
-try:
-    import typer
-    from rich.console import Console
-except ImportError as missing:
-    raise SystemExit(f"error: the command line needs typer and rich: pip install spearpp ({missing})") from missing
+import click
+import typer
+from rich.console import Console
 
 from spearpp.cli import audit, demo, experiments, layers, report, score, simulate, watch
 from spearpp.cli.exits import BAD_INPUT, INTERNAL, INTERRUPTED
 from spearpp.cli.hints import hint
+from spearpp.errors import SpearError
 
 TRACEBACK = "--traceback"
 
@@ -26,15 +23,17 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with: [bold]spearpp demo[/bold]. Use it on systems you own or may test.",
+    epilog="Start with [bold]spearpp demo[/bold]. Audit only systems that you own or are allowed to test.",
 )
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C, where nothing was kept; typer would end without a word."""
+    """Ctrl-C ended a command before it wrote anything. Typer would exit without a message."""
 
 
-def _ended(command: Callable[..., None]) -> Callable[..., None]:
+def _report_interrupt(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command so that Ctrl-C reaches ``main`` instead of Typer."""
+
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
         try:
@@ -46,17 +45,20 @@ def _ended(command: Callable[..., None]) -> Callable[..., None]:
 
 
 for command in (demo.demo, audit.audit, layers.layers, simulate.simulate, score.score, report.report, watch.watch):
-    app.command()(_ended(command))
+    app.command()(_report_interrupt(command))
 experiments.register(app)
 
 
 @app.callback(invoke_without_command=True)
-def _about(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
-    show: Annotated[bool, typer.Option(TRACEBACK, help="Show where an error came from; may stand anywhere.")] = False,
+def _global_options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    show_traceback: Annotated[
+        bool,
+        typer.Option(TRACEBACK, help="Print the Python traceback of an error. Accepted anywhere on the command line."),
+    ] = False,
 ) -> None:
-    """Does this client update give the training batch away, exactly, and what would stop it?"""
-    del show  # main takes it, wherever it stands
+    """Audit federated learning: recover training data from a client's update, and see which defences prevent it."""
+    del show_traceback  # ``main`` removes this option from the arguments before Typer parses them.
     if version:
         import spearpp
 
@@ -65,36 +67,41 @@ def _about(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit code. 0 done, 1 leak (with --fail-on leak), 2 bad input, 3 not applicable, 4 a defect."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    show = TRACEBACK in given
-    given = [each for each in given if each != TRACEBACK]
+    """Run a command and return its exit code.
+
+    Args:
+        arguments: Command-line arguments without the program name. The default is ``sys.argv[1:]``.
+
+    Returns:
+        0 for success, or one of the codes in :mod:`spearpp.cli.exits`.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    show_traceback = TRACEBACK in arguments
     error_console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        code = app(given, prog_name="spearpp", standalone_mode=False)
+        code = app([each for each in arguments if each != TRACEBACK], prog_name="spearpp", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, _InterruptedError):
         error_console.print("interrupted: nothing was written", style="yellow")
         return INTERRUPTED
     except typer.Abort:
-        error_console.print("ended", style="yellow")
+        error_console.print("aborted", style="yellow")
         return INTERRUPTED
-    except Exception as error:
-        return _failed(error, show, error_console)
-
-
-def _failed(error: Exception, show: bool, console: Console) -> int:
-    import click
-
-    if show and not isinstance(error, click.ClickException):
-        console.print(traceback.format_exc(), markup=False)
-    if isinstance(error, click.ClickException):
+    except click.ClickException as error:
         error.show()
         return error.exit_code
-    known = isinstance(error, SpearError | OSError)
+    except Exception as error:
+        return _print_error(error, show_traceback, error_console)
+
+
+def _print_error(error: Exception, show_traceback: bool, console: Console) -> int:
+    if show_traceback:
+        console.print(traceback.format_exc(), markup=False)
+    expected = isinstance(error, SpearError | OSError)
     message = str(error) if isinstance(error, SpearError) else f"{type(error).__name__}: {error}"
     console.print(f"error: {message}", style="red", markup=False)
-    advice = hint(error) if known else "this is a defect of spearpp: --traceback shows where; please report it"
+    defect = "This is a defect in spearpp. Run the command again with --traceback and report the output."
+    advice = hint(error) if expected else defect
     if advice:
         console.print(f"hint: {advice}", markup=False)
-    return BAD_INPUT if known else INTERNAL
+    return BAD_INPUT if expected else INTERNAL

@@ -1,4 +1,4 @@
-"""``spearpp audit``."""
+"""``spearpp audit``: audit one update and write a report."""
 
 import json
 import math
@@ -12,11 +12,11 @@ import typer
 import spearpp
 from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
-from spearpp.auditing.folder import REDACTIONS, Redaction, read_document
+from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.auditing.memory import MEMORY
 from spearpp.cli import options
 from spearpp.cli.console import (
-    COLOURS,
+    VERDICT_STYLES,
     make_folder,
     output,
     print_findings,
@@ -28,9 +28,9 @@ from spearpp.cli.console import (
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import model_of
 from spearpp.errors import OptionError
+from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import KINDS
-from spearpp.update import Kind as UpdateKind
 
 
 def audit(
@@ -40,14 +40,18 @@ def audit(
     kind: options.Kind = "weights",
     lr: options.Rate = None,
     steps: options.Steps = None,
-    budget: Annotated[str, typer.Option(help="Time for all layers: 60s, 2m, 1h.")] = "60s",
+    budget: Annotated[str, typer.Option(help="Time limit for all layers together: 60s, 2m or 1h.")] = "60s",
     memory: options.Memory = "8G",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the report; default: audit-NAME.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Folder for the report. Default: audit-NAME, where NAME is the client's file without its ending.",
+            show_default=False,
+        ),
     ] = None,
     fail_on: options.FailOn = "never",
-    as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
-    as_sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF for code-scanning gates.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of report.json.")] = False,
+    as_sarif: Annotated[bool, typer.Option("--sarif", help="Print the content of report.sarif.")] = False,
     truth: options.Truth = None,
     shape: options.Picture = None,
     mean: options.Mean = None,
@@ -55,13 +59,13 @@ def audit(
     columns: options.Columns = None,
     redact: options.Redact = "none",
     batch_size: Annotated[
-        int | None, typer.Option(help="How many samples the client trained on, if you know.", show_default=False)
+        int | None, typer.Option(help="Number of samples the client trained on, if known.", show_default=False)
     ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
 ) -> None:
-    """Find out whether an update gives its training batch away, and write a report.
+    """Check whether training data can be recovered from an update, and write a report.
 
     \b
     spearpp audit client7.safetensors --model mlp
@@ -69,74 +73,74 @@ def audit(
     spearpp audit round3.npz deltas.npz --kind deltas --fail-on leak --sarif > leak.sarif
 
     \b
-    Exit codes: 0 done, 1 leak (with --fail-on), 2 bad input, 3 not applicable.
-    Ctrl-C ends the search and keeps what was certified so far.
+    Exit codes: 0 finished, 1 leak (with --fail-on), 2 invalid input, 3 not applicable,
+    4 internal error, 130 interrupted.
+    Ctrl-C stops the search. The report then contains the samples certified so far.
     """  # noqa: D301
-    options.check_fail_on(fail_on)
+    options.one_of("--fail-on", fail_on, options.FAIL_ON)
     if as_json and as_sarif:
-        raise OptionError("--json and --sarif: one of them; both files are in the folder")
-    read = read_update(update, after, kind, lr, steps)
+        raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
+    received = read_update(update, after, kind, lr, steps)
     folder = out or Path(f"audit-{(after or update).stem}")
     batch = None if truth is None else Batch.load(truth)
-    shown, hidden = options.shown(shape, mean, std, columns), redaction(redact)
-    network = model_of(model, read)
-    check_fits(read, network, batch, shown)
-    seconds, most, _ = options.seconds(budget), options.size(memory), options.device_of(device)
+    display = options.display_options(shape, mean, std, columns)
+    redaction = options.one_of("--redact", redact, REDACTIONS)
+    network = model_of(model, received)
+    check_display(received, network, batch, display)
+    seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)
-    done = run(read, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, most)
-    layer = done.shown
-    inside = layer is not None and layer.layer.sees == "features"
-    width = 0 if layer is None or layer.inversion is None else layer.inversion.inputs.shape[1]
+    result = run(received, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, memory_limit)
     with uninterrupted():
         page = reports.write(
             folder,
-            done,
+            result,
             truth=batch,
-            presentation=None if inside else reports.Presentation.of(width, batch, **shown),
-            redact=hidden,
+            presentation=None
+            if shows_features(result)
+            else reports.Presentation.of(shown_width(result), batch, **display),
+            redact=redaction,
             command=["spearpp", *sys.argv[1:]],
             source=[str(each) for each in (update, after) if each is not None],
-            about={"received": repr(read), "threat_model": read.threat_model},
+            about={"received": repr(received), "threat_model": received.threat_model},
         )
     if as_json or as_sarif:
         content = read_document(folder)
         typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
     else:
-        tell(done, page, quiet)
-    raise typer.Exit(exit_code(done, fail_on))
+        print_result(result, page, quiet)
+    raise typer.Exit(exit_code(result, fail_on))
 
 
 def read_update(update: Path, after: Path | None, kind: str, lr: float | None, steps: int | None) -> ClientUpdate:
-    """What the client sent, from one file or two, looked through: a damaged file leaves no folder behind."""
-    if kind not in KINDS:
-        raise OptionError(f"--kind {kind}: one of {', '.join(KINDS)}")
-    named: UpdateKind = next(each for each in KINDS if each == kind)
+    """Read an update from one or two files and verify all of its tensors.
+
+    The command creates its output folder only afterwards, so that a damaged file leaves no empty folder.
+    """
+    content = options.one_of("--kind", kind, KINDS)
     if after is None:
-        read = ClientUpdate.load(update, kind=named, lr=lr, steps=steps)
+        received = ClientUpdate.load(update, kind=content, lr=lr, steps=steps)
     else:
-        read = ClientUpdate.load(after, before=update, kind=named, lr=lr, steps=steps)
-    read.verify()
-    return read
+        received = ClientUpdate.load(after, before=update, kind=content, lr=lr, steps=steps)
+    received.verify()
+    return received
 
 
-def check_fits(update: ClientUpdate, model: torch.nn.Module | None, truth: Batch | None, shown: dict[str, Any]) -> None:
-    """Refuse, before any search, a picture, names or a truth that no layer of the update is fed."""
-    fed = {layer.features for layer in find_layers(model, update)}
-    wanted = [("the truth's inputs", truth.inputs.shape[1])] if truth is not None else []
-    wanted += [("a picture of --shape", math.prod(shown["shape"]))] if shown["shape"] else []
-    wanted += [("--columns", len(shown["columns"]))] if shown["columns"] else []
-    for what, count in wanted:
-        if fed and count not in fed:
-            layers = ", ".join(str(each) for each in sorted(fed))
-            raise OptionError(f"{what}: {count} numbers, but the update's layers are fed {layers}")
+def check_display(
+    update: ClientUpdate, model: torch.nn.Module | None, truth: Batch | None, display: dict[str, Any]
+) -> None:
+    """Check before the search that the display options match the input size of at least one layer.
 
-
-def redaction(text: str) -> Redaction:
-    """The redaction of that name."""
-    for each in REDACTIONS:
-        if each == text:
-            return each
-    raise OptionError(f"--redact {text}: one of {', '.join(REDACTIONS)}")
+    Raises:
+        OptionError: If the truth, the image shape or the column names match no layer.
+    """
+    sizes = {layer.features for layer in find_layers(model, update)}
+    expected = [("--truth has inputs of", truth.inputs.shape[1])] if truth is not None else []
+    expected += [("--shape describes", math.prod(display["shape"]))] if display["shape"] else []
+    expected += [("--columns names", len(display["columns"]))] if display["columns"] else []
+    for what, count in expected:
+        if sizes and count not in sizes:
+            allowed = " or ".join(str(each) for each in sorted(sizes))
+            raise OptionError(f"{what} {count} numbers, but the update's layers have inputs of {allowed} numbers")
 
 
 def run(
@@ -149,42 +153,43 @@ def run(
     batch_size: int | None = None,
     memory: int | None = MEMORY,
 ) -> AuditResult:
-    """Audit with a live line for each layer."""
-    place = options.device_of(device)
-    with progress(budget, quiet) as tell_progress:
+    """Audit an update and show live progress on a terminal."""
+    with progress(budget, quiet) as show_progress:
         return spearpp.audit(
-            update.to(place),
+            update.to(options.device_of(device)),
             model,
             budget=budget,
             memory=memory,
             batch_size=batch_size,
             generator=torch.Generator().manual_seed(seed),
-            progress=tell_progress,
+            progress=show_progress,
         )
 
 
-def tell(result: AuditResult, page: Path, quiet: bool) -> None:
-    """The verdict and where the report is."""
+def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
+    """Print the verdict and, unless ``quiet``, the layers, findings, replay, caveats and the path of the report."""
     console = output()
-    console.print(safe(result.summary), style=COLOURS[result.verdict])
+    console.print(safe(result.summary), style=VERDICT_STYLES[result.verdict])
     if result.interrupted:
-        console.print("interrupted: what had been certified by then was kept", style="yellow")
+        console.print("interrupted: the report contains the samples certified so far", style="yellow")
     if quiet:
         return
     print_layers(console, [each.layer for each in result.layers], result.layers)
     print_findings(console, result.findings)
     if result.replay is not None:
-        words = f"replay: computed again from what was recovered, the update differs by {result.replay.difference:.1e}"
+        difference = f"{result.replay.difference:.1e} (relative)"
+        text = f"replay: recomputed from the recovered samples, the update differs by {difference}"
         if result.replay.baseline:
-            words += f" (mixed inputs: {result.replay.mixed:.2g}, unrelated inputs: {result.replay.unrelated:.2g})"
-        console.print(words)
+            text += f"; with pairs of samples averaged, by {result.replay.mixed:.2g}"
+            text += f"; with unrelated samples, by {result.replay.unrelated:.2g}"
+        console.print(text)
     for caveat in result.caveats:
         console.print(f"- {safe(caveat)}")
     console.print(f"report: {page}", markup=False)
 
 
 def exit_code(result: AuditResult, fail_on: str) -> int:
-    """What a gate needs to know."""
+    """Return the exit code of an audit."""
     if options.fails(fail_on, leaks=result.verdict is Verdict.LEAKS, fitting=result.fitting):
         return LEAK
     if result.interrupted:

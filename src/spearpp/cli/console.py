@@ -1,4 +1,4 @@
-"""What people see while a command works, and at its end."""
+"""Terminal output: progress while a command runs, and tables of results."""
 
 import signal
 import threading
@@ -16,60 +16,71 @@ from rich.table import Table
 from spearpp import Layer, LayerAudit, Verdict
 from spearpp.auditing.checks import Finding
 from spearpp.errors import DataError
-from spearpp.inversion.result import Progress as State
+from spearpp.inversion.result import Progress as SearchProgress
 
-COLOURS = {Verdict.LEAKS: "bold red", Verdict.NOT_FOUND: "bold yellow", Verdict.NOT_APPLICABLE: "bold blue"}
-LONGEST = 300
-"""Characters of a name or a sentence that are shown."""
-LEVELS = {"error": "red", "warning": "yellow", "note": "dim"}
+VERDICT_STYLES: dict[str, str] = {
+    Verdict.LEAKS: "bold red",
+    Verdict.NOT_FOUND: "bold yellow",
+    Verdict.NOT_APPLICABLE: "bold blue",
+}
+FINDING_STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
+MAX_TEXT_LENGTH = 300
+"""Characters shown of a text that comes from a file.
+
+Design choice: a long module path or sentence fits, and a hostile name cannot flood the terminal.
+"""
+PIPE_WIDTH = 200
+"""Columns of a table when the output is not a terminal. Design choice: a row of the layer table fits on one line."""
 
 
-class Tell(Protocol):
-    """What an audit calls after every round."""
+class ProgressCallback(Protocol):
+    """Function that an audit calls after every round of a search."""
 
-    def __call__(self, layer: Layer, state: State) -> None:
-        """Show how far the layer is."""
+    def __call__(self, layer: Layer, state: SearchProgress) -> None:
+        """Show the progress of one layer."""
         ...
 
 
 def output() -> Console:
-    """Where results go: without colour when piped, and then in lines as long as they are."""
+    """Return a console for results on standard output. Piped output has no colours and no wrapped lines."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200, soft_wrap=True)
-    return console
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH, soft_wrap=True)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, or say why not."""
+    """Create a folder and its parents.
+
+    Raises:
+        DataError: If the folder cannot be created.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder} cannot be made: {error.strerror or error}") from error
+        raise DataError(f"cannot create the folder {folder}: {error.strerror or error}") from error
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits: a report is written in an instant, and whole."""
+    """Ignore Ctrl-C inside the block, so that a report is always written completely."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 def safe(text: str) -> str:
-    """A name from outside as a terminal may see it: no control characters, no markup, not too long."""
-    shown = "".join(each if each.isprintable() else "?" for each in text[:LONGEST])
-    return escape(shown + ("..." if len(text) > LONGEST else ""))
+    """Make a text from a file safe to print: no control characters, no Rich markup, limited length."""
+    printable = "".join(each if each.isprintable() else "?" for each in text[:MAX_TEXT_LENGTH])
+    return escape(printable + ("..." if len(text) > MAX_TEXT_LENGTH else ""))
 
 
 @contextmanager
-def progress(budget: float | None, quiet: bool) -> Iterator[Tell]:
-    """A live line for each layer on a terminal; nothing where there is none."""
+def progress(budget: float | None, quiet: bool) -> Iterator[ProgressCallback]:
+    """Show one live line per layer on a terminal. Print nothing if ``quiet`` or if there is no terminal."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -82,19 +93,19 @@ def progress(budget: float | None, quiet: bool) -> Iterator[Tell]:
     )
     began, tasks = time.monotonic(), {}
 
-    def tell(layer: Layer, state: State) -> None:
+    def update(layer: Layer, state: SearchProgress) -> None:
         if layer.name not in tasks:
             tasks[layer.name] = bar.add_task(f"layer {safe(layer.name)}", total=state.batch_size, state="")
-        left = "" if budget is None else f", {max(0.0, budget - (time.monotonic() - began)):.0f} s left"
-        words = f"found {state.found} of {state.batch_size}, round {state.rounds}, {state.starts:,} starts{left}"
-        bar.update(tasks[layer.name], completed=state.found, state=words)
+        remaining = "" if budget is None else f", {max(0.0, budget - (time.monotonic() - began)):.0f} s left"
+        counts = f"found {state.found} of {state.batch_size}, round {state.rounds}, {state.starts:,} starts"
+        bar.update(tasks[layer.name], completed=state.found, state=counts + remaining)
 
     with bar:
-        yield tell
+        yield update
 
 
 def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit] | None = None) -> None:
-    """Every Linear layer, one a line."""
+    """Print a table with one row per Linear layer, with the result of its audit where there is one."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "neurons", "inputs", "sees", "samples", "exact", "outcome"):
         table.add_column(name, justify="right" if name in ("neurons", "inputs", "samples", "exact") else "left")
@@ -102,14 +113,13 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
         audited = None if audits is None else audits[index]
         samples = "-" if audited is None or audited.batch_size is None else str(audited.batch_size)
         exact = "-" if audited is None or audited.inversion is None else str(audited.recovered)
-        words = layer.reason if audited is None else audited.reason
-        mark = "" if layer.qualifies else "dim"
-        facts = (str(layer.neurons), str(layer.features), layer.sees, samples, exact)
-        table.add_row(safe(layer.name), *facts, safe(words), style=mark)
+        outcome = layer.reason if audited is None else audited.reason
+        columns = (str(layer.neurons), str(layer.features), layer.sees, samples, exact)
+        table.add_row(safe(layer.name), *columns, safe(outcome), style="" if layer.qualifies else "dim")
     console.print(table)
 
 
 def print_findings(console: Console, findings: list[Finding]) -> None:
-    """What was seen of the update before any search."""
+    """Print what the checks before the search found in the update."""
     for each in findings:
-        console.print(f"[{LEVELS[each.level]}]{each.level}[/] {safe(each.about)}: {safe(each.message)}")
+        console.print(f"[{FINDING_STYLES[each.level]}]{each.level}[/] {safe(each.about)}: {safe(each.message)}")

@@ -1,4 +1,4 @@
-"""``spearpp demo``: a client trains one step on photographs; the server gets them back."""
+"""``spearpp demo``: a simulated client trains one step on photographs, and the audit recovers them."""
 
 import sys
 import webbrowser
@@ -10,52 +10,57 @@ import typer
 
 from spearpp import ClientUpdate
 from spearpp import report as reports
+from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
-from spearpp.cli.audit import redaction, run, tell
+from spearpp.cli.audit import print_result, run
 from spearpp.cli.console import make_folder, output, uninterrupted
 from spearpp.simulate import FedSGD, mlp, photographs
 
 WIDTH = 200
+"""Neurons of each hidden layer. Design choice: wide enough for the 32 samples, and fast on a CPU."""
 CLASSES = 10
+"""Outputs of the simulated networks, as many as CIFAR-10 and the digits have classes."""
+BUDGET = 60.0
+"""Time limit of the audit in seconds. Design choice: the default of ``spearpp audit``; the demo needs seconds."""
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the update, the truth and the report.")] = Path("demo"),
-    samples: Annotated[int, typer.Option(help="Photographs that the client has.")] = 32,
+    out: Annotated[Path, typer.Option(help="Folder for the update, the true batch and the report.")] = Path("demo"),
+    samples: Annotated[int, typer.Option(help="Number of photographs in the client's batch.")] = 32,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     redact: options.Redact = "none",
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Play a client with real photographs, audit its update, write the report. Offline, in seconds."""
+    """Simulate a client with real photographs, audit its update and write a report. Offline, takes seconds."""
     generator = torch.Generator().manual_seed(seed)
     batch = photographs(samples, generator=generator)
     model = mlp(batch.inputs.shape[1], [WIDTH] * 3, CLASSES, generator=generator)
-    hidden = redaction(redact)
+    redaction = options.one_of("--redact", redact, REDACTIONS)
     make_folder(out)
     sent = out / "update.safetensors"
     FedSGD()(model, batch).save(sent)
     if not quiet:
         output().print(
-            f"A client takes one training step on {samples} photographs (32 x 32 colour pixels) with a fresh network\n"
-            f"of three hidden ReLU layers of {WIDTH}. Its update is {sent}.\n"
-            "The audit sees this file, the model and the number of samples, nothing else.\n",
+            f"A client trains one step on {samples} photographs (32 x 32 pixels, colour). Its network is untrained\n"
+            f"and has three hidden ReLU layers of {WIDTH} neurons. The client's update is {sent}.\n"
+            "The audit uses only this file, the model and the number of samples.\n",
             markup=False,
         )
     received = ClientUpdate.load(sent)
-    result = run(received, model, 60.0, seed, device, quiet, samples)
+    result = run(received, model, BUDGET, seed, device, quiet, samples)
     with uninterrupted():
         page = reports.write(
             out,
             result,
             truth=batch,
-            redact=hidden,
+            redact=redaction,
             command=["spearpp", *sys.argv[1:]],
             source=[str(sent)],
             about={"received": repr(received), "threat_model": received.threat_model},
         )
-    tell(result, page, quiet)
+    print_result(result, page, quiet)
     compared = reports.compare(result, batch)
     if compared is not None and not quiet:
         output().print(f"compared with the truth: {compared}", markup=False)

@@ -1,27 +1,29 @@
-"""What to try next, for errors that people meet."""
+"""Suggestions for common errors: what the user can try next."""
 
 from spearpp.errors import MissingExtraError, NonFiniteError
 
+CHECK_MODEL = "check --model, or omit it: every 2-D weight is then tried"
 HINTS = (
     ("pass before=", "give both files: spearpp audit BEFORE AFTER"),
-    ("leave out before", "this file is whole by itself: spearpp audit FILE"),
-    ("has none of the update's parameters", "check --model, or leave it out: every 2-D weight is then tried"),
-    ("is it another model", "check --model, or leave it out: every 2-D weight is then tried"),
-    ("names that are not in the model", "both files must be of one model: first the weights BEFORE, then AFTER"),
-    ("no chain of Linear layers", "name your own class, --model pkg.mod:Net, or leave it out"),
-    ("more than tensors", "save the state dict alone: torch.save(model.state_dict(), path)"),
+    ("leave out before", "this file already contains the weights: spearpp audit FILE"),
+    ("has none of the update's parameters", CHECK_MODEL),
+    ("is it another model", CHECK_MODEL),
+    ("names that are not in the model", "both files must come from the same model: first BEFORE, then AFTER"),
+    ("do not form a chain of Linear layers", "name your own class with --model pkg.mod:Net, or omit --model"),
+    ("more than tensors", "save only the state dict: torch.save(model.state_dict(), path)"),
     ("expected a file ending in", "save the update as .safetensors, .pt or .npz"),
-    ("No such file", "check the path; relative paths start where you are"),
+    ("No such file", "check the path. Relative paths start at the current folder"),
     ("no CIFAR-10 file", "the photographs need no file: --data photographs"),
-    ("is a folder of an audit", "spearpp audit --out DIR writes one"),
-    ("computed on the same weights", "audit the clients one by one"),
+    ("a folder of an audit", "spearpp audit --out DIR writes such a folder"),
+    ("computed on the same weights", "audit each client separately"),
 )
+"""Pairs of a part of an error message and the hint for it. The first match wins."""
 
 
 def hint(error: Exception) -> str:
-    """A line of advice, or nothing."""
+    """Return a suggestion for an error, or an empty string if the error message itself says what to do."""
     if isinstance(error, MissingExtraError):
         return ""
     if isinstance(error, NonFiniteError):
-        return "audit another round: this client's training diverged, or the file is damaged"
-    return next((advice for part, advice in HINTS if part in str(error)), "spearpp COMMAND --help has examples")
+        return "audit another round: the client's training diverged, or the file is damaged"
+    return next((advice for part, advice in HINTS if part in str(error)), "spearpp COMMAND --help shows examples")

@@ -1,4 +1,4 @@
-"""``spearpp layers``."""
+"""``spearpp layers``: list the Linear layers of an update."""
 
 import json
 from dataclasses import asdict
@@ -21,22 +21,22 @@ def layers(
     kind: options.Kind = "weights",
     lr: options.Rate = None,
     steps: options.Steps = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the Linear layers of an update, which of them can be inverted, and what was done to it.
+    """List the Linear layers of an update, say which can be inverted, and check the update for defences.
 
     \b
     spearpp layers client7.safetensors
     spearpp layers round3.pt client7.pt --model mypkg.net:Net
     """  # noqa: D301
-    read = read_update(update, after, kind, lr, steps)
-    found = find_layers(model_of(model, read), read)
-    findings = check(read, found)
+    received = read_update(update, after, kind, lr, steps)
+    found = find_layers(model_of(model, received), received)
+    findings = check(received, found)
     if as_json:
-        content = {"update": repr(read), "layers": [asdict(each) for each in found]}
+        content = {"update": repr(received), "layers": [asdict(each) for each in found]}
         typer.echo(json.dumps(plain({**content, "findings": [asdict(each) for each in findings]}), indent=1))
         return
     console = output()
-    console.print(repr(read), markup=False)
+    console.print(repr(received), markup=False)
     print_layers(console, found)
     print_findings(console, findings)

@@ -1,8 +1,9 @@
-"""Options that several commands share, and how they are read."""
+"""Options that several commands share, and functions that parse them."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -11,99 +12,150 @@ from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
 
 Update = Annotated[
-    Path, typer.Argument(help="What the client sent, with its weights; or the weights BEFORE.", show_default=False)
+    Path,
+    typer.Argument(
+        help="File with the client's update. If AFTER is given: file with the weights before training.",
+        show_default=False,
+    ),
 ]
 After = Annotated[
-    Path | None, typer.Argument(help="The weights AFTER, deltas or gradients (--kind).", show_default=False)
+    Path | None,
+    typer.Argument(
+        help="File with the weights after training, or with deltas or gradients (see --kind).", show_default=False
+    ),
 ]
-Kind = Annotated[str, typer.Option(help="What AFTER holds: weights, deltas or gradients.")]
-Rate = Annotated[float | None, typer.Option("--lr", help="The client's learning rate, if known.")]
-Steps = Annotated[int | None, typer.Option(help="Local steps with the whole batch, or epochs, if known.")]
+Kind = Annotated[str, typer.Option(help="Content of the client's file: weights, deltas or gradients.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate of the client, if known.")]
+Steps = Annotated[int | None, typer.Option(help="Number of local steps on the whole batch or of epochs, if known.")]
 Model = Annotated[
     str,
     typer.Option(
-        help="none; mlp (Linear layers with ReLU between, read off the weights); pkg.mod:factory or file.py:factory."
+        help="Network of the client. none: try every 2-D weight as a Linear layer with ReLU. mlp: build Linear layers "
+        "with ReLU from the shapes of the weights. Your own class or function: pkg.mod:factory or file.py:factory."
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="One seed gives one result on one device.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only the verdict.")]
+Seed = Annotated[
+    int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same result on the same device.")
+]
+Device = Annotated[str, typer.Option(help="Device for the computation: auto, cpu or cuda.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the verdict.")]
 Picture = Annotated[
     str | None,
-    typer.Option("--shape", help="Shape of an input as a picture, e.g. 3x32x32; none for records. Default: guessed."),
+    typer.Option(
+        "--shape",
+        help="Show each input as an image of this shape, e.g. 3x32x32, or as a table row (none). Default: guessed.",
+    ),
 ]
 Mean = Annotated[
     str | None,
     typer.Option(
-        help="Means the inputs were normalised with: one, one a channel, or one a column, e.g. 0.49,0.48,0.45."
+        help="Mean with which the inputs were normalised: one number, one per channel or one per column, "
+        "e.g. 0.49,0.48,0.45."
     ),
 ]
-Deviation = Annotated[str | None, typer.Option("--std", help="The deviations, likewise.")]
+Deviation = Annotated[
+    str | None,
+    typer.Option(
+        "--std", help="Standard deviation with which the inputs were normalised, in the same format as --mean."
+    ),
+]
 Columns = Annotated[
-    str | None, typer.Option(help="Column names of records: a,b,c or a file with one a line (or a CSV's first line).")
+    str | None,
+    typer.Option(
+        help="Column names of tabular inputs: a,b,c, or a file with one name per line, or a CSV file with a header."
+    ),
 ]
-Redact = Annotated[str, typer.Option(help="none, blur (4 x 4 blocks) or omit what was recovered.")]
-Truth = Annotated[Path | None, typer.Option(help="The client's own batch, to show beside it; the audit never sees it.")]
+Redact = Annotated[
+    str, typer.Option(help="How to hide recovered inputs: none, blur (reduce images to 4 x 4 blocks) or omit.")
+]
+Truth = Annotated[
+    Path | None,
+    typer.Option(help="File with the client's true batch, shown beside the recovered inputs. Not used by the audit."),
+]
 Memory = Annotated[
-    str, typer.Option(help="What the work on one layer may take: 512M, 8G, none; larger ones are skipped.")
+    str, typer.Option(help="Memory limit for one layer: 512M, 8G or none. A layer that needs more is skipped.")
 ]
-SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+FAIL_ON = ("leak", "certified", "never")
+FailOn = Annotated[
+    str,
+    typer.Option(
+        help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
+        "input was recovered. never: do not use code 1."
+    ),
+]
+BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+MAX_COLUMN_FILE = 2**20
+"""Characters read from a file of column names. Design choice: limits memory if a wrong file is named."""
+Value = TypeVar("Value", bound=str)
 
 
-def seconds(text: str | None) -> float | None:
-    """A time like 60, 90s, 2m or 1h in seconds.
+def one_of(option: str, text: str, allowed: Sequence[Value]) -> Value:
+    """Return ``text`` if it is an allowed value of an option.
 
-    >>> seconds("90s"), seconds("2m"), seconds(None)
-    (90.0, 120.0, None)
+    Raises:
+        OptionError: If it is not.
+
+    >>> one_of("--fail-on", "leak", FAIL_ON)
+    'leak'
     """
-    if text is None:
-        return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*", text)
-    if not found or not float(found[1]) > 0:
-        raise OptionError(f"--budget {text}: a time like 60, 90s, 2m or 1h")
-    return float(found[1]) * UNITS[found[2] or ""]
+    for each in allowed:
+        if each == text:
+            return each
+    raise OptionError(f"{option} {text}: expected one of {', '.join(allowed)}")
+
+
+def seconds(text: str) -> float:
+    """Parse a duration such as 60, 90s, 2m or 1h, and return seconds.
+
+    >>> seconds("90s"), seconds("2m")
+    (90.0, 120.0)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*", text)
+    if not match or not float(match[1]) > 0:
+        raise OptionError(f"--budget {text}: expected a duration such as 60, 90s, 2m or 1h")
+    return float(match[1]) * SECONDS_PER_UNIT[match[2] or ""]
 
 
 def size(text: str) -> int | None:
-    """A size like 512M or 8G in bytes; None for none.
+    """Parse a memory size such as 512M or 8G, and return bytes. Return None for ``none``.
 
     >>> size("512M"), size("1.5GiB"), size("none")
     (536870912, 1610612736, None)
     """
     if text.lower() == "none":
         return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if not found or not float(found[1]) * SIZES[found[2].upper()] >= 1:
-        raise OptionError(f"--memory {text}: a size like 512M or 8G, or none for no bound")
-    return int(float(found[1]) * SIZES[found[2].upper()])
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if not match or not float(match[1]) * BYTES_PER_UNIT[match[2].upper()] >= 1:
+        raise OptionError(f"--memory {text}: expected a size such as 512M or 8G, or none for no limit")
+    return int(float(match[1]) * BYTES_PER_UNIT[match[2].upper()])
 
 
 def device_of(name: str) -> torch.device:
-    """The device of that name; auto is CUDA where there is one."""
+    """Return the device with this name. ``auto`` is CUDA if a CUDA device is available, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise OptionError(f"--device {name}: auto, cpu or cuda") from error
+        raise OptionError(f"--device {name}: expected auto, cpu or cuda") from error
     if device.type not in ("cpu", "cuda"):
-        raise OptionError(f"--device {name}: auto, cpu or cuda")
+        raise OptionError(f"--device {name}: expected auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"--device {name}: there is no CUDA device here")
+        raise OptionError(f"--device {name}: no CUDA device is available")
     return device
 
 
-def shown(shape: str | None, mean: str | None, std: str | None, columns: str | None) -> dict[str, Any]:
-    """What was said of how inputs are to be shown, as ``Presentation.of`` takes it."""
+def display_options(shape: str | None, mean: str | None, std: str | None, columns: str | None) -> dict[str, Any]:
+    """Parse the options that say how to show inputs, and return keyword arguments for ``Presentation.of``."""
     if (mean is None) != (std is None):
-        raise OptionError("--mean and --std: both, or neither")
+        raise OptionError("--mean and --std must be given together")
     return {
         "shape": _shape(shape),
         "records": shape is not None and shape.lower() == "none",
         "mean": _numbers("--mean", mean),
         "std": _numbers("--std", std),
-        "columns": _names(columns),
+        "columns": _column_names(columns),
     }
 
 
@@ -114,53 +166,43 @@ def _shape(text: str | None) -> Shape | None:
     if len(sizes) == 2:
         sizes = [1, *sizes]
     if len(sizes) != 3 or min(sizes) < 1 or not re.fullmatch(r"\d+(\s*[x,×]\s*\d+){1,2}", text.strip()):
-        raise OptionError(f"--shape {text}: channels x height x width, e.g. 3x32x32, or none")
+        raise OptionError(f"--shape {text}: expected channels x height x width, e.g. 3x32x32, or none")
     return sizes[0], sizes[1], sizes[2]
 
 
-def _numbers(name: str, text: str | None) -> tuple[float, ...]:
+def _numbers(option: str, text: str | None) -> tuple[float, ...]:
     if text is None:
         return ()
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise OptionError(f"{name} {text}: numbers with commas between, e.g. 0.49,0.48,0.45") from error
+        raise OptionError(f"{option} {text}: expected comma-separated numbers, e.g. 0.49,0.48,0.45") from error
 
 
-def _names(text: str | None) -> tuple[str, ...]:
+def _column_names(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     file = Path(text)
     if "," not in text and file.suffix and not file.is_file():
-        raise DataError(f"--columns {text}: there is no such file")
+        raise DataError(f"--columns {text}: this file does not exist")
     if "," not in text and file.is_file():
         try:
-            with file.open(encoding="utf-8") as lines:
-                content = lines.read(2**20)
+            with file.open(encoding="utf-8") as stream:
+                lines = stream.read(MAX_COLUMN_FILE).splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{file} cannot be read as text: {error}") from error
-        first = content.splitlines()[0] if content else ""
-        text = first if "," in first else ",".join(line for line in content.splitlines() if line.strip())
+            raise DataError(f"cannot read {file} as text: {error}") from error
+        header = lines[0] if lines else ""
+        text = header if "," in header else ",".join(line for line in lines if line.strip())
     return tuple(part.strip().strip('"') for part in text.split(","))
 
 
-FAIL_ON = ("leak", "certified", "never")
-FailOn = Annotated[
-    str,
-    typer.Option(
-        help="Exit code 1 on leak (an input was recovered, or fits without proof), certified (recovered), or never."
-    ),
-]
-
-
-def check_fail_on(fail_on: str) -> None:
-    """Refuse what is no condition for a gate."""
-    if fail_on not in FAIL_ON:
-        raise OptionError(f"--fail-on {fail_on}: one of {', '.join(FAIL_ON)}")
-
-
 def fails(fail_on: str, *, leaks: bool, fitting: int) -> bool:
-    """Whether a gate stops an update with this verdict and as many inputs that fit without proof.
+    """Return whether an audit result leads to exit code 1.
+
+    Args:
+        fail_on: The value of ``--fail-on``.
+        leaks: Whether training data was recovered.
+        fitting: Number of inputs that fit the update without proof.
 
     >>> fails("leak", leaks=False, fitting=3), fails("certified", leaks=False, fitting=3)
     (True, False)

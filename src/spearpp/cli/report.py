@@ -1,4 +1,4 @@
-"""``spearpp report``."""
+"""``spearpp report``: render the page of an audit again."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,15 +7,14 @@ import typer
 
 from spearpp import AuditResult
 from spearpp import report as reports
-from spearpp.auditing.folder import read_document
+from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.cli import options
-from spearpp.cli.audit import redaction
 from spearpp.cli.console import output
 from spearpp.simulate import Batch
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that spearpp audit wrote.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that spearpp audit wrote.")],
     truth: options.Truth = None,
     shape: options.Picture = None,
     mean: options.Mean = None,
@@ -23,21 +22,25 @@ def report(
     columns: options.Columns = None,
     redact: options.Redact = "none",
 ) -> None:
-    """Render the page of an audit again, with other eyes: pictures, names, redaction.
+    """Re-render a report with other display options: image shape, column names or redaction.
 
     \b
     spearpp report audit-client7 --redact blur
     spearpp report audit-client7 --shape 1x28x28 --mean 0.1307 --std 0.3081
     """  # noqa: D301
-    shown = options.shown(shape, mean, std, columns)
+    display = options.display_options(shape, mean, std, columns)
     presentation = None
     batch = None if truth is None else Batch.load(truth)
-    if any(shown.values()) or batch is not None:
+    if any(display.values()) or batch is not None:
         result = AuditResult.load(folder)
-        presentation = reports.Presentation.of(result.inputs.shape[1], batch, **shown)
-    page = reports.again(folder, truth=batch, presentation=presentation, redact=redaction(redact))
+        presentation = reports.Presentation.of(result.inputs.shape[1], batch, **display)
+    redaction = options.one_of("--redact", redact, REDACTIONS)
+    page = reports.rerender(folder, truth=batch, presentation=presentation, redact=redaction)
     console = output()
     console.print(f"report: {page}", markup=False)
     if redact != "none" and read_document(folder).get("redacted") == "none":
-        held = " and ".join(name for name in (reports.NUMBERS, reports.TRUTH) if (folder / name).is_file())
-        console.print(f"{held} beside it still hold what was recovered: share the page alone", style="yellow")
+        files = " and ".join(name for name in (reports.NUMBERS, reports.TRUTH) if (folder / name).is_file())
+        console.print(
+            f"warning: only the page is redacted. The folder still contains the inputs in {files}. Share only the page",
+            style="yellow",
+        )

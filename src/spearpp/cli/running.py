@@ -1,4 +1,4 @@
-"""What the commands that measure share: the store, the engine, progress and how they end."""
+"""Code that ``reproduce`` and ``frontier`` share: store, engine, progress display and interruption."""
 
 import signal
 import sys
@@ -15,47 +15,49 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from spearpp.cli.exits import BAD_INPUT, INTERRUPTED
 from spearpp.errors import OptionError, SpearError
 from spearpp.experiments.cell import Cell
 from spearpp.experiments.engines import Engine, Failed, Local, Ray
-from spearpp.experiments.run import Progress as Step
+from spearpp.experiments.run import Progress as RunProgress
 from spearpp.experiments.run import run
 from spearpp.experiments.store import Store
 
 PIPE_WIDTH = 240
-"""Columns of a line that no terminal bounds."""
+"""Columns of a table when the output is not a terminal. Design choice: the widest result table fits."""
 SHOWN_FAILURES = 3
-SAY_SECONDS = 10.0
-"""Between lines of progress where there is no terminal."""
+"""Failed cells printed with their error. Design choice: more failures usually repeat the same error."""
+PROGRESS_SECONDS = 10.0
+"""Seconds between two progress lines when there is no terminal. Design choice: keeps log files short."""
 
 
 class Screen:
-    """Results go to standard output, everything else to standard error; colours only to a terminal."""
+    """Console output: results go to standard output, everything else goes to standard error."""
 
     def __init__(self) -> None:
-        self._out = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+        self._results = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
         self.notes = Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH, highlight=False)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table with a title."""
-        drawn = Table(title=escape(title), title_justify="left")
+        """Print a table to standard output."""
+        table = Table(title=escape(title), title_justify="left")
         for index, name in enumerate(columns):
-            drawn.add_column(escape(name), justify="left" if index == 0 else "right")
+            table.add_column(escape(name), justify="left" if index == 0 else "right")
         for row in rows:
-            drawn.add_row(*(escape(cell) for cell in row))
-        self._out.print(drawn)
+            table.add_row(*(escape(cell) for cell in row))
+        self._results.print(table)
 
     def say(self, text: str) -> None:
-        """A line."""
-        self._out.print(escape(text))
+        """Print a line to standard output."""
+        self._results.print(escape(text))
 
     def warn(self, text: str) -> None:
-        """A line beside the results."""
+        """Print a line to standard error."""
         self.notes.print(escape(text))
 
 
 class Session:
-    """A store and an engine for the time of one command."""
+    """The store and the engine of one command. Use it as a context manager, which closes both."""
 
     def __init__(
         self,
@@ -68,39 +70,39 @@ class Session:
         gpus: float,
     ) -> None:
         if not resume and store.exists():
-            raise OptionError(f"{store} exists: name a new --store, or leave out --no-resume to go on with it")
+            raise OptionError(f"{store} already exists: name a new --store, or omit --no-resume to continue with it")
         if engine == "local" and (address or gpus):
-            raise OptionError("--address and --gpus are for Ray: add --engine ray")
+            raise OptionError("--address and --gpus apply only to Ray: add --engine ray")
         if engine == "ray" and (workers or device):
-            raise OptionError("--workers and --device are for --engine local: Ray schedules by --gpus")
+            raise OptionError("--workers and --device apply only to --engine local. Ray schedules by --gpus")
         self.screen = Screen()
         self.engine: Engine = Ray(address, gpus=gpus) if engine == "ray" else Local.here(device, workers)
         self.store = Store(store)
         self._failed: list[Failed] = []
-        self._open = ExitStack()
+        self._resources = ExitStack()
         self._interruption = Interruption()
 
     def __enter__(self) -> "Session":
-        self._interruption = self._open.enter_context(interruptible())
-        self._open.callback(self.store.close)
-        self._open.callback(self.engine.close)
+        self._interruption = self._resources.enter_context(interruptible())
+        self._resources.callback(self.store.close)
+        self._resources.callback(self.engine.close)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.__exit__(kind, error, trace)
+        self._resources.__exit__(kind, error, trace)
 
     def measure(self, cells: Sequence[Cell], what: str = "cells") -> None:
-        """Measure what the store lacks, showing how far it is and how long it will take."""
-        began, said = time.monotonic(), 0.0
+        """Measure the cells that the store does not contain, and show progress and the remaining time."""
+        began, last_line = time.monotonic(), 0.0
         with Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("cells, past"),
+            TextColumn("cells, elapsed"),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("remaining"),
             TimeRemainingColumn(),
             console=self.screen.notes,
             disable=not self.screen.notes.is_terminal,
@@ -108,29 +110,26 @@ class Session:
         ) as bar:
             task = bar.add_task(escape(what), total=None)
 
-            def show(step: Step) -> None:
-                nonlocal said
-                bar.update(task, completed=step.done, total=step.total)
-                now = time.monotonic() - began
-                if (
-                    not self.screen.notes.is_terminal
-                    and step.done
-                    and (now - said > SAY_SECONDS or step.done == step.total)
-                ):
-                    said = now
-                    left = now / step.done * (step.total - step.done)
+            def show(state: RunProgress) -> None:
+                nonlocal last_line
+                bar.update(task, completed=state.done, total=state.total)
+                elapsed = time.monotonic() - began
+                due = elapsed - last_line > PROGRESS_SECONDS or state.done == state.total
+                if not self.screen.notes.is_terminal and state.done and due:
+                    last_line = elapsed
+                    remaining = elapsed / state.done * (state.total - state.done)
                     self.screen.warn(
-                        f"{what}: {step.done} of {step.total} cells, {step.stored} were stored before; "
-                        f"{now:.0f} s past, about {left:.0f} s left"
+                        f"{what}: {state.done} of {state.total} cells, {state.stored} were already stored; "
+                        f"{elapsed:.0f} s elapsed, about {remaining:.0f} s remaining"
                     )
 
             try:
                 failed = run(cells, self.store, self.engine, show)
             except BaseException:
-                if self._interruption.came:
+                if self._interruption.received:
                     bar.stop()
                     missing = len(self.store.missing(cells))
-                    self.screen.warn(f"interrupted: {missing} cells are left; the same command goes on from here")
+                    self.screen.warn(f"interrupted: {missing} cells are missing. Run the same command to continue")
                 raise
         for each in failed[:SHOWN_FAILURES]:
             self.screen.warn(f"failed: {each.cell.identity[:120]}, seed {each.cell.seed}: {each.why}")
@@ -139,52 +138,56 @@ class Session:
         self._failed += failed
 
     def leave(self) -> None:
-        """Exit code 1 if a cell failed; nothing is stored of those, so the next run tries them again."""
+        """Exit with code 1 if a cell failed. Failed cells are not stored, so the next run tries them again."""
         if self._failed:
             raise typer.Exit(1)
 
 
 class Interruption:
-    """Whether someone asked for the end."""
+    """Signal handler that remembers whether a signal arrived."""
 
-    came = False
+    received = False
 
     def __call__(self, *_: object) -> None:
-        """As a signal's handler. The first alone counts: ``timeout`` sends two, and one would disturb the other."""
-        if not self.came:
-            self.came = True
+        """Raise KeyboardInterrupt for the first signal and ignore later ones.
+
+        The ``timeout`` program sends two signals. The second would disturb the handling of the first.
+        """
+        if not self.received:
+            self.received = True
             raise KeyboardInterrupt
 
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """SIGTERM, as schedulers send it, ends a run as Ctrl-C does.
+    """Handle SIGTERM, which schedulers send, like Ctrl-C.
 
-    It may come between any two steps, also in Python's own locks, which then raise a RuntimeError in its place.
+    A signal can arrive between any two steps, also inside Python's own locks. A lock then raises a RuntimeError instead
+    of the KeyboardInterrupt. The context manager replaces such an error by a KeyboardInterrupt.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = {each: signal.signal(each, interruption) for each in (signal.SIGINT, signal.SIGTERM)}
+    previous = {each: signal.signal(each, interruption) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interruption
     except Exception:
-        if interruption.came:
+        if interruption.received:
             raise KeyboardInterrupt from None
         raise
     finally:
-        for each, handler in before.items():
+        for each, handler in previous.items():
             signal.signal(each, handler)
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Errors on purpose become one line and exit code 2, Ctrl-C 130."""
+    """Print an expected error as one line and exit with code 2. Exit with code 130 on Ctrl-C."""
     try:
         yield
     except (SpearError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(BAD_INPUT) from error
     except KeyboardInterrupt as error:
-        raise typer.Exit(130) from error
+        raise typer.Exit(INTERRUPTED) from error

@@ -1,4 +1,4 @@
-"""``spearpp score``."""
+"""``spearpp score``: compare recovered inputs with the true batch."""
 
 import json
 from pathlib import Path
@@ -15,14 +15,18 @@ from spearpp.simulate import Batch
 
 
 def score(
-    recovered: Annotated[Path, typer.Argument(help="A report's folder, or a file of tensors with inputs.")],
+    recovered: Annotated[Path, typer.Argument(help="Folder of a report, or a tensor file with the key inputs.")],
     truth: Annotated[
-        Path, typer.Argument(help="The client's own batch, as simulate writes it, or a file with inputs (or x).")
+        Path,
+        typer.Argument(
+            help="The client's true batch: a file written by spearpp simulate, or a tensor file with the key inputs "
+            "or x."
+        ),
     ],
-    threshold: Annotated[float, typer.Option(help="PSNR in dB over which a sample counts as exact.")] = EXACT_PSNR,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    threshold: Annotated[float, typer.Option(help="PSNR in dB above which a sample counts as exact.")] = EXACT_PSNR,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare what was recovered with the truth, sample by sample.
+    """Compare recovered inputs with the true batch, sample by sample.
 
     \b
     spearpp score audit-client7 truth.safetensors
@@ -30,7 +34,7 @@ def score(
     batch = Batch.load(truth)
     inputs = AuditResult.load(recovered).inputs if recovered.is_dir() else Batch.load(recovered).inputs
     if not inputs.shape[1]:
-        raise DataError(f"{recovered} holds no recovered inputs: nothing was found, or they were left out")
+        raise DataError(f"{recovered} contains no recovered inputs: the audit found none, or the report omits them")
     compared = spearpp.score(inputs, batch.inputs, normalisation=batch.normalisation, threshold=threshold)
     if as_json:
         rows = {"psnr_db": compared.psnr.tolist(), "recovered_row": compared.assignment.tolist()}
@@ -38,7 +42,7 @@ def score(
         typer.echo(json.dumps({**summary, "threshold_db": threshold, **rows}, indent=1))
         return
     console = output()
-    for index, (row, quality) in enumerate(zip(compared.assignment.tolist(), compared.psnr.tolist(), strict=True)):
-        came = f"recovered {row + 1:>4}   {quality:6.1f} dB" if row >= 0 else "not recovered"
-        console.print(f"sample {index + 1:>4}   {came}")
+    for index, (row, psnr) in enumerate(zip(compared.assignment.tolist(), compared.psnr.tolist(), strict=True)):
+        match = f"recovered {row + 1:>4}   {psnr:6.1f} dB" if row >= 0 else "not recovered"
+        console.print(f"sample {index + 1:>4}   {match}")
     console.print(repr(compared), markup=False)

@@ -1,40 +1,45 @@
-"""``spearpp watch``."""
+"""``spearpp watch``: audit update files as they appear in a folder."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
-from spearpp.cli.audit import redaction
-from spearpp.cli.console import output
+from spearpp.cli.console import VERDICT_STYLES, output
 from spearpp.cli.exits import BAD_INPUT, LEAK
 from spearpp.cli.models import model_of
 from spearpp.errors import OptionError
 from spearpp.update import KINDS
 
-STYLES = {"LEAKS": "bold red", "NOT_FOUND": "bold yellow", "NOT_APPLICABLE": "bold blue"}
-
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where updates appear.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Folder for the reports, and for what was done.")] = Path("audits"),
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder in which update files appear.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the reports and for the list of audited files.")] = Path(
+        "audits"
+    ),
     before: Annotated[
-        Path | None, typer.Option(help="The weights the clients had, for files that hold none.", show_default=False)
+        Path | None,
+        typer.Option(help="Weights before training, for update files that do not contain them.", show_default=False),
     ] = None,
     model: options.Model = "none",
     kind: options.Kind = "weights",
     lr: options.Rate = None,
     steps: options.Steps = None,
-    budget: Annotated[str, typer.Option(help="Time for one update: 60s, 2m, 1h.")] = "60s",
+    budget: Annotated[str, typer.Option(help="Time limit for one update: 60s, 2m or 1h.")] = "60s",
     memory: options.Memory = "8G",
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="End when every file there is was dealt with.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two scans of the folder.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Exit when all files in the folder are processed.")] = False,
     fail_on: options.FailOn = "never",
     redact: options.Redact = "none",
     seed: options.Seed = 0,
 ) -> None:
-    """Audit update files as they appear in a folder, one report each. Ctrl-C ends it; a restart goes on.
+    """Audit update files as they appear in a folder, and write one report per file.
+
+    Press Ctrl-C to stop. A restart skips files that were already audited.
 
     \b
     spearpp watch updates --model mlp
@@ -44,35 +49,34 @@ def watch(
     from spearpp.integrations.common.job import Settings
     from spearpp.integrations.watch import Watch
 
-    options.check_fail_on(fail_on)
+    options.one_of("--fail-on", fail_on, options.FAIL_ON)
     if not interval > 0:
-        raise OptionError(f"--interval {interval}: a positive number of seconds")
-    named = next((each for each in KINDS if each == kind), None)
-    if named is None:
-        raise OptionError(f"--kind {kind}: one of {', '.join(KINDS)}")
-    settings = Settings(None, options.seconds(budget), out, redaction(redact), seed, memory=options.size(memory))
+        raise OptionError(f"--interval {interval}: expected a positive number of seconds")
+    content = options.one_of("--kind", kind, KINDS)
+    redaction = options.one_of("--redact", redact, REDACTIONS)
+    settings = Settings(None, options.seconds(budget), out, redaction, seed, memory=options.size(memory))
     watched = Watch(
         folder,
         settings,
         before=before,
-        kind=named,
+        kind=content,
         lr=lr,
         steps=steps,
         model_of=lambda update: model_of(model, update),
     )
-    console, leaked, broken = output(), False, False
+    console, leak, failure = output(), False, False
     for outcome in watched.run(interval, once=once):
-        leaked = leaked or options.fails(fail_on, leaks=outcome.leaks, fitting=outcome.fitting)
-        broken = broken or outcome.verdict is None
-        console.print(
-            f"{outcome.name}: {outcome.summary}", style=STYLES.get(outcome.verdict or "", "red"), markup=False
-        )
+        leak = leak or options.fails(fail_on, leaks=outcome.leaks, fitting=outcome.fitting)
+        failure = failure or outcome.verdict is None
+        style = VERDICT_STYLES.get(outcome.verdict or "", "red")
+        console.print(f"{outcome.name}: {outcome.summary}", style=style, markup=False)
         if outcome.problem not in (None, outcome.summary):
             console.print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
-    known = any(
+    earlier_leak = any(
         options.fails(fail_on, leaks=each.get("verdict") == "LEAKS", fitting=int(each.get("fitting") or 0))
         for each in watched.memory.values()
     )
-    if leaked or known:
+    if leak or earlier_leak:
         raise typer.Exit(LEAK)
-    raise typer.Exit(BAD_INPUT if fail_on != "never" and broken else 0)  # a gate that could not look does not open
+    # A gate must not pass an update that could not be audited.
+    raise typer.Exit(BAD_INPUT if fail_on != "never" and failure else 0)

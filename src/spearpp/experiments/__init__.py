@@ -1,4 +1,8 @@
-"""Experiments that survive: the paper's tables and the frontier of defences, cell by cell, in one store."""
+"""Resumable experiments: the tables of the paper, and the frontier of defences that stop recovery.
+
+An experiment is a list of cells. A cell is one setting with one seed. ``run`` measures the cells that a store does not
+hold yet, on this machine (``Local``) or on a Ray cluster (``Ray``), and stores every result as soon as it is measured.
+"""
 
 from spearpp.experiments.attack import Attack, Measurement
 from spearpp.experiments.cell import Cell, Setting, cells_of

@@ -1,4 +1,4 @@
-"""One batch: a client trains on it, the server inverts what it got, and the truth is the judge."""
+"""One simulated attack: a client computes an update on a batch, the server inverts it, and the result is scored."""
 
 import base64
 import time
@@ -18,48 +18,63 @@ from spearpp.inversion.problem import pose
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import Selection, recover
 from spearpp.linalg.nullspace import kernel_vectors
-from spearpp.metrics import Score, score
+from spearpp.metrics import EXACT_PSNR, Score, score
 from spearpp.search import Gated, Search
 from spearpp.simulate import Batch, Cast, Client, FedSGD, LayerGradient, Quantise, TopK, linear_layers, mlp
 from spearpp.types import Tensor
 
-RIGHT, WRONG = 90.0, 60.0
-"""dB: an uncertified input over the first was missed; a certified one under the second is wrong."""
+WRONG_PSNR = 60.0
+"""A certified input with a PSNR below this value, in dB, counts as wrong.
+
+Design choice: 60 dB is an error of 0.1 % of the pixel range. It lies far above the PSNR of unrelated inputs (10 to
+20 dB) and below ``EXACT_PSNR``, so that rounding does not make a correct input count as wrong.
+"""
+MASKS_PER_CHUNK = 16
+"""Number of samples whose null vectors are computed at once. Design choice: the memory for 16 m x b matrices."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What came of one batch."""
+    """Result of the attack on one batch. All PSNRs are in dB."""
 
     b: int
+    """Number of samples in the batch."""
     accurate: bool
-    """Mean PSNR over the threshold, the paper's accuracy."""
+    """Whether the mean PSNR is above the threshold. The paper calls the share of such batches accuracy."""
     exact: bool
-    """Every input over it."""
+    """Whether the PSNR of every input is above the threshold."""
     recovered: int
-    """Inputs over it."""
+    """Number of inputs with a PSNR above the threshold."""
     certified: int
+    """Number of certified inputs."""
     wrongly_certified: int
-    """Certified inputs with a PSNR under 60 dB to the nearest true one."""
+    """Number of certified inputs with a PSNR below ``WRONG_PSNR`` to the true input they are matched to."""
     missed: int
-    """Inputs over 90 dB that were not certified."""
+    """Number of inputs with a PSNR above ``EXACT_PSNR`` that were not certified."""
     mean_psnr: float
+    """Mean PSNR of the inputs."""
     with_masks: float | None
-    """Mean PSNR with the true masks given, the most that noise allows; None where it was not asked for."""
+    """Mean PSNR if the true activation patterns are known, an upper limit under noise; None if not measured."""
     score: float
+    """Score of the selected directions, as ``spearpp.invert`` reports it."""
     starts: int
+    """Number of starts that the search used."""
     seconds: float
+    """Duration of the inversion."""
     decompose: float
-    """Of these seconds, the singular value decomposition."""
+    """Seconds of it that the singular value decomposition took."""
     stopped: str
+    """Why the search stopped, or the message of the ``RankError``."""
     images: str | None = None
-    """Originals and recoveries as bytes, zlib and base64; None where they were not asked for."""
+    """Original and recovered pixels as bytes, compressed with zlib and encoded as base64; None if not kept."""
 
 
 @register
 @dataclass(frozen=True)
 class Attack:
-    """A setting: batch size, network, client, data and search. With a seed it is a cell.
+    """A setting of one attack: batch size, network, client, data and search.
+
+    An attack and a seed together are a cell.
 
     >>> from spearpp.simulate import FedSGD
     >>> done = Attack(b=4, m=60, search=Gated(), data=Source("digits")).measure(1000, torch.device("cpu"))
@@ -72,25 +87,28 @@ class Attack:
     search: Search = Gated()
     client: Client = FedSGD()
     changes: tuple[TopK | Quantise | Cast, ...] = ()
-    """What happens to the update on its way."""
+    """Changes to the update before the server receives it, in order."""
     data: Source = Source()
     depth: int = 3
-    """Hidden layers, m neurons each."""
+    """Number of hidden layers, with m neurons each."""
     witnesses: int = 1
-    """1: the first layer alone. 2: the gradient of the second as well."""
+    """Number of layers the server uses. 1: the first layer. 2: the first layer and the next layer."""
     normalise: bool = True
-    threshold: float = 90.0
+    """Whether the inputs of the network are normalised. If False, they are pixels in [0, 1]."""
+    threshold: float = EXACT_PSNR
+    """PSNR in dB above which an input counts as recovered."""
     bound: bool = False
-    """Whether to measure what the true masks would give."""
+    """Whether to measure the PSNR with known activation patterns (``Measurement.with_masks``)."""
     keep_images: bool = False
+    """Whether to keep the original and the recovered pixels."""
 
     def __post_init__(self) -> None:
         if min(self.b, self.m, self.depth) < 1 or self.witnesses not in (1, 2):
             given = f"b={self.b}, m={self.m}, depth={self.depth}, witnesses={self.witnesses}"
-            raise OptionError(f"{given}: each at least 1, and one witness or two")
+            raise OptionError(f"{given}: b, m and depth must be at least 1, and witnesses must be 1 or 2")
 
     def prepare(self, seed: int, device: torch.device) -> tuple[Batch, list[LayerGradient]]:
-        """The client's batch, and what the server sees of each Linear layer."""
+        """Return the client's batch and, for each Linear layer, the gradients that the server receives."""
         generator = torch.Generator().manual_seed(seed)
         batch = self.data.draw(self.b, generator, normalise=self.normalise)
         model = mlp(batch.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
@@ -100,24 +118,28 @@ class Attack:
         return batch, linear_layers(model, client(model, batch, generator))
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
-        """Play the client, invert, compare; the same for the same seed, but for the seconds."""
+        """Simulate the client, invert its update and compare the result with the batch.
+
+        Returns:
+            The fields of ``Measurement``. They depend only on the seed, except for the durations.
+        """
         batch, (seen, following, *_) = self.prepare(seed, device)
-        two = self.witnesses == 2
+        use_next_layer = self.witnesses == 2
         began = time.perf_counter()
         try:
             result = invert(
                 *seen,
-                next_grad_weight=following.grad_weight if two else None,
-                next_weight=following.weight if two else None,
+                next_grad_weight=following.grad_weight if use_next_layer else None,
+                next_weight=following.weight if use_next_layer else None,
                 search=self.search,
                 generator=torch.Generator().manual_seed(seed),
             )
-        except RankError as error:  # a batch that fills the layer is a batch that does not come back
-            return asdict(_nothing(self.b, time.perf_counter() - began, str(error)))
+        except RankError as error:  # the batch is too large for the layer: no input is recovered
+            return asdict(_nothing_recovered(self.b, time.perf_counter() - began, str(error)))
         seconds = time.perf_counter() - began
         scored = partial(score, truth=batch.inputs, normalisation=batch.normalisation, threshold=self.threshold)
         compared = scored(result.inputs)
-        certified, near = _nearest(result, compared)
+        certified, psnr = _psnr_of_recovered(result, compared)
         bound = scored(with_true_masks(seen, batch)).mean_psnr if self.bound else None
         return asdict(
             Measurement(
@@ -126,8 +148,8 @@ class Attack:
                 exact=compared.exact,
                 recovered=compared.recovered,
                 certified=int(certified.sum()),
-                wrongly_certified=int((certified & (near < WRONG)).sum()),
-                missed=int((~certified & (near > RIGHT)).sum()),
+                wrongly_certified=int((certified & (psnr < WRONG_PSNR)).sum()),
+                missed=int((~certified & (psnr > EXACT_PSNR)).sum()),
                 mean_psnr=compared.mean_psnr,
                 with_masks=bound,
                 score=result.score,
@@ -141,43 +163,55 @@ class Attack:
 
 
 def with_true_masks(seen: LayerGradient, batch: Batch) -> Tensor:
-    """What comes back if every direction is solved for the rows its true input silences."""
+    """Recover the inputs with the true activation patterns known.
+
+    Each direction is the null vector of those rows of the gradient's left factor whose neurons the true input does not
+    activate. Under noise, this is an upper limit for what a search can reach.
+
+    Args:
+        seen: gradients and weights of the first layer.
+        batch: the client's batch.
+
+    Returns:
+        The recovered inputs, (b, n).
+    """
     if seen.bias is None:
-        raise OptionError("the layer has no bias, so the scale of its inputs is not known")
+        raise OptionError("the layer has no bias, so the scale of its inputs is unknown")
     problem = pose(observe(*seen))
     left, noise = problem.factors.left, problem.factors.row_noise
     silent = batch.inputs.to(seen.weight) @ seen.weight.T + seen.bias <= 0
     rows = left / noise.clamp_min(torch.finfo(noise.dtype).tiny)[:, None] * noise.max()
-    directions = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in silent.split(16)])
+    directions = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in silent.split(MASKS_PER_CHUNK)])
     return recover(problem, Selection.of(problem, directions, silent))
 
 
 def pixels_of(images: str, b: int) -> tuple[Tensor, Tensor]:
-    """Originals and recoveries on the [0, 1] scale, (b, n) each, from what a measurement kept."""
+    """Decode ``Measurement.images``: original and recovered pixels in [0, 1], (b, n) each."""
     values = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(images))), dtype=torch.uint8)
     originals, recovered = values.float().div(255).reshape(2, b, -1)
     return originals, recovered
 
 
-def _nearest(result: Inversion, compared: Score) -> tuple[Tensor, Tensor]:
-    """For each recovered input whether it is certified, and its PSNR to the true one it was assigned to."""
+def _psnr_of_recovered(result: Inversion, compared: Score) -> tuple[Tensor, Tensor]:
+    """For each recovered input: whether it is certified, and its PSNR to the true input it is matched to (or 0)."""
     certified = result.certified.cpu()
-    near = torch.zeros(len(certified))
-    near[compared.assignment[compared.assignment >= 0]] = compared.psnr[compared.assignment >= 0].float()
-    return certified, near
+    psnr = torch.zeros(len(certified))
+    matched = compared.assignment >= 0
+    psnr[compared.assignment[matched]] = compared.psnr[matched].float()
+    return certified, psnr
 
 
 def _images(batch: Batch, result: Inversion, compared: Score) -> str:
     originals = batch.normalisation.undo(batch.inputs)
     recovered = torch.zeros_like(originals)
-    there = compared.assignment >= 0
-    rows = compared.assignment[there].to(result.inputs.device)
-    recovered[there] = batch.normalisation.undo(result.inputs[rows].cpu()).to(recovered)
+    matched = compared.assignment >= 0
+    rows = compared.assignment[matched].to(result.inputs.device)
+    recovered[matched] = batch.normalisation.undo(result.inputs[rows].cpu()).to(recovered)
     both = (torch.stack([originals, recovered]).clamp(0, 1) * 255).round().to(torch.uint8)
     return base64.b64encode(zlib.compress(both.contiguous().numpy().tobytes(), 9)).decode()
 
 
-def _nothing(b: int, seconds: float, why: str) -> Measurement:
+def _nothing_recovered(b: int, seconds: float, why: str) -> Measurement:
     return Measurement(
         b=b,
         accurate=False,

@@ -1,4 +1,4 @@
-"""A cell: one setting, one seed. What is measured, stored and sent to workers."""
+"""A cell: one setting with one seed. Cells are the unit that is measured, stored and sent to workers."""
 
 import hashlib
 import json
@@ -13,14 +13,15 @@ from spearpp.experiments.codec import canonical, decode, encode
 from spearpp.experiments.version import code_version
 
 FIRST_SEED = 1000
+"""Seed of the first cell of a setting. Any fixed number would do; stored results depend on it."""
 
 
 @runtime_checkable
 class Setting(Protocol):
-    """A frozen dataclass that the codec knows and that can be measured."""
+    """What can be measured: a frozen dataclass that is registered with the codec."""
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
-        """Plain JSON; the same for the same seed, but for times."""
+        """Return the result as JSON values. It depends only on the seed, except for durations."""
         ...
 
 
@@ -39,34 +40,38 @@ class Cell:
 
     @cached_property
     def identity(self) -> str:
-        """The setting's canonical JSON, without the places of files."""
+        """Canonical JSON of the setting, without file paths."""
         return canonical(self.setting)
 
     @property
     def key(self) -> str:
-        """The content hash: SHA-256 of setting, seed and code version."""
+        """Key of the cell in a store: SHA-256 of setting, seed and code version."""
         return key_of(self.identity, self.seed, code_version())
 
     def to_json(self) -> str:
-        """For a worker: with the places of files."""
+        """Return the cell as JSON for a worker, with file paths."""
         return json.dumps({"setting": encode(self.setting), "seed": self.seed})
 
     @classmethod
     def from_json(cls, text: str) -> "Cell":
-        """The cell that ``to_json`` wrote."""
+        """Read a cell that ``to_json`` wrote.
+
+        Raises:
+            DataError: if the text is not a cell.
+        """
         try:
             read = json.loads(text)
             return cls(decode(read["setting"]), int(read["seed"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"no cell: {text[:80]}") from error
+            raise DataError(f"no cell can be read from {text[:80]!r}") from error
 
     def measure(self, device: torch.device) -> dict[str, Any]:
-        """Do the work."""
+        """Measure the setting with the seed on a device."""
         return self.setting.measure(self.seed, device)
 
 
 def key_of(identity: str, seed: int, code: str) -> str:
-    """The content hash of a cell.
+    """Return the key of a cell: a hash of its setting, its seed and the code version.
 
     >>> key_of("{}", 1, "a") == key_of("{}", 1, "b")
     False
@@ -76,5 +81,10 @@ def key_of(identity: str, seed: int, code: str) -> str:
 
 
 def cells_of(setting: Setting, count: int) -> list[Cell]:
-    """One cell for each of so many seeds, from 1000 on."""
+    """Return ``count`` cells of a setting, with the seeds 1000, 1001, ...
+
+    >>> from spearpp.experiments.attack import Attack
+    >>> [cell.seed for cell in cells_of(Attack(b=4, m=60), 2)]
+    [1000, 1001]
+    """
     return [Cell(setting, seed) for seed in range(FIRST_SEED, FIRST_SEED + count)]

@@ -1,6 +1,6 @@
-"""Options as JSON and back: what a cell is known by, and what is sent to the worker that measures it.
+"""Encodes settings as JSON and decodes them: for the key of a cell, for workers and for TOML files.
 
-Only the kinds listed here are ever made from JSON, so a store or a TOML file cannot name anything else.
+``decode`` creates only objects of the classes in ``KINDS``, so a file cannot make it run any other code.
 """
 
 import json
@@ -25,19 +25,25 @@ KINDS: dict[str, type] = {
         *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, SumOfClients, TopK, Quantise, Cast),
     )
 }
+"""Classes that can be encoded and decoded, by name. ``register`` adds more."""
 DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 
 
 def register(kind: type) -> type:
-    """Let a frozen dataclass be written and read; a decorator."""
+    """Class decorator: add a frozen dataclass to ``KINDS``."""
     KINDS[kind.__name__] = kind
     return kind
 
 
 def encode(value: object, *, identity: bool = False) -> Any:
-    """Plain JSON for an options object: its fields, and its kind under ``type``.
+    """Encode an object as JSON values: its fields, and the name of its class under ``type``.
 
-    With ``identity`` fields that say only where to find something (``metadata={"place": True}``) are left out.
+    Args:
+        value: an object of a class in ``KINDS``, a list or tuple, a dtype or a JSON value.
+        identity: leave out fields that only say where a file is (``metadata={"place": True}``).
+
+    Raises:
+        OptionError: if the value cannot be encoded.
 
     >>> encode(LogCosh(0.5))
     {'type': 'LogCosh', 'mu': 0.5}
@@ -45,10 +51,10 @@ def encode(value: object, *, identity: bool = False) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         name = type(value).__name__
         if KINDS.get(name) is not type(value):
-            raise OptionError(f"{name} cannot be written to a store: experiments know {', '.join(sorted(KINDS))}")
+            raise OptionError(f"{name} cannot be written to a store: supported are {', '.join(sorted(KINDS))}")
         kept = [each for each in fields(value) if not (identity and each.metadata.get("place"))]
         written = {each.name: getattr(value, each.name) for each in kept}
-        for each in kept:  # 2 and 2.0 are one option
+        for each in kept:  # so that 2 and 2.0 have the same key
             if "float" in str(each.type) and isinstance(written[each.name], int):
                 written[each.name] = float(written[each.name])
         return {"type": name, **{key: encode(inner, identity=identity) for key, inner in written.items()}}
@@ -62,7 +68,10 @@ def encode(value: object, *, identity: bool = False) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The options object that ``encode`` wrote, or that a TOML file spells out.
+    """Decode what ``encode`` returned, or the same form in a TOML file.
+
+    Raises:
+        OptionError: if the class is not in ``KINDS`` or does not accept the fields.
 
     >>> decode({"type": "RiemannianAdam", "loss": {"type": "LogCosh", "mu": 0.5}}).loss
     LogCosh(mu=0.5)
@@ -82,7 +91,7 @@ def decode(value: Any) -> Any:
 
 
 def canonical(value: object) -> str:
-    """One text for one value: sorted keys, no spaces.
+    """Return the canonical JSON of a setting: sorted keys, no spaces, no file paths.
 
     >>> canonical(FedAvg(epochs=3, mini_batch=5, rate=1))
     '{"epochs":3,"mini_batch":5,"momentum":0.0,"rate":1.0,"type":"FedAvg","weight_decay":0.0}'
@@ -90,4 +99,4 @@ def canonical(value: object) -> str:
     try:
         return json.dumps(encode(value, identity=True), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
-        raise SpearError(f"{value!r} holds NaN or Inf, which no setting may") from error
+        raise SpearError(f"{value!r} contains NaN or Inf: a setting needs finite numbers") from error

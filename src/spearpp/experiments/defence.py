@@ -1,4 +1,4 @@
-"""Defences and the axes along which they are turned up."""
+"""Defences, and the parameters that make them stronger."""
 
 import math
 import warnings
@@ -13,59 +13,62 @@ from spearpp.search import Gated, Search
 from spearpp.simulate import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
 FULL_BITS = 32
+"""Bits of a float32 entry, which is sent without quantisation."""
 CLIP = 2.0
-"""C where there is noise and none was given, as in the paper."""
+"""Default clipping norm C if there is noise, as in the paper's Table 3."""
 RATE = 1e-2
-"""Of local steps where none was given, as in the paper."""
+"""Default learning rate of local steps, as in the paper's Table 4."""
 
 
 @dataclass(frozen=True)
 class Defence:
-    """How a client trains and what it sends; the defaults defend nothing.
+    """How a client trains and what it sends. The defaults are an undefended client.
 
     >>> Defence(batch=20, noise=1e-4).client
     DPSGD(clip=2.0, noise=0.0001)
     """
 
     batch: int = 32
-    """b, samples of a client."""
+    """b, number of samples of a client."""
     width: int = 512
-    """m, neurons of a hidden layer."""
+    """m, number of neurons of a hidden layer."""
     noise: float = 0.0
     """σ of the noise on each entry of the mean gradient, as in the paper's Table 3."""
     clip: float | None = None
-    """C, the norm that a sample's gradient is clipped to."""
+    """C, the norm to which each sample's gradient is clipped; None clips to 2 if there is noise, else not at all."""
     steps: int = 1
-    """Local steps, each with the whole batch unless ``mini_batch`` says otherwise."""
+    """Number of local steps on the whole batch, or of epochs if ``mini_batch`` is given."""
     rate: float | None = None
-    """Learning rate of local steps; None: a gradient is sent, or 0.01 where there are several."""
+    """Learning rate of local steps; None takes 0.01, or sends the gradient itself if there is only one step."""
     keep: float = 1.0
-    """Share of the entries that pruning leaves."""
+    """Share of entries that remain after pruning to the largest ones."""
     bits: int = FULL_BITS
-    """On the wire, for each entry."""
+    """Number of bits in which each entry is sent."""
     clients: int = 1
-    """Whose updates are summed before the server sees them, b samples each."""
+    """Number of clients, with b samples each, whose updates are summed before the server receives them."""
     mini_batch: int | None = None
-    """Samples of a local step; ``steps`` are then epochs."""
+    """Number of samples of a local step; None takes the whole batch."""
 
     def __post_init__(self) -> None:
         if min(self.batch, self.width, self.steps, self.clients, self.mini_batch or 1) < 1:
-            raise OptionError("batch, width, steps, clients and mini-batch: at least 1 each")
+            raise OptionError("batch, width, steps, clients and mini-batch must each be at least 1")
         if not 0 <= self.noise < math.inf or not 0 < self.keep <= 1:
-            raise OptionError(f"noise={self.noise:g}, keep={self.keep:g}: not negative, and within (0, 1]")
+            raise OptionError(
+                f"noise={self.noise:g}, keep={self.keep:g}: noise must be at least 0, and keep within (0, 1]"
+            )
         if self.local and (self.noise or self.clip):
-            raise OptionError("noise and clipping act on the gradients of one step: they go with steps=1 and no rate")
+            raise OptionError("noise and clipping apply to the gradient of one step: they go with steps=1 and no rate")
         if self.bits != FULL_BITS and not 2 <= self.bits <= 16:
-            raise OptionError(f"bits={self.bits}: 2 to 16, or {FULL_BITS} for all")
+            raise OptionError(f"bits={self.bits}: expected 2 to 16, or {FULL_BITS} for no quantisation")
 
     @property
     def local(self) -> bool:
-        """Whether clients train and send weights, rather than a gradient."""
+        """Whether clients train locally and send weights. Otherwise they send a gradient."""
         return self.steps > 1 or self.rate is not None
 
     @property
     def client(self) -> Client:
-        """A client that trains so; several of them where their updates are summed."""
+        """The simulated client, or the sum of several clients."""
         one: Client = FedSGD()
         if self.local:
             one = FedAvg(self.steps, self.mini_batch or self.batch, self.rate or RATE)
@@ -75,14 +78,14 @@ class Defence:
 
     @property
     def changes(self) -> tuple[TopK | Quantise, ...]:
-        """What happens to the update on its way."""
+        """Changes to the update before the server receives it."""
         pruned: tuple[TopK | Quantise, ...] = (TopK(self.keep),) if self.keep < 1 else ()
         return pruned + ((Quantise(self.bits),) if self.bits < FULL_BITS else ())
 
     def attack(
         self, *, data: Source, search: Search | None = None, witnesses: int = 2, threshold: float = 90.0
     ) -> Attack:
-        """The setting that measures what comes back."""
+        """Return the setting that measures how many inputs are recovered under this defence."""
         return Attack(
             b=self.batch * self.clients,
             m=self.width,
@@ -95,7 +98,7 @@ class Defence:
         )
 
     def training(self, *, data: Source, rounds: int, train: int, test: int) -> Training:
-        """The setting that measures what is left of the accuracy."""
+        """Return the setting that measures the accuracy of training with this defence."""
         return Training(
             b=self.batch * self.clients,
             m=self.width,
@@ -108,45 +111,52 @@ class Defence:
         )
 
     def epsilon(self, *, rounds: int, train: int) -> float | None:
-        """ε of a training run at δ = 1/train, by Opacus' accountant; None without noise.
+        """Return ε of a training run at δ = 1/train from Opacus' privacy accountant; None without noise.
 
-        σ on the mean of b samples is a noise multiplier of σ b / C; each of the rounds draws b of ``train`` samples.
+        Noise σ on the mean of b samples is a noise multiplier of σ b / C. Each round samples b of ``train`` samples.
         """
         if not self.noise:
             return None
         multiplier = self.noise * self.batch / (self.clip or CLIP)
         client = OpacusDPSGD(self.clip or CLIP, multiplier, min(1.0, self.batch / train))
-        with warnings.catch_warnings():  # it says so if ε is so large that its orders do not bracket it
+        with warnings.catch_warnings():  # Opacus warns if ε is so large that its orders do not bracket it
             warnings.simplefilter("ignore")
             return client.epsilon(steps=rounds, delta=1 / train)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One dial of a defence, from where it defends least to where it defends most."""
+    """One parameter of a defence, with its range from the weakest defence to the strongest."""
 
     name: str
+    """Field of ``Defence``."""
     symbol: str
-    """For sentences and plots."""
+    """Name in sentences and plots."""
     weak: float
+    """Value of the weakest defence."""
     strong: float
+    """Value of the strongest defence."""
     whole: bool = False
-    """Whether only whole numbers make sense."""
+    """Whether the parameter takes only whole numbers."""
     threshold: float = 25.0
-    """dB that count as recovered: 90 where nothing but the search decides, 25 (the paper's) where noise does."""
+    """PSNR in dB above which an input counts as recovered.
+
+    90 dB if the defence does not change the gradient of a sample, so that recovery is either exact or fails. 25 dB, the
+    threshold of the paper's Tables 3 and 4, if the defence adds an error to the update.
+    """
 
     @property
     def rising(self) -> bool:
-        """Whether larger values defend more."""
+        """Whether larger values are a stronger defence."""
         return self.strong > self.weak
 
     @property
     def sign(self) -> str:
-        """How a sentence says "from here on"."""
+        """The sign between the symbol and the value from which on the defence works."""
         return "≥" if self.rising else "≤"
 
     def at(self, share: float) -> float:
-        """The value at a share of the way from weak to strong, on a logarithmic scale.
+        """Return the value at a share of the way from weak to strong, on a logarithmic scale.
 
         >>> AXES["noise"].at(0.5)
         0.0001
@@ -155,19 +165,23 @@ class Axis:
         return float(round(value)) if self.whole else float(f"{value:.3g}")
 
     def between(self, weak: float, strong: float, count: int) -> list[float]:
-        """So many values between two, without them; fewer where whole numbers run out."""
+        """Return up to ``count`` values between two values, without the two.
+
+        >>> AXES["bits"].between(8, 4, 3)
+        [7.0, 6.0, 5.0]
+        """
         inner = replace(self, weak=weak, strong=strong)
         values = [inner.at((index + 1) / (count + 1)) for index in range(count)]
         return [value for value in dict.fromkeys(values) if value not in (weak, strong)]
 
     def on(self, defence: Defence, value: float) -> Defence:
-        """The same defence with this dial at a value."""
-        kinds = {each.name: str(each.type) for each in fields(Defence)}
-        turned: Any = int(value) if "int" in kinds[self.name] else float(value)
-        return replace(defence, **{self.name: turned})
+        """Return the defence with this parameter set to a value."""
+        types = {each.name: str(each.type) for each in fields(Defence)}
+        changed: Any = int(value) if "int" in types[self.name] else float(value)
+        return replace(defence, **{self.name: changed})
 
     def of(self, defence: Defence) -> float:
-        """Where the dial stands."""
+        """Return the value of this parameter; 0 if it is None."""
         return float(getattr(defence, self.name) or 0.0)
 
 
@@ -185,3 +199,4 @@ AXES = {
         Axis("clients", "clients", 1, 64, whole=True, threshold=90.0),
     )
 }
+"""All parameters, by name. The ranges are design choices; docs/results/README.md shows where recovery stops in them."""

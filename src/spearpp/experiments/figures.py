@@ -1,6 +1,7 @@
-"""What a table is drawn as: the recovered batch, and how the work grows with it."""
+"""Figures of a table: the recovered batches, and plots of how the work grows with the batch size."""
 
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,14 +9,15 @@ import torch
 
 from spearpp.experiments.attack import pixels_of
 from spearpp.experiments.cell import cells_of
-from spearpp.experiments.plot import Axis, Point, Series, draw
 from spearpp.experiments.reproduce import Reproduction, Result
 from spearpp.experiments.store import Store
 from spearpp.experiments.table import Table
 from spearpp.pictures import png
+from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.types import Float, Tensor
 
-PER_LINE = 21
+IMAGES_PER_LINE = 21
+"""Images in a line of a contact sheet. The 210 images of Figure 1 fill ten lines."""
 
 
 @dataclass(frozen=True)
@@ -23,29 +25,29 @@ class Picture:
     """A recovered batch as a PNG file."""
 
     name: str
-    """Of the file, without its ending."""
+    """File name without its extension."""
     caption: str
     content: bytes
 
 
 def pictures(table: Table, store: Store) -> list[Picture]:
-    """For each row the first batch that came back whole, or the best there is: originals over recoveries."""
+    """Draw, for each row, the stored batch with the most recovered inputs. Originals are above recovered inputs."""
     drawn = []
     for row in table.rows:
-        held = [stored for cell in cells_of(row.setting, table.batches) if (stored := store.get(cell)) is not None]
-        held = [each for each in held if each.result.get("images")]
-        if not held:
+        cells = cells_of(row.setting, table.batches)
+        with_images = [found for cell in cells if (found := store.get(cell)) is not None and found.result.get("images")]
+        if not with_images:
             continue
-        best = max(held, key=lambda each: each.result["recovered"])
+        best = max(with_images, key=lambda each: each.result["recovered"])
         originals, recovered = pixels_of(best.result["images"], row.setting.b)
         shape = (3, row.setting.data.size, row.setting.data.size)
         if originals.shape[1] != math.prod(shape):
-            continue  # no colour images
+            continue  # the inputs are not colour images
         sheet = contact_sheet(originals, recovered, shape)
         b, m = row.setting.b, row.setting.m
         caption = (
-            f"{row.name}, b={b}, m={m}, seed {best.seed}: {best.result['recovered']} of {b} inputs over "
-            f"{row.setting.threshold:g} dB, mean {best.result['mean_psnr']:.1f}; originals over recoveries"
+            f"{row.name}, b={b}, m={m}, seed {best.seed}: {best.result['recovered']} of {b} inputs above "
+            f"{row.setting.threshold:g} dB, mean {best.result['mean_psnr']:.1f} dB; originals above recovered inputs"
         )
         method = "gated" if row.ours else "paper"
         content = png(sheet.reshape(-1), (3, sheet.shape[1], sheet.shape[2]))
@@ -56,29 +58,33 @@ def pictures(table: Table, store: Store) -> list[Picture]:
 def contact_sheet(
     originals: Float[Tensor, "b n"], recovered: Float[Tensor, "b n"], shape: tuple[int, int, int]
 ) -> Float[Tensor, "3 height width"]:
-    """Each original with what came back below it, 21 a line."""
+    """Arrange the images in lines of 21. Each original has its recovered input below it."""
     pairs = torch.cat([originals.reshape(-1, *shape), recovered.reshape(-1, *shape)], dim=2).clamp(0, 1)
     framed = torch.nn.functional.pad(pairs, (1, 1, 1, 3), value=1.0)
-    lines = [torch.cat(list(part), dim=2) for part in framed.split(PER_LINE)]
+    lines = [torch.cat(list(part), dim=2) for part in framed.split(IMAGES_PER_LINE)]
     width = max(line.shape[2] for line in lines)
     return torch.cat([torch.nn.functional.pad(line, (0, width - line.shape[2]), value=1.0) for line in lines], dim=1)
 
 
 def growth(reproduction: Reproduction) -> dict[str, str]:
-    """Draws or starts until the batch was whole, and seconds, by batch size: one plot each, by name."""
+    """Plot the work until the whole batch was recovered, by batch size.
+
+    Returns:
+        Two SVG plots: ``starts`` (draws of SPEAR or starts of the other searches) and ``seconds``, both medians.
+    """
     done = [each for each in reproduction.results if each.batches and each.starts and each.seconds]
     sizes = sorted({each.row.setting.b for each in done})
     expected = tuple(Point(b, 2 ** (b - 1) * sum(1 / k for k in range(1, b + 1))) for b in sizes)
-    theory = Series("expected draws of SPEAR, 2^(b-1) (1 + 1/2 + … + 1/b)", expected, dashed=True)
+    theory = Series("expected draws of SPEAR, 2^(b-1) (1 + 1/2 + … + 1/b)", expected, "dashed", radius=0)
     x = Axis("b, samples in the batch")
     starts = draw(
-        "Draws (SPEAR) or starts until the batch is whole, median",
+        "Draws (SPEAR) or starts until the whole batch is recovered, median",
         x,
         Axis("draws or starts", logarithmic=True),
         [theory, *_by_method(done, lambda each: each.starts or 0.0)],
     )
     seconds = draw(
-        "Seconds until the batch is whole, median",
+        "Seconds until the whole batch is recovered, median",
         x,
         Axis("seconds", logarithmic=True),
         _by_method(done, lambda each: each.seconds or 0.0),
@@ -87,15 +93,16 @@ def growth(reproduction: Reproduction) -> dict[str, str]:
 
 
 def doubling(reproduction: Reproduction, method: str) -> float | None:
-    """By how much the median of draws or starts grows with each sample, fitted to log₂; None with under two rows."""
+    """Return the factor by which the median number of draws or starts grows with each sample in the batch.
+
+    The factor is a least-squares fit to log₂ of the medians. It is None if the method has fewer than two rows.
+    """
     done = [each for each in reproduction.results if each.row.name == method and each.starts]
     if len(done) < 2:
         return None
     x = [float(each.row.setting.b) for each in done]
     y = [math.log2(each.starts or 1.0) for each in done]
-    centre_x, centre_y = sum(x) / len(x), sum(y) / len(y)
-    slope = sum((a - centre_x) * (b - centre_y) for a, b in zip(x, y, strict=True))
-    return 2 ** (slope / sum((a - centre_x) ** 2 for a in x))
+    return float(2 ** statistics.linear_regression(x, y).slope)
 
 
 def _by_method(done: list[Result], value: Callable[[Result], float]) -> list[Series]:

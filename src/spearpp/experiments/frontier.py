@@ -1,4 +1,4 @@
-"""What stops recovery: turn a dial of a defence up until nothing comes back, and see what it costs."""
+"""Finds the frontier: the weakest defence that stops recovery, and its cost in accuracy."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,87 +12,109 @@ from spearpp.experiments.source import Source
 from spearpp.experiments.store import Store, Stored
 from spearpp.search import Gated, Search
 
-FIRST = 5
-"""Values that a dial is looked at first, ends included."""
-WITHIN = 3
-"""Values in a round that narrows down."""
+FIRST_VALUES = 5
+"""Number of values in the first round, over the whole range of a parameter. Design choice: one a decade for noise."""
+VALUES_PER_ROUND = 3
+"""Number of new values in each later round.
+
+Three values leave a quarter of the interval and run in parallel; one value would leave half of it.
+"""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a point is measured."""
+    """How each point of a frontier is measured."""
 
     data: Source = Source()
     search: Search = Gated(starts=2048)
     witnesses: int = 2
+    """Number of layers the server uses, as in ``Attack``."""
     seeds: int = 20
-    """Batches a point."""
+    """Number of batches."""
     trainings: int = 3
-    """Training runs a point, 0 for none."""
+    """Number of training runs; 0 measures no accuracy."""
     rounds: int = 60
-    """Of a training run."""
+    """Number of rounds of a training run."""
     train: int = 1000
+    """Number of training samples."""
     test: int = 500
+    """Number of test samples."""
     threshold: float | None = None
-    """dB that count as recovered; None for the axis' own."""
+    """PSNR in dB above which an input counts as recovered; None takes the threshold of the axis."""
     level: float = 0.0
-    """Recovery has stopped where at most this share of the batches gives an input away."""
+    """A defence stops recovery if at most this share of the batches leaks an input."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or self.trainings < 0 or not 0 <= self.level < 1:
             raise OptionError(
-                f"seeds={self.seeds}, trainings={self.trainings}, level={self.level}: at least one seed, and a share"
+                f"seeds={self.seeds}, trainings={self.trainings}, level={self.level}: "
+                "expected at least one seed, no negative number of trainings, and a level in [0, 1)"
             )
 
 
 @dataclass(frozen=True)
 class Point:
-    """A defence and what was measured of it."""
+    """A defence with its measured numbers."""
 
     defence: Defence
     threshold: float
     any: Interval
-    """Share of batches with at least one input over the threshold."""
+    """Share of batches with at least one input above the threshold."""
     whole: Interval
-    """Share of batches with every input over it."""
+    """Share of batches in which every input is above the threshold."""
     inputs: float
-    """Share of all inputs over it."""
+    """Share of all inputs that are above the threshold."""
     psnr: float
-    """dB, mean over all inputs."""
+    """Mean PSNR over all inputs, in dB."""
     seeds: int
+    """Number of batches that were measured."""
     accuracy: Interval | None
-    """Of the training run; None where it was not asked for."""
+    """Accuracy of the training runs; None if not measured."""
     epsilon: float | None
-    """Of the training run; None without noise."""
+    """ε of a training run; None without noise."""
     commits: frozenset[str]
+    """Git commits that measured the point."""
     devices: frozenset[str]
+    """Devices that measured the point."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One dial turned, the rest fixed; points from the weakest defence to the strongest."""
+    """Measured points along one parameter, all others fixed, from the weakest defence to the strongest."""
 
     axis: Axis
     points: tuple[Point, ...]
     stop: Point | None
-    """The weakest defence from which on nothing came back at any stronger one measured."""
+    """The weakest measured defence that stops recovery, as all stronger ones do; None if the strongest does not."""
     undefended: Point | None
-    """The same without any defence on this dial, where there is such a thing; for the cost in accuracy."""
+    """The point without this defence, to compute the cost in accuracy.
+
+    None for batch size and width, which have no value without effect, and if no accuracy is measured.
+    """
     plan: Plan
 
 
 Measure = Callable[[Sequence[Cell]], None]
-"""Sees to it that the store holds these cells."""
+"""Measures those of the given cells that the store does not hold."""
 
 
 def bisect(
     axis: Axis, defence: Defence, plan: Plan, store: Store, measure: Measure, *, resolution: float = 1.3
 ) -> Line:
-    """Find where recovery stops: five values over the whole dial, then ever closer around the place.
+    """Find the value of a parameter at which recovery stops.
 
-    It ends when neighbours differ by less than the factor ``resolution``, or by one where numbers are whole.
+    The first round measures five values over the whole range. Each further round measures three values between the
+    strongest value that leaks and the weakest value from which on recovery stops.
+
+    Args:
+        axis: the parameter.
+        defence: values of all other parameters.
+        plan: how to measure a point.
+        store: where the results are.
+        measure: measures missing cells.
+        resolution: the search ends when the two values differ by less than this factor, or by 1 for whole numbers.
     """
-    values = [axis.weak, *axis.between(axis.weak, axis.strong, FIRST - 2), axis.strong]
+    values = [axis.weak, *axis.between(axis.weak, axis.strong, FIRST_VALUES - 2), axis.strong]
     known: dict[float, Point] = {}
     while True:
         new = [value for value in values if value not in known]
@@ -103,30 +125,30 @@ def bisect(
         if stop is None or stop == 0:
             break
         weak, strong = order[stop - 1], order[stop]
-        values = axis.between(weak, strong, WITHIN)
+        values = axis.between(weak, strong, VALUES_PER_ROUND)
         if not values or max(strong / weak, weak / strong) < resolution:
             break
     return line(axis, [known[value] for value in order], defence, plan, store, measure)
 
 
 def sweep(axis: Axis, values: Sequence[float], defence: Defence, plan: Plan, store: Store, measure: Measure) -> Line:
-    """Measure the values given."""
+    """Measure the given values of a parameter. The arguments are those of ``bisect``."""
     order = sorted(set(values), reverse=not axis.rising)
     points = evaluate([axis.on(defence, value) for value in order], axis, plan, store, measure)
     return line(axis, points, defence, plan, store, measure)
 
 
 def line(axis: Axis, points: Sequence[Point], defence: Defence, plan: Plan, store: Store, measure: Measure) -> Line:
-    """Points in order, with the place where recovery stops and what the undefended network does."""
+    """Return the measured points with the one at which recovery stops, and measure the undefended network."""
     stop = _stop(points, plan.level)
     free = replace(defence, **{axis.name: getattr(Defence(), axis.name)})
-    defends = axis.name not in ("batch", "width")  # these have no "off"
+    defends = axis.name not in ("batch", "width")  # these have no value without effect
     undefended = evaluate([free], axis, plan, store, measure)[0] if defends and plan.trainings else None
     return Line(axis, tuple(points), None if stop is None else points[stop], undefended, plan)
 
 
 def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, measure: Measure) -> list[Point]:
-    """Measure these points, all their cells at once."""
+    """Measure the points of several defences, all their cells in one call, so that they run in parallel."""
     threshold = axis.threshold if plan.threshold is None else plan.threshold
     attacks = [
         each.attack(data=plan.data, search=plan.search, witnesses=plan.witnesses, threshold=threshold)
@@ -139,18 +161,18 @@ def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, 
     wanted += [cell for each in trainings for cell in _cells(each, plan.trainings)]
     measure(wanted)
     return [
-        _point(each, threshold, _held(store, attack, plan.seeds), _held(store, training, plan.trainings), plan)
+        _point(each, threshold, _stored(store, attack, plan.seeds), _stored(store, training, plan.trainings), plan)
         for each, attack, training in zip(defences, attacks, trainings, strict=True)
     ]
 
 
 def sentence(found: Line) -> str:
-    """What was found, in words that stand alone."""
+    """Return the result as one sentence, without a full stop."""
     first, axis, plan = found.points[0], found.axis, found.plan
     what = "exact recovery" if first.threshold >= 90 else f"recovery to {first.threshold:g} dB"
     shown = first.defence
     fixed = [f"b={shown.batch}" if axis.name != "batch" else "", f"m={shown.width}" if axis.name != "width" else ""]
-    fixed += [f"{each.symbol}={each.of(shown):g}" for each in _turned(shown) if each.name != axis.name]
+    fixed += [f"{each.symbol}={each.of(shown):g}" for each in _active(shown) if each.name != axis.name]
     fixed += [f"C={CLIP:g}"] if shown.noise and shown.clip is None else []
     fixed += [f"learning rate={RATE:g}"] if axis.name == "steps" and shown.rate is None else []
     where = "at " + ", ".join(each for each in fixed if each)
@@ -159,12 +181,12 @@ def sentence(found: Line) -> str:
         return (
             f"{where} {what} does not stop {'up' if axis.rising else 'down'} to {axis.symbol} = "
             f"{axis.of(last.defence):g}: "
-            f"{last.any.value:.0%} of {last.seeds} batches still give an input away"
+            f"{last.any.value:.0%} of {last.seeds} batches still leak an input"
         )
     stop = found.stop
     text = f"{where} {what} stops at {axis.symbol} {axis.sign} {axis.of(stop.defence):g}"
-    leaks = f"{round(stop.any.value * stop.seeds)} of {stop.seeds} batches give an input away"
-    text += f" ({leaks}, at most {stop.any.high:.0%} at 95 %)"
+    leaks = f"{round(stop.any.value * stop.seeds)} of {stop.seeds} batches leak an input"
+    text += f" ({leaks}, at most {stop.any.high:.0%} with 95 % confidence)"
     if stop.epsilon is not None:
         text += f", ε = {stop.epsilon:.3g} for {plan.rounds} rounds"
     if stop.accuracy is not None and found.undefended is not None and found.undefended.accuracy is not None:
@@ -177,8 +199,8 @@ def sentence(found: Line) -> str:
     return text
 
 
-def _turned(defence: Defence) -> list[Axis]:
-    """The other dials that are not where they defend nothing."""
+def _active(defence: Defence) -> list[Axis]:
+    """Return the parameters that differ from those of an undefended client."""
     plain = Defence()
     return [
         axis
@@ -188,33 +210,33 @@ def _turned(defence: Defence) -> list[Axis]:
 
 
 def _stop(points: Sequence[Point], level: float) -> int | None:
-    """The first place from which on every point is stopped; None if the last is not."""
-    place = len(points)
-    while place and points[place - 1].any.value <= level:
-        place -= 1
-    return place if place < len(points) else None
+    """Return the index of the first point from which on no point leaks; None if the last point leaks."""
+    index = len(points)
+    while index and points[index - 1].any.value <= level:
+        index -= 1
+    return index if index < len(points) else None
 
 
 def _cells(setting: Setting, count: int) -> list[Cell]:
     return cells_of(setting, count) if count else []
 
 
-def _held(store: Store, setting: Setting, count: int) -> list[Stored]:
+def _stored(store: Store, setting: Setting, count: int) -> list[Stored]:
     return [stored for cell in _cells(setting, count) if (stored := store.get(cell)) is not None]
 
 
 def _point(defence: Defence, threshold: float, batches: list[Stored], trained: list[Stored], plan: Plan) -> Point:
     if not batches:
-        raise OptionError(f"no batch of {defence} could be measured: the errors above say why")
+        raise OptionError(f"no batch of {defence} could be measured: see the errors above")
     attacks, runs = [each.result for each in batches], [each.result for each in trained]
     total = sum(int(str(each["b"])) for each in attacks)
-    over = [int(str(each["recovered"])) for each in attacks]
+    recovered = [int(str(each["recovered"])) for each in attacks]
     return Point(
         defence=defence,
         threshold=threshold,
-        any=wilson(sum(each > 0 for each in over), len(attacks)),
+        any=wilson(sum(each > 0 for each in recovered), len(attacks)),
         whole=wilson(sum(bool(each["exact"]) for each in attacks), len(attacks)),
-        inputs=sum(over) / total,
+        inputs=sum(recovered) / total,
         psnr=math.fsum(float(str(each["mean_psnr"])) for each in attacks) / len(attacks),
         seeds=len(attacks),
         accuracy=mean([float(str(each["accuracy"])) for each in runs]).within(0, 1) if runs else None,

@@ -1,24 +1,24 @@
-"""Shares and means with their 95 % intervals."""
+"""Shares and means with 95 % confidence intervals."""
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 Z = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution."""
+"""97.5 % quantile of the standard normal distribution, for two-sided 95 % intervals."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the ends of its 95 % interval."""
+    """A value with its 95 % confidence interval. The ends are nan if the interval is unknown."""
 
     value: float
     low: float
     high: float
 
     def within(self, least: float, most: float) -> "Interval":
-        """Without ends that cannot be, as a share below 0.
+        """Clip the ends to a range. A share, for example, cannot be negative.
 
         >>> Interval(0.2, -0.1, 0.5).within(0, 1)
         Interval(value=0.2, low=0, high=0.5)
@@ -27,9 +27,17 @@ class Interval:
             return self
         return Interval(self.value, max(self.low, least), min(self.high, most))
 
+    def to_json(self) -> dict[str, float | None]:
+        """Return the three numbers by name, with None for nan, which JSON does not have.
+
+        >>> Interval(0.2, math.nan, math.nan).to_json()
+        {'value': 0.2, 'low': None, 'high': None}
+        """
+        return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
+
 
 def wilson(hits: int, trials: int) -> Interval:
-    """A share of trials with Wilson's interval, which stays honest at 0 and at 1.
+    """Return the share of hits with the Wilson score interval, which is also valid for shares of 0 and 1.
 
     With p = hits/trials and z the 97.5 % quantile: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n).
 
@@ -38,7 +46,7 @@ def wilson(hits: int, trials: int) -> Interval:
     (1.0, 0.722, 1.0)
     """
     if trials < 1 or not 0 <= hits <= trials:
-        raise ValueError(f"{hits} of {trials}: a share needs a trial, and no more hits than trials")
+        raise ValueError(f"{hits} of {trials}: expected at least one trial, and at most as many hits as trials")
     share = hits / trials
     centre = share + Z * Z / (2 * trials)
     half = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials**2))
@@ -48,7 +56,7 @@ def wilson(hits: int, trials: int) -> Interval:
 
 
 def mean(values: Sequence[float]) -> Interval:
-    """A mean with Student's interval; without ends (nan) for a single value.
+    """Return the mean with the interval of Student's t distribution; the ends are nan for a single value.
 
     >>> mean([1.0, 3.0]).value
     2.0
@@ -56,7 +64,7 @@ def mean(values: Sequence[float]) -> Interval:
     from scipy.special import stdtrit
 
     if not values:
-        raise ValueError("the mean of no values is not defined")
+        raise ValueError("the mean needs at least one value")
     centre, count = statistics.fmean(values), len(values)
     if count < 2:
         return Interval(centre, math.nan, math.nan)

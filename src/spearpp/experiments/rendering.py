@@ -1,6 +1,7 @@
-"""Tables of results as text: the same cells for the console, Markdown and HTML."""
+"""Renders tables of results for the console, as Markdown and as HTML."""
 
 import html
+import math
 from collections.abc import Sequence
 
 from spearpp.experiments.intervals import Interval
@@ -18,58 +19,77 @@ td,th{border-color:#444}svg{background:#fff}}"""
 
 
 def lines(reproduction: Reproduction) -> list[tuple[str, ...]]:
-    """One tuple of texts a row, in the order of COLUMNS."""
+    """Return the texts of every row, in the order of ``COLUMNS``."""
     return [_line(each) for each in reproduction.results]
 
 
 def notes(reproduction: Reproduction) -> list[str]:
-    """What a reader must know to compare: data, scale, starts, threshold, code, what is missing."""
+    """Return the notes below the table: threshold, data, code version, device, and what is missing."""
     table = reproduction.table
-    thresholds = sorted({row.setting.threshold for row in table.rows})
-    said = [
-        f"{table.reference}. Accuracy: batches with mean PSNR over {', '.join(f'{each:g}' for each in thresholds)} dB; "
-        "all inputs: batches with every input over it.",
-        f"Data: {reproduction.data}; the paper: CIFAR-10, 100 batches, 1,000,000 starts. "
-        f"Measured by {reproduction.code}, commit {', '.join(reproduction.commits)}"
+    thresholds = ", ".join(f"{each:g}" for each in sorted({row.setting.threshold for row in table.rows}))
+    texts = [
+        f"{table.reference}. Accuracy: share of batches with a mean PSNR above {thresholds} dB. "
+        "All inputs: share of batches in which every input is above this threshold.",
+        f"Data: {reproduction.data}. The paper uses CIFAR-10, 100 batches and 1,000,000 starts. "
+        f"Measured with spearpp {reproduction.code}, commit {', '.join(reproduction.commits)}"
         + (f", on {', '.join(reproduction.devices)}." if reproduction.devices else "."),
     ]
     if reproduction.data != "cifar10":
-        said.append("These are not the paper's images: pass --data cifar10 to compare with its numbers.")
+        texts.append("These are not the paper's images: use --data cifar10 to compare with the paper's numbers.")
     if table.left_out:
-        said.append(f"{table.left_out} rows of the paper are left out of this run.")
+        texts.append(f"This run does not measure {table.left_out} rows of the paper.")
     missing = sum(each.wanted - each.batches for each in reproduction.results)
     if missing:
-        are = "batch is" if missing == 1 else "batches are"
-        said.append(f"{missing} {are} not measured yet: run the same command again to go on.")
+        batches = "batch is" if missing == 1 else "batches are"
+        texts.append(f"{missing} {batches} not measured yet: run the same command again to continue.")
     if reproduction.stale:
-        said.append(f"{reproduction.stale} batches measured by other code versions are in the store and not counted.")
-    return said
+        texts.append(f"The store has {reproduction.stale} batches of other code versions, which are not used.")
+    return texts
 
 
 def markdown(reproduction: Reproduction) -> str:
-    """A Markdown page."""
-    table = [COLUMNS, tuple("---" for _ in COLUMNS), *lines(reproduction)]
-    body = "\n".join("| " + " | ".join(each) + " |" for each in table)
-    said = "\n\n".join(notes(reproduction))
-    return f"# {reproduction.table.name}: {reproduction.table.title}\n\n{body}\n\n{said}\n"
+    """Return the table as a Markdown page."""
+    title = f"# {reproduction.table.name}: {reproduction.table.title}"
+    return "\n\n".join([title, markdown_table(COLUMNS, lines(reproduction)), *notes(reproduction)]) + "\n"
 
 
 def page(reproduction: Reproduction, figures: Sequence[str] = ()) -> str:
-    """An HTML page that needs nothing beside it; ``figures`` are inline SVG or img elements."""
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in COLUMNS)
-    rows = "".join(
-        f"<tr{' class=ours' if result.row.ours else ''}>"
-        + "".join(f"<td>{html.escape(each)}</td>" for each in line)
-        + "</tr>"
-        for result, line in zip(reproduction.results, lines(reproduction), strict=True)
-    )
+    """Return the table as one self-contained HTML page.
+
+    Args:
+        reproduction: the table.
+        figures: svg or img elements to show below the table.
+    """
+    ours = [result.row.ours for result in reproduction.results]
+    table = html_table(COLUMNS, lines(reproduction), ours)
     title = html.escape(f"{reproduction.table.name}: {reproduction.table.title}")
-    said = "".join(f"<p>{html.escape(each)}</p>" for each in notes(reproduction))
-    return document(title, f"<table><tr>{head}</tr>{rows}</table>{said}{''.join(figures)}")
+    below = "".join(f"<p>{html.escape(each)}</p>" for each in notes(reproduction))
+    return document(title, f"{table}{below}{''.join(figures)}")
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown.
+
+    >>> print(markdown_table(["b", "m"], [["20", "200"]]))
+    | b | m |
+    | --- | --- |
+    | 20 | 200 |
+    """
+    return "\n".join("| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows))
+
+
+def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[bool]) -> str:
+    """Return a table in HTML. ``ours`` says which rows are highlighted."""
+    head = "".join(f"<th>{html.escape(each)}</th>" for each in columns)
+    body = "".join(
+        f"<tr{' class=ours' if highlight else ''}>" + "".join(f"<td>{html.escape(each)}</td>" for each in row) + "</tr>"
+        for row, highlight in zip(rows, ours, strict=True)
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def document(title: str, body: str) -> str:
-    """The frame of a page; both texts are HTML already."""
+    """Return an HTML page with a title and a body, both given as HTML."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
@@ -78,7 +98,7 @@ def document(title: str, body: str) -> str:
 
 
 def share(interval: Interval | None) -> str:
-    """A share in % with its interval.
+    """Return a share and its interval in %, or "-" for None.
 
     >>> share(Interval(0.5, 0.31, 0.69))
     '50 % (31 to 69)'
@@ -91,10 +111,10 @@ def share(interval: Interval | None) -> str:
 def _line(each: Result) -> tuple[str, ...]:
     setting, claim = each.row.setting, each.row.claim
     psnr = "-" if each.psnr is None else f"{each.psnr.value:.1f}"
-    if each.psnr is not None and each.psnr.low == each.psnr.low:
+    if each.psnr is not None and not math.isnan(each.psnr.low):
         psnr += f" ({each.psnr.low:.1f} to {each.psnr.high:.1f})"
     if each.with_masks is not None:
-        psnr += f"; with true masks {each.with_masks:.1f}"
+        psnr += f"; with true patterns {each.with_masks:.1f}"
     return (
         each.row.name + (f", {each.row.note}" if each.row.note else ""),
         str(setting.b),

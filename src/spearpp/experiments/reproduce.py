@@ -1,50 +1,54 @@
-"""The paper's tables, measured: our numbers beside its own."""
+"""Collects the measured numbers of a table, beside the numbers of the paper."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from spearpp.experiments.cell import Cell, cells_of
 from spearpp.experiments.intervals import Interval, mean, wilson
-from spearpp.experiments.store import Store, Stored
+from spearpp.experiments.store import Store
 from spearpp.experiments.table import Row, Table
 from spearpp.experiments.version import code_version, commit
 
-RAW = ("mean_psnr", "recovered", "certified", "starts", "seconds")
-"""What the JSON has of every batch, in the order of the seeds."""
+KEPT_OF_EACH_BATCH = ("mean_psnr", "recovered", "certified", "starts", "seconds")
+"""Fields of ``Measurement`` that the JSON output lists for every batch, in the order of the seeds."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One row with what was measured; ``batches`` says how much of it there is."""
+    """Measured numbers of one row. Numbers are None if no batch has been measured."""
 
     row: Row
     batches: int
+    """Number of batches that have been measured."""
     wanted: int
+    """Number of batches to measure."""
     accuracy: Interval | None
-    """Share of batches with mean PSNR over the threshold, the paper's accuracy."""
+    """Share of batches with a mean PSNR above the threshold. The paper calls it accuracy."""
     exact: Interval | None
-    """Share of batches with every input over it."""
+    """Share of batches in which the PSNR of every input is above the threshold."""
     psnr: Interval | None
-    """Mean over the batches, in dB."""
+    """Mean PSNR over the batches, in dB."""
     with_masks: float | None
-    """dB with the true masks given, where there is noise."""
+    """Mean PSNR in dB if the true activation patterns are known; None if not measured."""
     certified: int
+    """Number of certified inputs."""
     inputs: int
+    """Number of inputs in all batches."""
     wrong: int
-    """Certified inputs that are not in the batch."""
+    """Number of certified inputs that are not in the batch."""
     starts: float | None
-    """Median of those spent."""
+    """Median number of starts that the search used."""
     seconds: float | None
-    """Median a batch, decomposition included."""
+    """Median duration of an inversion, including the singular value decomposition."""
     each: tuple[dict[str, Any], ...]
-    """The batches one by one, as they were measured."""
+    """Fields of ``Measurement`` for every batch."""
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table with all its results, and where they come from."""
+    """A table with its measured numbers, and how they were measured."""
 
     table: Table
     results: tuple[Result, ...]
@@ -53,39 +57,47 @@ class Reproduction:
     commits: tuple[str, ...]
     devices: tuple[str, ...]
     stale: int
-    """Cells of this table that other code versions measured; not counted."""
+    """Number of results of other code versions, which are not used."""
 
     @property
     def complete(self) -> bool:
-        """Whether every row has all its batches."""
+        """Whether all batches of all rows have been measured."""
         return all(each.batches == each.wanted for each in self.results)
 
 
 def cells(table: Table) -> list[Cell]:
-    """All cells of a table, row after row; rows that share a setting share their cells."""
+    """Return all cells of a table, row by row. Rows with the same setting have the same cells."""
     return [cell for row in table.rows for cell in cells_of(row.setting, table.batches)]
 
 
 def collect(table: Table, store: Store) -> Reproduction:
-    """What a store holds of a table at this code version."""
-    results, kept = [], []
+    """Collect the results of a table that this code version has stored."""
+    results, used = [], []
     for row in table.rows:
         found = [stored for cell in cells_of(row.setting, table.batches) if (stored := store.get(cell)) is not None]
         results.append(summarise(row, [each.result for each in found], table.batches))
-        kept += found
+        used += found
     return Reproduction(
         table=table,
         results=tuple(results),
         data=table.rows[0].setting.data.kind if table.rows else "",
         code=code_version(),
-        commits=_distinct(kept, lambda each: each.commit) or (commit(),),
-        devices=_distinct(kept, lambda each: each.versions.get("device", "")),
+        commits=_distinct(each.commit for each in used) or (commit(),),
+        devices=_distinct(each.versions.get("device", "") for each in used),
         stale=store.stale(cells(table)),
     )
 
 
 def summarise(row: Row, measured: Sequence[dict[str, Any]], wanted: int) -> Result:
-    """Rates with Wilson's intervals, the mean PSNR with Student's, medians of the rest."""
+    """Summarise the batches of a row.
+
+    Shares have Wilson intervals, the mean PSNR has a Student interval, starts and seconds are medians.
+
+    Args:
+        row: the row.
+        measured: fields of ``Measurement`` for every measured batch.
+        wanted: number of batches to measure.
+    """
     count = len(measured)
     bounds = [each["with_masks"] for each in measured if each["with_masks"] is not None]
     return Result(
@@ -106,7 +118,7 @@ def summarise(row: Row, measured: Sequence[dict[str, Any]], wanted: int) -> Resu
 
 
 def as_json(reproduction: Reproduction) -> dict[str, Any]:
-    """Everything as plain values, one entry a row."""
+    """Return the whole table as JSON values, with one entry for each row."""
     table = reproduction.table
     return {
         "table": table.name,
@@ -129,27 +141,21 @@ def as_json(reproduction: Reproduction) -> dict[str, Any]:
                 "paper": asdict(each.row.claim) if each.row.claim else None,
                 "batches": each.batches,
                 "wanted": each.wanted,
-                "accuracy": _plain(each.accuracy),
-                "exact": _plain(each.exact),
-                "psnr": _plain(each.psnr),
+                "accuracy": each.accuracy and each.accuracy.to_json(),
+                "exact": each.exact and each.exact.to_json(),
+                "psnr": each.psnr and each.psnr.to_json(),
                 "with_masks": each.with_masks,
                 "certified": each.certified,
                 "inputs": each.inputs,
                 "wrong": each.wrong,
                 "median_starts": each.starts,
                 "median_seconds": each.seconds,
-                "each_batch": {name: [batch.get(name) for batch in each.each] for name in RAW},
+                "each_batch": {name: [batch.get(name) for batch in each.each] for name in KEPT_OF_EACH_BATCH},
             }
             for each in reproduction.results
         ],
     }
 
 
-def _plain(interval: Interval | None) -> dict[str, float | None] | None:
-    if interval is None:
-        return None
-    return {name: value if value == value else None for name, value in asdict(interval).items()}  # nan is no JSON
-
-
-def _distinct(kept: Sequence[Stored], what: Any) -> tuple[str, ...]:
-    return tuple(sorted({what(each) for each in kept} - {""}))
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*texts} - {""}))

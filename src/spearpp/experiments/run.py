@@ -1,4 +1,4 @@
-"""Measure what a store does not hold yet."""
+"""Measures the cells that a store does not hold yet."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,35 +10,46 @@ from spearpp.experiments.store import Store
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, for whoever shows it."""
+    """Progress of a run, for a progress display."""
 
     done: int
-    """Cells of this run that were measured now."""
+    """Number of cells that this run has finished, including failed ones."""
     total: int
-    """Cells of this run that had to be measured."""
+    """Number of cells that this run has to measure."""
     stored: int
-    """Cells that the store held before."""
+    """Number of cells that the store held before this run."""
     last: Cell | None
+    """The cell that finished last; None before the first."""
     failed: int
+    """Number of cells that failed."""
 
 
 def run(
     cells: Sequence[Cell], store: Store, engine: Engine, progress: Callable[[Progress], None] | None = None
 ) -> list[Failed]:
-    """Measure the missing cells and store each as it comes; those that failed are returned and not stored.
+    """Measure the cells that the store does not hold, and store each result as soon as it is there.
 
-    Interrupting loses what is in flight and nothing else: call it again to go on.
+    An interrupted run loses only the cells that are being measured. Call ``run`` again to continue.
+
+    Args:
+        cells: all cells of the experiment.
+        store: where results are kept.
+        engine: measures the cells.
+        progress: called at the start and after every cell.
+
+    Returns:
+        The cells that failed. They are not stored, so the next run tries them again.
     """
     missing = store.missing(cells)
     stored = len({cell.key for cell in cells}) - len(missing)
     failed: list[Failed] = []
     done = 0
 
-    def tell(last: Cell | None) -> None:
+    def report(last: Cell | None) -> None:
         if progress is not None:
             progress(Progress(done, len(missing), stored, last, len(failed)))
 
-    tell(None)
+    report(None)
     if not missing:
         return failed
     outcomes = engine.run(missing)
@@ -49,7 +60,7 @@ def run(
             else:
                 failed.append(outcome)
             done += 1
-            tell(outcome.cell)
+            report(outcome.cell)
     finally:
         close = getattr(outcomes, "close", None)
         if close is not None:

@@ -1,4 +1,4 @@
-"""Where the samples of an experiment come from."""
+"""Data sets that an experiment samples from."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -16,13 +16,17 @@ from spearpp.simulate.data import cifar10_set
 
 Kind = Literal["photographs", "digits", "breast_cancer", "cifar10", "folder", "table"]
 NAMED: tuple[Kind, ...] = ("photographs", "digits", "breast_cancer", "cifar10")
+"""Data sets that the command line accepts by name."""
 OFFLINE = {"photographs": simulate.photographs, "digits": simulate.digits, "breast_cancer": simulate.breast_cancer}
+"""Data sets that need no file and no network."""
 
 
 @register
 @dataclass(frozen=True)
 class Source:
-    """A data set by its kind and, for files, by what is in them; where the file lies is no part of a result.
+    """A data set, identified by its kind and, for files, by a digest of its content.
+
+    The path of a file is not part of the identity of an experiment, so a file may be moved.
 
     >>> Source("digits").draw(4, torch.Generator().manual_seed(0)).inputs.shape
     torch.Size([4, 64])
@@ -30,15 +34,20 @@ class Source:
 
     kind: Kind = "photographs"
     digest: str = ""
-    """Of values and labels, for files; see ``Dataset.digest``."""
+    """Digest of values and labels, for files (``Dataset.digest``)."""
     size: int = 32
-    """Pixels a side of photographs and images of a folder."""
+    """Height and width of photographs and of images in a folder, in pixels."""
     label: str | None = None
-    """The column of a table that holds the class; None for its last."""
+    """Column of a table that holds the class; None takes the last column."""
     path: str | None = field(default=None, metadata={"place": True})
+    """File or folder, for data sets that are read from files."""
 
     def draw(self, samples: int, generator: torch.Generator, *, normalise: bool = True) -> Batch:
-        """A batch; samples of a file are drawn without replacement."""
+        """Sample a batch. Samples of a file are drawn without replacement.
+
+        Raises:
+            DataError: if the content of the file does not match ``digest``.
+        """
         if self.kind == "photographs":
             return simulate.photographs(samples, size=self.size, normalise=normalise, generator=generator)
         if self.kind in OFFLINE:
@@ -53,11 +62,11 @@ class Source:
 
     @property
     def classes(self) -> int:
-        """Outputs that a network for it has: ten at least, as the paper's."""
+        """Number of outputs of a network for this data set: at least ten, as in the paper."""
         return 10 if self.kind in OFFLINE else max(10, self._loaded().classes)
 
     def checked(self) -> "Source":
-        """The same after a look: the file is there and readable, and its digest is known."""
+        """Check that the data can be read, and return the source with its digest filled in."""
         if self.kind in OFFLINE:
             self.draw(1, torch.Generator().manual_seed(0))
             return self
@@ -72,7 +81,10 @@ class Source:
 
     @classmethod
     def parse(cls, text: str, *, label: str | None = None, size: int = 32) -> "Source":
-        """From a word of the command line: the name of a data set, or a path; looked at before it is returned.
+        """Parse a command-line argument: the name of a data set, or a path. The data is checked (``checked``).
+
+        Raises:
+            DataError: if there is no such data set, or it cannot be read.
 
         >>> Source.parse("photographs")
         Source(kind='photographs', digest='', size=32, label=None, path=None)
@@ -95,7 +107,7 @@ class Source:
 
 @cache
 def _cifar10(path: str | None) -> Dataset:
-    """From the file, else from SPEARPP_DATA, else through torchvision."""
+    """Load CIFAR-10 from a file, else from the path in SPEARPP_DATA, else with torchvision."""
     if path is None and not os.environ.get("SPEARPP_DATA"):
         return simulate.torchvision_cifar10()
     return cifar10_set(path)

@@ -1,7 +1,7 @@
-"""Where measured cells are kept: one SQLite file, each cell once, whole or not at all.
+"""The store of measured cells: one SQLite file.
 
-SQLite in WAL mode: a commit is atomic also under ``kill -9``, several processes may read and write, and the file
-can be looked at with tools that everyone has.
+SQLite runs in WAL mode. A commit is atomic even if the process is killed, several processes can read and write at the
+same time, and standard tools can open the file.
 """
 
 import json
@@ -18,11 +18,17 @@ from spearpp.errors import SpearError
 from spearpp.experiments.cell import Cell
 from spearpp.experiments.version import code_version, commit
 
-APPLICATION = 0x53504152
-"""Marks the file as ours ("SPAR")."""
+APPLICATION_ID = 0x53504152
+"""SQLite application id of a store: the letters "SPAR"."""
 FORMAT = 1
+"""Version of the table layout, kept as the SQLite user version."""
 WAIT_SECONDS = 60.0
-"""How long a writer waits for another."""
+"""Longest time that a process waits for another one to finish writing.
+
+Design choice: far longer than a write takes.
+"""
+RETRY_SECONDS = 0.02
+"""Pause between two attempts to prepare a new file. Design choice: short for a user, long for a processor."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS cells (
     key TEXT PRIMARY KEY,
@@ -39,25 +45,30 @@ CREATE INDEX IF NOT EXISTS by_setting ON cells (setting, seed);
 
 
 class StoreError(SpearError):
-    """A file that is not a store of experiments, or cannot be used as one."""
+    """The file is not a store of experiments, or it cannot be read or written."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One measured cell, with where it came from."""
+    """One measured cell and how it was measured."""
 
     key: str
     seed: int
     code: str
+    """Code version that measured the cell."""
     result: dict[str, Any]
     commit: str
+    """Git commit that measured the cell."""
     versions: dict[str, str]
+    """Versions of the libraries, and the device."""
     stored: str
-    """UTC, ISO 8601."""
+    """Time of storing, in UTC as ISO 8601."""
 
 
 class Store:
-    """The file, opened. Safe to open in several processes at once.
+    """An open store. Several processes may open the same file.
+
+    The first result that is stored for a cell is kept.
 
     >>> import tempfile
     >>> from spearpp.experiments.attack import Attack
@@ -71,7 +82,7 @@ class Store:
         self.path = Path(path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # No connection-wide transaction: each statement commits by itself.
+            # Autocommit: each statement is a transaction of its own.
             self._connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS, isolation_level=None)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{self.path} cannot be opened as a store: {error}") from error
@@ -83,8 +94,11 @@ class Store:
                 raise
 
     def _wait_and_prepare(self) -> None:
-        """Two processes may find the file new at once, and SQLite itself does not wait to change the journal."""
-        end = time.monotonic() + WAIT_SECONDS
+        """Prepare the file, and try again while another process prepares it.
+
+        SQLite does not wait for locks when it changes the journal mode.
+        """
+        deadline = time.monotonic() + WAIT_SECONDS
         while True:
             try:
                 self._prepare()
@@ -92,31 +106,34 @@ class Store:
             except sqlite3.OperationalError as error:
                 if self._connection.in_transaction:
                     self._connection.rollback()
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
-                time.sleep(0.02)
+                time.sleep(RETRY_SECONDS)
 
     def _prepare(self) -> None:
-        read = self._connection.execute
-        read("BEGIN")  # so that all three are of one moment
-        marked = read("PRAGMA application_id").fetchone()[0]
-        tables = read("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        written = read("PRAGMA user_version").fetchone()[0]
-        read("COMMIT")
-        if marked != APPLICATION and tables:
-            raise StoreError(f"{self.path} is a database of something else: name another file with --store")
+        """Check that the file is a store, or make it one if it is empty."""
+        execute = self._connection.execute
+        execute("BEGIN")  # so that the three values belong to the same state of the file
+        application = execute("PRAGMA application_id").fetchone()[0]
+        tables = execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        written = execute("PRAGMA user_version").fetchone()[0]
+        execute("COMMIT")
+        if application != APPLICATION_ID and tables:
+            raise StoreError(f"{self.path} is a database of something else: choose another file with --store")
         if written > FORMAT:
-            raise StoreError(f"{self.path} has format {written}, this version reads up to {FORMAT}: update spearpp")
-        read("PRAGMA journal_mode = WAL")
-        read("PRAGMA synchronous = FULL")
-        if marked == APPLICATION and written == FORMAT:
+            raise StoreError(
+                f"{self.path} has format {written}, but this version of spearpp reads up to {FORMAT}: update spearpp"
+            )
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = FULL")
+        if application == APPLICATION_ID and written == FORMAT:
             return
-        read("BEGIN IMMEDIATE")
+        execute("BEGIN IMMEDIATE")
         for statement in SCHEMA.split(";"):
-            read(statement)
-        read(f"PRAGMA application_id = {APPLICATION}")
-        read(f"PRAGMA user_version = {FORMAT}")
-        read("COMMIT")
+            execute(statement)
+        execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        execute(f"PRAGMA user_version = {FORMAT}")
+        execute("COMMIT")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -124,12 +141,12 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise StoreError(
-                f"{self.path} cannot be used as a store: {error}. If it is damaged, move it away; "
-                "what it held must be measured again"
+                f"{self.path} cannot be used as a store: {error}. If the file is damaged, move it away "
+                "and measure again"
             ) from error
 
     def put(self, cell: Cell, result: dict[str, Any], versions: dict[str, str]) -> bool:
-        """Keep a result. False if there is one already, which stays as it is."""
+        """Store a result. Return False, and change nothing, if the store already has a result for the cell."""
         row = (
             cell.key,
             cell.identity,
@@ -145,7 +162,7 @@ class Store:
             return done.rowcount == 1
 
     def get(self, cell: Cell) -> Stored | None:
-        """What is kept for a cell at this code version."""
+        """Return the result that this code version stored for a cell, or None."""
         with self._errors():
             names = "key, seed, code, result, commit_id, versions, stored"
             row = self._connection.execute(
@@ -158,10 +175,10 @@ class Store:
         try:
             return Stored(key, seed, code, json.loads(result), commit_id, json.loads(versions), stored)
         except ValueError as error:
-            raise StoreError(f"{self.path} holds a damaged result under {key[:12]}: {error}") from error
+            raise StoreError(f"{self.path} contains a damaged result with key {key[:12]}: {error}") from error
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those not measured yet at this code version, each once, in the order given."""
+        """Return the cells that this code version has not stored yet, without duplicates, in the given order."""
         wanted = {cell.key: cell for cell in cells}
         with self._errors():
             known = {
@@ -173,7 +190,7 @@ class Store:
         return [cell for key, cell in wanted.items() if key not in known]
 
     def stale(self, cells: Iterable[Cell]) -> int:
-        """Results kept for these cells by other code versions; they are not counted anywhere."""
+        """Return the number of results that other code versions stored for these cells. Reports do not use them."""
         wanted = {(cell.identity, cell.seed) for cell in cells}
         with self._errors():
             rows = self._connection.execute(
@@ -187,7 +204,7 @@ class Store:
         return count
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def __enter__(self) -> "Store":

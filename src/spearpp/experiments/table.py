@@ -1,4 +1,4 @@
-"""The paper's tables as declarative files: what to measure, and what the paper got."""
+"""The tables of the paper as TOML files: the settings to measure, and the numbers that the paper reports."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,7 @@ from spearpp.experiments.source import Source
 from spearpp.search import Gated, Search
 
 TABLES = ("table1", "table2", "table3", "table4", "figure1", "spear")
+"""Names of the TOML files."""
 Scale = Literal["paper", "small"]
 Method = Literal["paper", "gated", "both"]
 GATED_NAME = "gated (ours)"
@@ -20,31 +21,32 @@ GATED_NAME = "gated (ours)"
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper reports."""
+    """Numbers that the paper reports for a row."""
 
     psnr: float
-    """dB, mean over its batches."""
+    """Mean PSNR over the paper's batches, in dB."""
     accuracy: float
-    """% of its batches."""
+    """Share of the paper's batches with a mean PSNR above the threshold, in %."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table and the setting that measures it."""
+    """One row of a table, with the setting to measure."""
 
     name: str
-    """Of the method."""
+    """Name of the method."""
     note: str
-    """What else is special, "" for nothing."""
+    """Other properties of the setting, such as the client; "" if there are none."""
     setting: Attack
     claim: Claim | None
+    """Numbers of the paper; None if the paper has no such row."""
     ours: bool = False
-    """Whether this is the gated search, which the paper does not have."""
+    """Whether the row uses the gated search, which is not in the paper."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper, ready to measure."""
+    """A table of the paper, with all settings to measure."""
 
     name: str
     title: str
@@ -52,9 +54,11 @@ class Table:
     rows: tuple[Row, ...]
     batches: int
     left_out: int
-    """Rows that this scale leaves out."""
+    """Number of rows of the paper that are not measured at this scale."""
     picture: bool = False
+    """Whether to draw the recovered batches."""
     growth: bool = False
+    """Whether to plot how the work grows with the batch size."""
 
 
 def load(
@@ -67,19 +71,32 @@ def load(
     starts: int | Mapping[int, int] | None = None,
     widths: Sequence[int] = (),
 ) -> Table:
-    """Read one of the files in this package and cut it to what was asked for.
+    """Load a table.
 
-    ``starts`` is for the paper's searches, one number or one for each width (0 for all others); None is what the
-    file says, and the gated search keeps its own. ``widths`` are the m to measure, all if there are none.
+    Args:
+        name: one of ``TABLES``.
+        method: which searches to measure: those of the paper, the gated search, or both.
+        scale: "paper" for all rows, or "small" for a few batches of the narrow layers.
+        data: data set; None takes photographs.
+        batches: number of batches for each row; None takes the number in the file.
+        starts: number of starts of the paper's searches, or a mapping from the layer width to this number, in which
+            the key 0 stands for all other widths. None takes the number in the file. The gated search always uses its
+            own default.
+        widths: layer widths m to measure; empty takes all.
+
+    Raises:
+        OptionError: if an argument is not valid, or if no row matches.
 
     >>> table = load("table3", method="paper")
     >>> [(row.setting.b, row.setting.m, row.claim.accuracy) for row in table.rows]
     [(20, 200, 75), (150, 4000, 88)]
     """
     if name not in TABLES:
-        raise OptionError(f"{name}: the paper's experiments are {', '.join(TABLES)}")
+        raise OptionError(f"unknown experiment {name}: the paper's experiments are {', '.join(TABLES)}")
     if method not in ("paper", "gated", "both") or scale not in ("paper", "small"):
-        raise OptionError(f"method={method}, scale={scale}: paper, gated or both; paper or small")
+        raise OptionError(
+            f"method={method}, scale={scale}: method must be paper, gated or both, and scale must be paper or small"
+        )
     read = tomllib.loads((files(__package__) / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
     chosen = read | (read["small"] if scale == "small" else {})
     batches = chosen["batches"] if batches is None else batches
@@ -87,24 +104,24 @@ def load(
     if starts is not None:
         budget.update(starts if isinstance(starts, Mapping) else {0: starts})
     if batches < 1 or min(budget.values()) < 1:
-        raise OptionError(f"batches={batches}, starts={starts}: at least one of each")
+        raise OptionError(f"batches={batches}, starts={starts}: both must be at least 1")
     rows: list[Row] = []
     kept = [each for each in read["rows"] if _fits(each, scale, chosen) and (not widths or each["m"] in widths)]
     if not kept:
-        there = sorted({each["m"] for each in read["rows"] if _fits(each, scale, chosen)})
-        raise OptionError(f"{name} has no row of width {', '.join(map(str, widths))}: it has {there}")
+        available = sorted({each["m"] for each in read["rows"] if _fits(each, scale, chosen)})
+        raise OptionError(f"{name} has no row of width {', '.join(map(str, widths))}: it has {available}")
     for each in kept:
-        searches = read["methods"][each["method"]]
-        theirs = replace(decode(searches["search"]), starts=budget.get(each["m"], budget[0]))
+        described = read["methods"][each["method"]]
+        search = replace(decode(described["search"]), starts=budget.get(each["m"], budget[0]))
         if method != "gated":
-            rows.append(_row(each, searches["name"], theirs, read, data))
+            rows.append(_row(each, described["name"], search, read, data))
         if method != "paper":
             rows.append(_row(each, GATED_NAME, Gated(), read, data))
     return Table(
         name=name,
         title=read["title"],
         reference=read["paper"],
-        rows=tuple(_once(rows)),
+        rows=tuple(_without_repeated_gated_rows(rows)),
         batches=batches,
         left_out=len([each for each in read["rows"] if each.get("only") != "small"]) - len(kept),
         picture=read.get("picture", False),
@@ -135,12 +152,12 @@ def _row(each: Mapping[str, Any], name: str, search: Search, read: Mapping[str, 
     return Row(name, each.get("note", ""), setting, claim, ours)
 
 
-def _once(rows: list[Row]) -> list[Row]:
-    """Our search stands once for each setting, beside the best that the paper has for it."""
+def _without_repeated_gated_rows(rows: list[Row]) -> list[Row]:
+    """Keep one row of the gated search for each setting: the one beside the paper's best row for this setting."""
     best: dict[Attack, Row] = {}
     for row in rows:
         if row.ours:
-            held = best.setdefault(row.setting, row)
-            if held.claim and row.claim and row.claim.accuracy > held.claim.accuracy:
+            known = best.setdefault(row.setting, row)
+            if known.claim and row.claim and row.claim.accuracy > known.claim.accuracy:
                 best[row.setting] = row
     return [row for row in rows if not row.ours or best[row.setting] is row]

@@ -1,4 +1,4 @@
-"""What a defence costs: the accuracy of a short federated training run under it."""
+"""Cost of a defence: the accuracy of a short federated training run with it."""
 
 import time
 from collections.abc import Mapping
@@ -17,10 +17,11 @@ from spearpp.types import Tensor
 @register
 @dataclass(frozen=True)
 class Training:
-    """So many rounds of one client with b fresh samples each; the server takes a step with what it gets.
+    """A setting of one training run. In every round, one client sends an update for b samples.
 
-    It follows what it gets at ``rate``: a gradient, or (before - after) / (lr · steps) where clients train themselves,
-    so that runs differ by the defence alone and not by how far a round goes.
+    The server takes a step at learning rate ``rate`` along the update. The update is a gradient, or
+    (before - after) / (lr · steps) if clients train locally. Runs therefore differ only by the defence, not by the
+    length of a step.
 
     >>> done = Training(b=32, m=64, depth=1, data=Source("digits")).measure(0, torch.device("cpu"))
     >>> done["accuracy"] > 0.5
@@ -31,22 +32,32 @@ class Training:
     m: int
     client: Client = FedSGD()
     changes: tuple[TopK | Quantise | Cast, ...] = ()
+    """Changes to the update before the server receives it, in order."""
     data: Source = Source()
     depth: int = 3
+    """Number of hidden layers, with m neurons each."""
     normalise: bool = True
+    """Whether the inputs of the network are normalised."""
     rounds: int = 100
+    """Number of rounds."""
     rate: float = 0.1
-    """Of the server's steps."""
+    """Learning rate of the server."""
     train: int = 1000
-    """Samples that the rounds draw from."""
+    """Number of training samples. Each round samples b of them."""
     test: int = 500
+    """Number of samples on which the accuracy is measured."""
 
     def __post_init__(self) -> None:
         if min(self.b, self.m, self.rounds, self.train, self.test) < 1 or not self.rate > 0:
-            raise OptionError(f"{self}: sizes of at least 1 and a positive rate")
+            raise OptionError(f"{self}: sizes must be at least 1 and the rate must be positive")
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
-        """Train from a fresh network; accuracy on samples that no round saw, and seconds."""
+        """Train a fresh network.
+
+        Returns:
+            ``accuracy`` on samples that were not used for training, ``diverged`` (whether an update was not finite,
+            which ends the run early) and ``seconds``.
+        """
         began = time.perf_counter()
         generator = torch.Generator().manual_seed(seed)
         drawn = self.data.draw(self.train + self.test, generator, normalise=self.normalise)
@@ -60,14 +71,14 @@ class Training:
             batch = Batch(drawn.inputs[rows], drawn.labels[rows], drawn.normalisation)
             try:
                 update = client(model, batch, generator)
-            except NonFiniteError:  # under this much noise, or at this rate, the network is lost
+            except NonFiniteError:  # the noise or the learning rate is too large
                 diverged = True
                 break
             _step(model, update.gradients, self.rate / update.clients)
         with torch.no_grad():
             outputs = model(drawn.inputs[self.train :].to(device))
-        right = (outputs.argmax(1).cpu() == drawn.labels[self.train :]).float()
-        return {"accuracy": float(right.mean()), "diverged": diverged, "seconds": time.perf_counter() - began}
+        correct = (outputs.argmax(1).cpu() == drawn.labels[self.train :]).float()
+        return {"accuracy": float(correct.mean()), "diverged": diverged, "seconds": time.perf_counter() - began}
 
 
 def _step(model: torch.nn.Module, gradients: Mapping[str, Tensor], rate: float) -> None:

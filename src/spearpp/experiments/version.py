@@ -1,4 +1,4 @@
-"""Which code measured a cell, with what, from which commit."""
+"""Identifies the code, the commit and the libraries that measured a cell."""
 
 import hashlib
 import os
@@ -14,23 +14,24 @@ import torch
 from spearpp.about import __version__
 
 PACKAGE = Path(__file__).parents[1]
-WITHOUT = frozenset(
-    "__init__.py __main__.py about.py audit cli experiments integrations pictures.py report".split()  # noqa: SIM905
+NOT_MEASURING = frozenset(
+    "__init__.py __main__.py about.py auditing cli experiments integrations pictures.py plotting.py report".split()  # noqa: SIM905
 )
-"""What a measurement does not run; of ``experiments`` only the files below count."""
+"""Files and packages that a measurement does not run. Of ``experiments``, only ``MEASURING`` is part of the digest."""
 MEASURING = ("experiments/attack.py", "experiments/source.py", "experiments/training.py")
+"""Files of ``experiments`` that a measurement runs."""
 
 
 @cache
 def code_version() -> str:
-    """The release, and a digest of the source that a measurement runs.
+    """Return the release and a digest of the source files that a measurement runs.
 
-    Another digest makes stored cells stale: they stay in the store and are no longer counted.
+    Results of another code version stay in the store, but reports do not use them.
 
     >>> code_version().startswith(__version__ + "+")
     True
     """
-    files = [file for file in sorted(PACKAGE.rglob("*.py")) if file.relative_to(PACKAGE).parts[0] not in WITHOUT]
+    files = [file for file in sorted(PACKAGE.rglob("*.py")) if file.relative_to(PACKAGE).parts[0] not in NOT_MEASURING]
     digest = hashlib.sha256()
     for file in [*files, *(PACKAGE / name for name in MEASURING)]:
         digest.update(file.relative_to(PACKAGE).as_posix().encode())
@@ -40,12 +41,14 @@ def code_version() -> str:
 
 @cache
 def commit() -> str:
-    """The git commit of this source, with ``-dirty`` if it was changed since; "unknown" outside a checkout.
+    """Return the git commit of the source, followed by ``-dirty`` if files have changed since.
 
-    SPEARPP_COMMIT says it where there is no git, as in an image.
+    Without git, for example in a container image, return the environment variable SPEARPP_COMMIT, or "unknown".
     """
     try:
-        _git("ls-files", "--error-unmatch", "__init__.py")  # not some other project's repository around us
+        _git(
+            "ls-files", "--error-unmatch", "__init__.py"
+        )  # fails if the repository around us does not track this package
         dirty = "-dirty" if _git("status", "--porcelain", "--untracked-files=no", ".") else ""
         return _git("rev-parse", "HEAD") + dirty
     except (OSError, subprocess.SubprocessError):
@@ -53,14 +56,14 @@ def commit() -> str:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What a worker ran on."""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    """Return the versions of Python and the libraries, and the device, of this process."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
         "scipy": scipy.__version__,
-        "device": f"{device.type}: {where}",
+        "device": f"{device.type}: {name}",
     }
 
 

@@ -1,4 +1,5 @@
-"""The audit where the updates are: ``flower`` and ``nvflare`` for these platforms, ``watch`` for files of any other.
+"""Audits inside federated-learning platforms.
 
-Nothing is imported here: each module needs its own extra.
+``flower`` and ``nvflare`` integrate with these platforms. ``watch`` audits the files of any other platform.
+This package imports none of them, because each needs its own extra.
 """

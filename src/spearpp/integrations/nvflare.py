@@ -1,6 +1,6 @@
-"""Audits inside an NVFlare federation: one filter for either side and either direction.
+"""Audits inside an NVFlare federation: one filter for the server or the clients.
 
-Add it twice, on the tasks and on the results of a side: on tasks it remembers the weights, on results it audits.
+Add the filter twice on the same side. On tasks it stores the weights, and on results it audits the updates.
 
 client: recipe.add_client_input_filter(AuditFilter("block"), tasks=["train"])
         recipe.add_client_output_filter(AuditFilter("block"), tasks=["train"])
@@ -8,7 +8,7 @@ server: the same with add_server_output_filter and add_server_input_filter
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ try:
     if TYPE_CHECKING:
 
         class DXOFilter:
-            """What is used of NVFlare's own, which has no types."""
+            """The part of NVFlare's class that is used here. NVFlare has no type annotations."""
 
             def __init__(self, supported_data_kinds: list[str], data_kinds_to_filter: list[str]) -> None: ...
 
@@ -65,21 +65,23 @@ except ImportError as missing:
 __all__ = ["AuditFilter"]
 LOGGER = logging.getLogger("spearpp.integrations")
 SENT = "spearpp.sent"
-"""The property of a context under which the weights that went out are kept."""
+"""Name of the context property that stores the sent weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Sent:
+    """The weights of one task, with its metadata and its round."""
+
     weights: Mapping[str, Tensor]
     meta: Mapping[str, Any]
     number: int | None
 
 
 class AuditFilter(DXOFilter):
-    """Audits the weights (FULL) or differences (DIFF) that pass it, as NumPy arrays or tensors.
+    """Audit the weights (FULL) or weight differences (DIFF) in results, as NumPy arrays or tensors.
 
-    On a client it sees exactly what leaves if it is the last of the result filters. There, and wherever ``wait`` is
-    True, the result waits for its audit. A server that only warns may audit in a worker of its own instead.
+    On a client, add this filter as the last result filter: there it sees exactly what the client sends. If ``wait`` is
+    True, a result waits for its audit. A server with policy "warn" can audit in a separate worker instead.
     """
 
     def __init__(
@@ -96,26 +98,26 @@ class AuditFilter(DXOFilter):
         seed: int = 0,
         salt: str | None = None,
     ) -> None:
-        """Set it up. NVFlare writes these arguments into a job's configuration.
+        """Create the filter. NVFlare writes these arguments into the configuration of a job.
 
         Args:
-            policy: "warn" logs a leak and lets it pass; "block" stops it, and the server is told of a filter's error;
-                "noise" hands what leaks over to ``noise`` and audits that again.
-            noise: the filter to hand over to, e.g. ``SVTPrivacy(...)``.
-            every: audit rounds that this number divides, counted from one.
-            budget: seconds for one audit.
-            out: folder for reports, one for each round and client; None for none.
-            model: the network, for labels and replays; without it every 2-D weight is tried.
-            redact: "omit", "blur" or "none" of what was recovered, in reports.
-            wait: False audits in a worker behind a queue of ``waiting``; only with "warn".
-            waiting: audits that may wait for the worker; more are dropped.
-            seed: of the audits.
-            salt: for the names of clients in folders; None draws one.
+            policy: "warn" logs a leak and passes the result on. "block" rejects it, and the server receives a filter
+                error. "noise" passes a leaking result to ``noise`` and audits the output.
+            noise: Filter that applies the defence, e.g. ``SVTPrivacy(...)``.
+            every: Audit only rounds whose number, counted from 1, is a multiple of this.
+            budget: Time limit of one audit in seconds.
+            out: Folder for reports, with one folder per round and client. None writes no reports.
+            model: The network, for labels and replays. Without it, every 2-D weight is tried.
+            redact: How reports hide recovered inputs: "omit", "blur" or "none".
+            wait: Whether a result waits for its audit. False audits in a worker process and requires policy "warn".
+            waiting: Largest number of audits in the worker's queue. Further audits are dropped.
+            seed: Random seed of the audits.
+            salt: Secret for the pseudonyms of clients in folder names. None draws a random salt.
         """
         kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
         super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
         if not wait and policy != "warn":
-            raise OptionError(f'wait=False with policy={policy!r}: only "warn" need not wait for its audits')
+            raise OptionError(f'wait=False requires policy="warn", but policy={policy!r}')
         settings = Settings(model, budget, out, redact, seed, {"platform": "NVFlare"})
         self.policy, self.noise, self.every, self.budget, self.out = policy, noise, every, budget, out
         self.model, self.redact, self.wait, self.waiting, self.seed, self.salt = (
@@ -128,81 +130,79 @@ class AuditFilter(DXOFilter):
         )
         self._gate = Gate(policy, settings, has_noise=noise is not None)
         self._auditor = Auditor(settings, waiting=waiting)
-        self._choice = RoundSampler(None, every)
+        self._sampler = RoundSampler(None, every)
         self._names = Pseudonyms() if salt is None else Pseudonyms(salt)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """At the end of a run, wait for the audits that are under way."""
+        """Wait for all audits at the end of a run."""
         if event_type == EventType.END_RUN:
             self._auditor.close()
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO | None:
-        """Remember weights that go to a client, audit what one sends.
+        """Store the weights of a task, or audit the update in a result.
+
+        Returns:
+            The data to send instead, or None to send the data unchanged.
 
         Raises:
-            ContentBlockedException: for what must not pass.
+            ContentBlockedException: If the policy rejects the update.
         """
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             if dxo.data_kind == DataKind.WEIGHTS:
-                _keep(dxo, shareable, fl_ctx)
+                _store_weights(dxo, shareable, fl_ctx)
             return None
         client = _client(shareable, fl_ctx)
         sent: _Sent | None = fl_ctx.get_prop(f"{SENT}.{client}") or fl_ctx.get_prop(SENT)
         number = _round(dxo, shareable, fl_ctx)
         number = sent.number if number is None and sent is not None else number
-        if number is not None and not self._choice.due(number):
+        if number is not None and not self._sampler.due(number):
             return None
         name = f"{round_name(number)}/{self._names.of(client)}"
 
-        def job(what: DXO) -> Job:
-            return _job(name, sent, what, number)
+        def job(update: DXO) -> Job:
+            return _job(name, sent, update, number)
+
+        def add_noise(update: DXO) -> DXO:
+            assert self.noise is not None  # noqa: S101
+            return self.noise.process_dxo(update, shareable, fl_ctx) or update
 
         if not self.wait:
-            held = DXO(dxo.data_kind, dict(dxo.data), dict(dxo.meta))
-            self._auditor.submit(name, lambda: job(held))
+            copy = DXO(dxo.data_kind, dict(dxo.data), dict(dxo.meta))
+            self._auditor.submit(name, lambda: job(copy))
             return None
-        leaves, why = self._gate.settle(name, dxo, job, None if self.noise is None else self._noised(shareable, fl_ctx))
-        if leaves is None:
-            raise ContentBlockedException(why)
-        return None if leaves is dxo else leaves
-
-    def _noised(self, shareable: Shareable, fl_ctx: FLContext) -> Callable[[DXO], DXO]:
-        def noised(dxo: DXO) -> DXO:
-            assert self.noise is not None  # noqa: S101
-            return self.noise.process_dxo(dxo, shareable, fl_ctx) or dxo
-
-        return noised
+        allowed, reason = self._gate.decide(name, dxo, job, None if self.noise is None else add_noise)
+        if allowed is None:
+            raise ContentBlockedException(reason)
+        return None if allowed is dxo else allowed
 
 
-def _keep(dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
-    """Remember the weights that go out: of each client where that is known, one copy for all that get the same.
+def _store_weights(dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
+    """Store the weights of a task, for each client if the client is known. Equal weights share one copy.
 
-    What cannot be remembered holds no task up: its results are then not audited, or do not pass.
+    A task is sent even if its weights cannot be stored. Its results are then not audited, or they are rejected.
     """
     try:
         weights: Mapping[str, Tensor] = tensors_of(dxo.data)
     except SpearError as error:
-        LOGGER.warning("the weights sent cannot be remembered: %s", error)
+        LOGGER.warning("cannot store the weights of the task: %s", error)
         return
     last: _Sent | None = fl_ctx.get_prop(SENT)
-    if last is not None and _same(last.weights, weights):
+    if last is not None and _equal(last.weights, weights):
         weights = last.weights
-    kept = _Sent(weights, dict(dxo.meta or {}), _round(dxo, shareable, fl_ctx))
+    sent = _Sent(weights, dict(dxo.meta or {}), _round(dxo, shareable, fl_ctx))
     peer = fl_ctx.get_peer_context()
-    # Sticky: a server meets the result in another context than the one it sent the task in.
+    # Sticky, because a server receives the result in another context than the one in which it sent the task.
     for name in (SENT, *([] if peer is None else [f"{SENT}.{peer.get_identity_name()}"])):
-        fl_ctx.set_prop(name, kept, private=True, sticky=True)
+        fl_ctx.set_prop(name, sent, private=True, sticky=True)
 
 
-def _same(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    if some.keys() != others.keys():
-        return False
-    return all(each.dtype == others[name].dtype and torch.equal(each, others[name]) for name, each in some.items())
+def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
 
 
 def _job(name: str, sent: _Sent | None, dxo: DXO, number: int | None) -> Job:
     if sent is None:
-        raise DataError("the weights sent were not seen: add the filter to the tasks of this side too")
+        raise DataError("the weights of the task are unknown. Add the filter to the tasks of this side too")
     training = Training.of(sent.meta, dxo.meta or {})
     about = {"round": number, "training": asdict(training)}
     kind: Kind = "deltas" if dxo.data_kind == DataKind.WEIGHT_DIFF else "weights"
@@ -210,15 +210,15 @@ def _job(name: str, sent: _Sent | None, dxo: DXO, number: int | None) -> Job:
 
 
 def _round(dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> int | None:
-    """The round, counted from one as reports do; NVFlare counts from zero."""
-    found = [
+    """Return the round, counted from 1 as in reports, or None if it is unknown. NVFlare counts from 0."""
+    candidates = [
         shareable.get_header(AppConstants.CURRENT_ROUND),
         (dxo.meta or {}).get(AppConstants.CURRENT_ROUND),
         fl_ctx.get_prop(AppConstants.CURRENT_ROUND),
     ]
-    return next((each + 1 for each in found if isinstance(each, int)), None)
+    return next((each + 1 for each in candidates if isinstance(each, int)), None)
 
 
 def _client(shareable: Shareable, fl_ctx: FLContext) -> str:
-    """Whose result it is: the sender's on a server, our own on a client."""
+    """Return the name of the client that computed a result: the sender on a server, the own name on a client."""
     return str(shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None) or fl_ctx.get_identity_name())

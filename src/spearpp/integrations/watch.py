@@ -1,8 +1,8 @@
-"""Audits of update files as they appear in a folder, for platforms without a hook.
+"""Audit update files as they appear in a folder, for platforms without an integration.
 
-Files are looked at again and again; nothing is needed of the file system. A file counts as whole when it has not
-changed between two looks and can be read. What was done is remembered by content in the folder of reports: a restart
-goes on, and the same update under two names is audited once.
+The folder is scanned repeatedly, so no file-system notifications are needed. A file counts as complete if it did not
+change between two scans and can be read. A list of audited files, identified by their content, is stored in the folder
+of reports. A restart therefore continues where the last run ended, and copies of an update are audited only once.
 """
 
 import hashlib
@@ -19,21 +19,26 @@ from torch import nn
 
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.job import SCRATCH, Job, Outcome, Settings, perform
-from spearpp.integrations.common.policy import tell
+from spearpp.integrations.common.policy import log_outcome
 from spearpp.update import ClientUpdate, Kind
 from spearpp.update.files import FileName, open_tensors, write_whole
 
 LOGGER = logging.getLogger("spearpp.integrations")
 ENDINGS = (".safetensors", ".npz", ".pt", ".pth", ".bin", ".ckpt")
 MEMORY = "watched.json"
+"""File in the folder of reports that lists the audited updates."""
 TRIES = 5
-"""Looks at a file that cannot be read and does not change, after which it is given up until it does."""
+"""Scans of an unreadable, unchanged file after which the file is skipped until it changes.
+
+Design choice: a file that is still being written usually changes between two scans.
+"""
 Stamp = tuple[int, int]
+"""Size and modification time of a file. A changed stamp means that the file changed."""
 
 
 @dataclass
-class _Seen:
-    """One file as it was last seen."""
+class _FileState:
+    """State of one file after the last scan."""
 
     stamp: Stamp
     tries: int = 0
@@ -41,7 +46,7 @@ class _Seen:
 
 
 class Watch:
-    """A folder of updates, the folder of their reports, and what was done so far."""
+    """A folder of updates, the folder of their reports, and the list of audited updates."""
 
     def __init__(
         self,
@@ -54,40 +59,54 @@ class Watch:
         steps: int | None = None,
         model_of: Callable[[ClientUpdate], nn.Module | None] | None = None,
     ) -> None:
-        """Set it up; ``model_of`` gives the model for an update, where that depends on it.
+        """Prepare to watch a folder.
+
+        Args:
+            folder: Folder of updates.
+            settings: Settings of the audits. ``settings.out`` is the folder of reports.
+            before: Weights before training, for files that do not contain them.
+            kind: Content of the files: "weights", "deltas" or "gradients".
+            lr: Learning rate of the clients, if known.
+            steps: Number of local steps, if known.
+            model_of: Function that returns the model of an update. None uses ``settings.model``.
 
         Raises:
-            SpearError: if there is no such folder, or its reports' folder holds a damaged memory.
+            SpearError: If the folder does not exist, or if the list of audited updates is damaged.
         """
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise DataError(f"{folder} is no folder")
+            raise DataError(f"{folder} is not a folder")
         if settings.out is None:
-            raise OptionError("watching needs a folder for reports")
+            raise OptionError("watching a folder needs a folder for reports: set out=")
         self.out = Path(settings.out)
         self.settings, self.before, self.kind, self.lr, self.steps = settings, before, kind, lr, steps
         self._model_of = model_of
-        self._seen: dict[Path, _Seen] = {}
-        self.memory = self._load()
+        self._states: dict[Path, _FileState] = {}
+        self.memory = self._load_memory()
 
     def look(self) -> list[Outcome]:
-        """Audit every file that is whole and new since the last look."""
-        return list(self._look())
+        """Scan the folder once. Audit every file that is new and complete, and return the results."""
+        return list(self._scan())
 
     def settled(self) -> bool:
-        """Whether every file there is was audited, given up or known."""
-        files = dict(self._files())
-        return all(path in self._seen and self._seen[path].done for path in files)
+        """Return whether every file in the folder was audited, was audited earlier, or was skipped."""
+        return all(path in self._states and self._states[path].done for path, _ in self._files())
 
     def run(self, interval: float, *, once: bool = False) -> Iterator[Outcome]:
-        """Look every so many seconds, for ever, or until every file there is was dealt with."""
+        """Scan the folder repeatedly and yield the result of each audit.
+
+        Args:
+            interval: Seconds between two scans.
+            once: Whether to return when all files in the folder are processed. The default is to run forever.
+        """
         while True:
-            yield from self._look()
+            yield from self._scan()
             if once and self.settled():
                 return
             time.sleep(interval)
 
     def _files(self) -> Iterator[tuple[Path, Stamp]]:
+        """Yield the update files in the folder. Skip hidden files, reports and the file of the weights."""
         reports = self.out.resolve()
         for path in sorted(self.folder.rglob("*")):
             hidden = any(part.startswith(".") for part in path.relative_to(self.folder).parts)
@@ -96,58 +115,60 @@ class Watch:
             if self.before is not None and path.resolve() == Path(self.before).resolve():
                 continue
             try:
-                state = path.stat()
+                status = path.stat()
             except OSError:
-                continue  # gone again
+                continue  # The file was deleted meanwhile.
             if path.is_file():
-                yield path, (state.st_size, state.st_mtime_ns)
+                yield path, (status.st_size, status.st_mtime_ns)
 
-    def _look(self) -> Iterator[Outcome]:
+    def _scan(self) -> Iterator[Outcome]:
         for path, stamp in self._files():
-            seen = self._seen.get(path)
-            if seen is None or seen.stamp != stamp:
-                self._seen[path] = _Seen(stamp)  # it may still be written to: wait for the next look
-            elif not seen.done:
-                yield from self._attempt(path, seen)
+            state = self._states.get(path)
+            if state is None or state.stamp != stamp:
+                self._states[path] = _FileState(stamp)  # The file may still be written to: wait for the next scan.
+            elif not state.done:
+                yield from self._attempt(path, state)
 
-    def _attempt(self, path: Path, seen: _Seen) -> Iterator[Outcome]:
+    def _attempt(self, path: Path, state: _FileState) -> Iterator[Outcome]:
+        """Audit a file. Yield a result if the file is finished: audited, or skipped after ``TRIES`` attempts."""
+        state.tries += 1
         try:
             content = _hash(path)
             if content in self.memory:
-                seen.done = True
-                LOGGER.info("%s: known, %s", path, self.memory[content].get("summary"))
+                state.done = True
+                LOGGER.info("%s: already audited, %s", path, self.memory[content].get("summary"))
                 return
-            update = ClientUpdate.load(path, **self._given(path))
+            update = ClientUpdate.load(path, **self._load_options(path))
             update.verify()
         except (SpearError, OSError) as error:
-            seen.tries += 1
-            if seen.tries < TRIES:
-                return  # half-written files look like this too
-            seen.done = True
-            outcome = Outcome.failed(path.name, f"{path.name} cannot be read as an update: {error}")
-            tell(outcome)
-            yield outcome  # not remembered: it may be mended while nobody watches
+            if state.tries < TRIES:
+                return  # The file may be incomplete.
+            state.done = True
+            outcome = Outcome.failed(path.name, f"cannot read {path.name} as an update: {error}")
+            log_outcome(outcome)
+            yield outcome  # Not stored in the memory, because the file may be repaired before the next run.
             return
-        name = f"{path.stem}-{content[:12]}"
         settings = self.settings
         if self._model_of is not None:
             settings = replace(settings, model=self._model_of(update))
+        name = f"{path.stem}-{content[:12]}"
         outcome = perform(Job(name, None, update, about={"source": [str(path)]}), settings)
-        tell(outcome)
-        seen.done = outcome.problem is None or outcome.verdict is None or seen.tries + 1 >= TRIES
-        seen.tries += 1
-        if outcome.problem is None or outcome.verdict is None:
+        log_outcome(outcome)
+        report_failed = outcome.problem is not None and outcome.verdict is not None
+        state.done = not report_failed or state.tries >= TRIES
+        if not report_failed:
             self._remember(content, path, outcome)
+        if state.done:
             yield outcome
-        elif seen.done:
-            yield outcome  # the report could not be written, time and again
 
-    def _given(self, path: Path) -> dict[str, Any]:
+    def _load_options(self, path: Path) -> dict[str, Any]:
+        """Return the arguments for ``ClientUpdate.load``. A file that contains the weights needs only its kind."""
         if self.before is None or open_tensors(path)[1]:
             return {"kind": self.kind}
         return {"before": self.before, "kind": self.kind, "lr": self.lr, "steps": self.steps}
 
     def _remember(self, content: str, path: Path, outcome: Outcome) -> None:
+        """Add an audit to the list of audited updates and store the list."""
         self.memory[content] = {
             "file": str(path.relative_to(self.folder)),
             "report": None if outcome.folder is None else Path(outcome.folder).name,
@@ -159,26 +180,24 @@ class Watch:
             self.out.mkdir(parents=True, exist_ok=True)
             write_whole(self.out / MEMORY, (json.dumps(self.memory, indent=1, sort_keys=True) + "\n").encode())
         except (SpearError, OSError) as error:
-            LOGGER.warning("what was audited cannot be remembered beyond this run: %s", error)
+            LOGGER.warning("cannot store the list of audited updates, a restart will audit them again: %s", error)
 
-    def _load(self) -> dict[str, dict[str, Any]]:
+    def _load_memory(self) -> dict[str, dict[str, Any]]:
+        """Read the list of audited updates, and remove incomplete reports of an earlier run."""
         file = self.out / MEMORY
         for scratch in self.out.glob(f"{SCRATCH}*"):
-            shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(scratch, ignore_errors=True)
         if not file.exists():
             return {}
         try:
             content = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:
-            raise DataError(f"{file} cannot be read: {error}; remove it to audit everything again") from error
+            raise DataError(f"cannot read {file}: {error}. Delete the file to audit all updates again") from error
         if not isinstance(content, dict) or not all(isinstance(each, dict) for each in content.values()):
-            raise DataError(f"{file} is no memory of watched files; remove it to audit everything again")
+            raise DataError(f"{file} is not a list of audited updates. Delete the file to audit all updates again")
         return content
 
 
 def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        for part in iter(lambda: file.read(2**20), b""):
-            digest.update(part)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

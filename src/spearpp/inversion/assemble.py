@@ -1,18 +1,11 @@
-"""From what a search left behind to inputs with their evidence."""
+"""Assemble the recovered inputs and their evidence from what a search found."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.evidence import (
-    Certificates,
-    WitnessCertificates,
-    agreement,
-    certify,
-    certify_sighted,
-    coins,
-)
+from spearpp.inversion.evidence import Evidence, agreement, certify, certify_two_layers, coins
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import inputs_of, solve_inputs
 from spearpp.inversion.pairs import Pairs, fits
@@ -20,28 +13,34 @@ from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
-from spearpp.types import Bool, Tensor, select_rows
+from spearpp.types import Bool, Tensor, to_device
 
 NEAR_ZERO = 0.02
-"""Pre-activations below this share of their root mean square have no sign where inputs are approximate."""
+"""Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
+that is off by 2 % changes a pre-activation by about as much."""
 CONFLICTS = 0.01
-"""Share of the neurons that an input may silence and that have a gradient from it all the same."""
+"""Share of the neurons that may be inactive for an input and still have a gradient from it, if the input fits."""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """Inputs with their evidence, row by row."""
+    """Recovered inputs and their evidence, one row for each input."""
 
     inputs: Tensor
     certified: Tensor
     directions: Tensor
-    certificates: Certificates | WitnessCertificates | None
+    evidence: Evidence | None
     score: float
 
-    def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
-        """Which inputs fit the gradient: wherever they silence a neuron it has no gradient from them, beyond chance.
+    def to(self, device: torch.device) -> "Recovered":
+        """The same result on another device."""
+        evidence = None if self.evidence is None else self.evidence.to(device)
+        return replace(to_device(replace(self, evidence=None), device), evidence=evidence)
 
-        It is weaker than a certificate. Dropout, noise and samples that were not found do not hide it.
+    def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
+        """Which inputs fit the gradient: their inactive neurons have no gradient from them, more often than by chance.
+
+        To fit is weaker than to be certified. Inputs can fit despite Dropout, noise and samples that were not found.
         """
         found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
         if not len(self.directions) or problem.batch_size == 1:
@@ -60,44 +59,44 @@ class Recovered:
 
 
 def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
-    """Inputs from all directions together if these hold; else those that two layers determine, one by one."""
+    """Inputs from all directions together if their evidence holds, else the inputs that two layers determine singly."""
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
-    best = _together(problem, chosen, outcome.certificates)
-    whole = best.certificates is not None and bool(best.certificates.consistent.all())
+    best = _together(problem, chosen, outcome.evidence)
+    whole = best.evidence is not None and bool(best.evidence.consistent.all())
     if whole and (bool(best.certified.all()) or not outcome.matches):
         return best
     if not whole:
         chosen = polish(problem, select(problem, outcome.pool, order=steadiest_first(problem, outcome.pool)))
         best = _most_certified(best, _together(problem, chosen))
-        if outcome.pairs is not None and best.certificates is None:
+        if outcome.pairs is not None and best.evidence is None:
             best = _peeled(problem, outcome.pairs, chosen.score) or best
     if problem.next_layer is None or not outcome.matches:
         return best
     seen = outcome.matches
-    settled = solve_inputs(problem, problem.next_layer, seen.points, seen, own=True)
-    evidence = certify_sighted(problem, problem.next_layer, seen, settled)
-    # Where all are in the batch up to their error, only more exact ones are worth the others.
+    solved = solve_inputs(problem, problem.next_layer, seen.points, seen, own=True)
+    evidence = certify_two_layers(problem, problem.next_layer, seen, solved)
+    # If all inputs are samples up to their error, two layers replace them only if they certify more of them.
     held = int((evidence.exact if whole else evidence.consistent).sum())
     if held <= int(best.certified.sum()) or held < int(best.fits(problem).sum()):
         return best
-    score = agreement(problem, seen, settled)
-    return _certified_first(inputs_of(problem, settled.points), seen.directions, evidence, score)
+    score = agreement(problem, seen, solved)
+    return _certified_first(inputs_of(problem, solved.points), seen.directions, evidence, score)
 
 
-def _together(problem: Problem, chosen: Selection, certificates: Certificates | None = None) -> Recovered:
-    """The inputs that all directions give together; without a certificate if some were not found."""
+def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = None) -> Recovered:
+    """The inputs that all directions give together; without evidence if some directions were not found."""
     inputs = recover(problem, chosen)
     if chosen.full:
-        certificates = certificates or certify(problem, chosen)
-        return _certified_first(inputs, chosen.directions, certificates, chosen.score)
+        evidence = evidence or certify(problem, chosen)
+        return _certified_first(inputs, chosen.directions, evidence, chosen.score)
     none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
     return Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
 
 
 def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
-    """The inputs that single rows gave away, where others were not found; None if none of them holds by itself.
+    """The inputs that single rows of the gradient revealed, if others were not found; None if no such input fits.
 
-    They are not certified: that a faint sample hides in such a row cannot be ruled out.
+    These inputs are not certified, because a faint sample may be hidden in such a row.
     """
     units = sphere.retract(pairs.directions)
     zeros = problem.tolerance.zeros(units @ problem.factors.left.T, units)
@@ -109,13 +108,11 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
 
 
 def _most_certified(first: Recovered, other: Recovered) -> Recovered:
-    """The other if it certifies more."""
+    """The second result if it certifies more inputs than the first."""
     return first if int(other.certified.sum()) <= int(first.certified.sum()) else other
 
 
-def _certified_first(
-    inputs: Tensor, directions: Tensor, certificates: Certificates | WitnessCertificates, score: float
-) -> Recovered:
-    order = certificates.exact.int().argsort(descending=True, stable=True)
-    certificates = select_rows(certificates, order)
-    return Recovered(inputs[order], certificates.exact, directions[order], certificates, score)
+def _certified_first(inputs: Tensor, directions: Tensor, evidence: Evidence, score: float) -> Recovered:
+    order = evidence.exact.int().argsort(descending=True, stable=True)
+    evidence = evidence.rows(order)
+    return Recovered(inputs[order], evidence.exact, directions[order], evidence, score)

@@ -1,6 +1,8 @@
-"""The main routine: one layer's gradients and weights in, the training batch out."""
+"""Recover the inputs of one layer from its gradient and weights."""
 
+import math
 import operator
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -32,46 +34,49 @@ def invert(
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
     dropout: bool = False,
+    seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Inversion:
-    """Recover the inputs of a Linear layer followed by ReLU from its gradient.
+    """Recover the inputs of a Linear layer followed by ReLU from the gradient of the layer.
 
-    The gradient is D Xᵀ with half of D zero. From any factorisation L R of it, the columns of the
-    one Q with D = L Q are the directions q that make L q sparse; given them all, Xᵀ = Q⁻¹ R.
-    ``search`` looks for such directions; the pool keeps the sparse ones; the weights tell which b of
-    them belong together, by λ; at λ = 1, or once every input is certified, the search stops. If it
-    ends before, what was found is completed by the orthogonal complement and returned, not certified; or
-    only those inputs that single rows of the gradient gave away, where there are such.
+    The gradient is D Xᵀ, and about half of the entries of D are zero. For any factorisation L R of the gradient there
+    is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions q that make L q sparse. ``search``
+    proposes such directions, and the pool keeps the sparse ones. The weights of the layer decide which b of them belong
+    together, by the score λ. The search stops at λ = 1, or when every input is certified. If the search ends earlier,
+    the orthogonal complement completes the directions that were found, and the inputs are returned without
+    certificates; or only those inputs are returned that single rows of the gradient revealed, if there are any.
 
-    Where the ReLU feeds another Linear layer, that layer's gradient is a second witness (``next_layer``):
-    batches of nearly m/2 samples then come back, and each input is exact and certified on its own.
-    Only the gated search uses it; whether it helps is decided by what it finds.
+    If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
+    (``spearpp.inversion.next_layer``). Batches of nearly m/2 samples are then recovered, and each input is certified on
+    its own. Only the gated search uses the next layer.
 
-    A gradient of rank one is inverted whatever follows the layer: its rows are multiples of the input. Such an
-    input, and every other certified one, is one training sample or the weighted mean of several that activate the
-    same neurons with proportional signals; nothing in one layer's gradient tells these apart.
+    A gradient of rank one is inverted whatever follows the layer, because its rows are multiples of the input. A
+    certified input is one training sample, or the weighted mean of several samples that activate the same neurons with
+    proportional signals. Nothing in the gradient of one layer separates these two cases.
 
-    Ctrl-C ends the search, not the call: what was found until then is certified and returned, and
-    ``stats.interrupted`` says so. A second one ends the call.
+    Ctrl-C ends the search, not the call: the inputs found until then are certified and returned, and
+    ``stats.interrupted`` is True. A second Ctrl-C ends the call.
 
     Args:
         grad_weight: dL/dW, (m, n), any float dtype, CPU or CUDA.
         grad_bias: dL/db, (m,), or None together with ``bias`` for a layer without bias.
         weight: W, (m, n), as the client had it.
         bias: b, (m,).
-        next_grad_weight: dL/dW₂ of the Linear layer that takes this one's ReLU, (m₂, m), or None.
-        next_weight: W₂, (m₂, m); both or neither.
-        search: how to look; None is ``spearpp.search.Gated()``.
-        batch_size: b; None reads it off the spectrum.
+        next_grad_weight: dL/dW₂ of the Linear layer that follows the ReLU, (m₂, m), or None.
+        next_weight: W₂, (m₂, m). Pass both arguments of the next layer or neither.
+        search: the search to run; None is ``spearpp.search.Gated()``.
+        batch_size: the number of samples in the batch, if it is known. It is used where the spectrum of the gradient
+            does not show a clear rank. A clear rank may be smaller: samples may repeat or activate no neuron.
         generator: source of randomness; None is a generator with seed 0.
         dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
-        progress: called after every chunk of starts.
+        seconds: wall-clock budget of the search, checked after every round; None for none.
+        progress: called after every round.
 
     Returns:
-        The inversion. "Not found" is a result, not an error.
+        The inversion. If nothing is found, the inversion says so; this is not an error.
 
     Raises:
-        SpearError: one of its subclasses, for input that is not a layer's gradient.
+        SpearError: one of its subclasses, if the arguments are not the gradient of a layer.
 
     >>> import torch, spearpp
     >>> from spearpp import simulate
@@ -82,7 +87,7 @@ def invert(
     (True, 1.0)
     """
     search = Gated() if search is None else search
-    _check_arguments(search, generator)
+    _check_arguments(search, generator, seconds)
     batch_size = _whole_number(batch_size)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     clock = Clock()
@@ -93,24 +98,23 @@ def invert(
         problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs, dropout=dropout)
     if problem.batch_size == 0:
         return _nothing(problem, reading.why, clock)
-    if isinstance(search, Gated) and search.settles_on_host(problem):
-        problem = problem.on(torch.device("cpu"))
+    problem = search.place(problem)
     left = problem.factors.left
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
     with single_thread_if_small(left.numel(), left.device):
-        outcome = (
-            only_direction(problem)
-            if problem.batch_size == 1
-            else search_loop(problem, search, generator, progress, clock)
-        )
+        if problem.batch_size == 1:
+            outcome = only_direction(problem)
+        else:
+            outcome = search_loop(problem, search, generator, progress, clock, deadline)
         with clock("filter"):
             try:
                 recovered = assemble(problem, outcome)
-            except KeyboardInterrupt:  # the search is over: what it found is certified all the same
+            except KeyboardInterrupt:  # the search is over, and certifying its result does not take long
                 outcome = replace(outcome, interrupted=True)
                 recovered = assemble(problem, outcome)
     zeros = _zeros(problem, recovered.directions).to(seen.device)
     fits = recovered.certified if bool(recovered.certified.all()) else recovered.certified | recovered.fits(problem)
-    recovered, factors = to_device(recovered, seen.device), to_device(problem.factors, seen.device)
+    recovered, factors = recovered.to(seen.device), to_device(problem.factors, seen.device)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
         certified=recovered.certified,
@@ -118,11 +122,11 @@ def invert(
         batch_size=problem.batch_size,
         directions=recovered.directions,
         scale_known=seen.has_bias,
-        certificates=recovered.certificates,
+        evidence=recovered.evidence,
         spectrum=factors.spectrum,
         zeros=zeros,
         fits=fits.to(seen.device),
-        next_layer=reading.why if problem.next_layer is None else _heard(outcome.matches),
+        next_layer=reading.why if problem.next_layer is None else _use_of_next_layer(outcome.matches),
         stats=Stats(
             starts=outcome.starts,
             steps=outcome.steps,
@@ -137,17 +141,17 @@ def invert(
     )
 
 
-def _heard(matches: Matches | None) -> str:
-    """What came of a witness, in words."""
+def _use_of_next_layer(matches: Matches | None) -> str:
+    """Whether the search used the next layer, in words."""
     if matches is None:
         return "not used by this search"
     if not len(matches):
-        return "set aside: no input fits it (dropout or a skip connection between the layers, local steps, noise)"
+        return "not used: no input matches it (Dropout or a skip connection between the layers, local steps, noise)"
     return "used"
 
 
 def _zeros(problem: Problem, directions: Tensor) -> Tensor:
-    """Neurons that have a gradient, but none from the input of each direction."""
+    """For each direction, the number of neurons that have a gradient but none from the input of that direction."""
     zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
     return (zeros & problem.factors.live).sum(1)
 
@@ -161,20 +165,22 @@ def _nothing(problem: Problem, next_layer: str, clock: Clock) -> Inversion:
         batch_size=0,
         directions=left.new_zeros(0, 0),
         scale_known=problem.seen.has_bias,
-        certificates=None,
+        evidence=None,
         spectrum=left.new_zeros(0),
         zeros=torch.zeros(0, dtype=torch.int64, device=left.device),
         fits=torch.zeros(0, dtype=torch.bool, device=left.device),
         next_layer=next_layer,
-        stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample fires a neuron of this layer"),
+        stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample activates a neuron of this layer"),
     )
 
 
-def _check_arguments(search: Search, generator: torch.Generator | None) -> None:
+def _check_arguments(search: Search, generator: torch.Generator | None, seconds: float | None) -> None:
     if isinstance(search, type) or not isinstance(search, Search):
         raise OptionError(f"search={search!r}: pass a search object, for example spearpp.search.RiemannianAdam()")
     if generator is not None and not isinstance(generator, torch.Generator):
         raise OptionError(f"generator={generator!r}: pass a torch.Generator, or None for one with seed 0")
+    if seconds is not None and not seconds > 0:
+        raise OptionError(f"seconds={seconds!r}: expected a positive number of seconds, or None")
 
 
 def _whole_number(batch_size: int | None) -> int | None:
@@ -185,5 +191,5 @@ def _whole_number(batch_size: int | None) -> int | None:
             raise TypeError
         return operator.index(batch_size)
     except TypeError:
-        message = f"batch_size={batch_size!r}: a whole number, or None to read it off the spectrum"
+        message = f"batch_size={batch_size!r}: expected a whole number, or None to read it off the spectrum"
         raise OptionError(message) from None

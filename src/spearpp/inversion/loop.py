@@ -1,12 +1,18 @@
-"""The search of one layer: fill the pool until a choice of it settles the batch, or the search is ended."""
+"""Search loop for one layer.
 
+The loop runs a search round by round. Each round proposes candidate directions. The loop adds them to the pool, selects
+the best b of them and checks their evidence. It stops when the whole batch is found, when the search has no more
+rounds, or when the caller interrupts it.
+"""
+
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from spearpp.inversion.clock import Clock
-from spearpp.inversion.evidence import Certificates, certify, certify_whole
+from spearpp.inversion.evidence import Evidence, certify, certify_whole
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import Pool, admit, empty_pool
@@ -20,22 +26,22 @@ INTERRUPTED = "the search was interrupted"
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search left behind."""
+    """What a search found, and why it stopped."""
 
     pool: Pool
     selection: Selection | None
-    """The choice from the whole pool, polished, where it was made already."""
+    """The b directions selected from the whole pool; None if the selection has not been made."""
     stopped: str
     starts: int = 0
     steps: int = 0
     matches: Matches | None = None
-    """What two witnesses have seen; None if the search did not ask the second."""
+    """Inputs that match the equations of two layers; None if the search did not use the next layer."""
     pairs: Pairs | None = None
-    """What single rows gave away."""
+    """Inputs that single rows of the gradient revealed."""
     rounds: int = 0
     interrupted: bool = False
-    certificates: Certificates | None = None
-    """Of the choice, where it settles the search."""
+    evidence: Evidence | None = None
+    """Evidence for the selection, if it ended the search."""
 
 
 def search_loop(
@@ -44,17 +50,18 @@ def search_loop(
     generator: torch.Generator,
     progress: Callable[[Progress], None] | None,
     clock: Clock,
+    deadline: float,
 ) -> SearchOutcome:
-    """Fill the pool until a choice of it scores λ = 1, the search ends or somebody ends it."""
+    """Run a search until the whole batch is found, the search has no more rounds, or Ctrl-C interrupts it."""
     b = problem.batch_size
     pool, rank, starts, steps, rounds = empty_pool(problem), 0, 0, 0, 0
     selection: Selection | None = None
-    certificates: Certificates | None = None
+    evidence: Evidence | None = None
     matches: Matches | None = None
     pairs: Pairs | None = None
     stopped = "the search ended"
     try:
-        for proposed in clock.each("search", search.propose(problem, generator)):
+        for proposed in clock.each("search", search.propose(problem, generator, deadline)):
             starts, steps, rounds = starts + proposed.starts, steps + proposed.steps, rounds + 1
             if proposed.matches is not None:
                 matches = proposed.matches if matches is None else matches.join(proposed.matches)
@@ -65,49 +72,52 @@ def search_loop(
             if grew:
                 with clock("filter"):
                     rank = rank if rank == b else pool.rank
-                    selection, certificates = _choose(problem, pool, selection) if rank == b else (None, None)
-            sighted = 0 if matches is None else len(matches)
+                    selection, evidence = _choose(problem, pool, selection) if rank == b else (None, None)
+            matched = 0 if matches is None else len(matches)
             if progress is not None:
                 score = selection.score if selection else None
-                progress(Progress(b, max(rank, sighted), starts, search.starts, score, rounds))
-            if sighted == b or (grew and selection is not None and certificates is not None):
+                progress(Progress(b, max(rank, matched), starts, search.starts, score, rounds))
+            if matched == b or (grew and selection is not None and evidence is not None):
                 whole = "the whole batch was found"
-                return SearchOutcome(
-                    pool, selection, whole, starts, steps, matches, pairs, rounds, certificates=certificates
-                )
+                return SearchOutcome(pool, selection, whole, starts, steps, matches, pairs, rounds, evidence=evidence)
+            if time.monotonic() >= deadline:
+                stopped = "the time budget was spent"
+                break
     except KeyboardInterrupt:
         stopped = INTERRUPTED
-        selection = None  # of an earlier pool, perhaps
+        selection = None  # it may belong to an earlier pool
     interrupted = stopped == INTERRUPTED
     stopped += f" with {rank} of {b} independent directions"
     stopped += f" and λ = {selection.score:.4f}" if selection is not None else ""
-    stopped += f"; two witnesses saw {len(matches)}" if matches else ""
+    stopped += f"; {len(matches)} inputs match two layers" if matches else ""
     return SearchOutcome(pool, selection, stopped, starts, steps, matches, pairs, rounds, interrupted)
 
 
 def only_direction(problem: Problem) -> SearchOutcome:
-    """b = 1: there is one direction, and nothing to search."""
+    """The outcome for a gradient of rank one, which has a single direction."""
     left = problem.factors.left
     one = left.new_ones(1, 1)
     return SearchOutcome(Pool(one, problem.tolerance.zeros(left.T, one)), None, "a single sample needs no search")
 
 
-def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Certificates | None]:
-    """The best b candidates, and their certificates if more searching could not improve the choice.
+def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Evidence | None]:
+    """The best b candidates, and their evidence if further search cannot improve the selection.
 
-    The sparsest are mostly right: where they hold, or where there are no others, nothing is swapped.
+    The sparsest candidates are mostly right. If their evidence holds, or if there are no other candidates, the
+    selection keeps them.
     """
     first = polish(problem, initial(problem, pool)[0])
-    settled = _settling(problem, first)
-    holds = settled is not None and (first.score == 1.0 or settled.drift == 0)  # drift can explain a wrong direction
+    final = _final_evidence(problem, first)
+    # Drift can explain a wrong direction.
+    holds = final is not None and (first.score == 1.0 or final.numbers["drift"] == 0)
     if holds or (first.full and len(pool) == problem.batch_size):
-        return first, settled
+        return first, final
     chosen = polish(problem, select(problem, pool, before))
-    return chosen, _settling(problem, chosen)
+    return chosen, _final_evidence(problem, chosen)
 
 
-def _settling(problem: Problem, chosen: Selection) -> Certificates | None:
-    """The certificates of a choice with λ = 1 or every input consistent; None for any other."""
+def _final_evidence(problem: Problem, chosen: Selection) -> Evidence | None:
+    """The evidence of a selection with λ = 1 or with every input consistent; None for any other selection."""
     if not chosen.full:
         return None
     return certify(problem, chosen) if chosen.score == 1.0 else certify_whole(problem, chosen)

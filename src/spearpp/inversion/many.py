@@ -1,8 +1,8 @@
-"""Many updates of one model at once: what one round finds in all of them together, and the others one by one.
+"""Invert many layers of one shape at once, for example the same layer of many clients.
 
-One small layer keeps a GPU waiting for its launches, and a hundred of them a hundred times as long. Here the stages of
-one round run for all together: the factors, the descents, refinement, acceptance, the choice and its certificates.
-A layer whose whole batch is certified by that is done; any other goes through ``invert`` as if it had come alone.
+A small layer does not keep a GPU busy: most of the time the GPU waits for kernel launches. This module therefore runs
+one round of the gated search for many layers in one batch: factorisation, descent, refinement, acceptance, selection
+and certificates. A layer is done if this round certifies its whole batch. All other layers are inverted one by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,54 +16,65 @@ from spearpp.inversion.evidence import certify_many
 from spearpp.inversion.factors import SameRank, decompose_many
 from spearpp.inversion.invert import invert
 from spearpp.inversion.observation import Observation, observe
-from spearpp.inversion.pool import weighted, weights
+from spearpp.inversion.pool import solve_weighted, zero_weights
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion, Stats
-from spearpp.inversion.selection import Inverse, agreeing, inputs_at
+from spearpp.inversion.selection import inputs_at
+from spearpp.inversion.swaps import Inverse, agreeing
 from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import smallest_eigenvector
-from spearpp.search import Gated, Search
+from spearpp.search import Gated
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import Effort, descend_many
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
-from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
+from spearpp.types import Bool, Float, Int, Tensor, select_rows
 
 Layer = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
-"""grad_weight, grad_bias, weight, bias: what ``invert`` takes."""
+"""The tensors grad_weight, grad_bias, weight and bias of a layer, as ``invert`` takes them."""
 STARTS = 512
-"""Of each layer."""
-APART = 1e-4
-"""Least distance of a direction from the span of those before it."""
+"""Number of random starts in each layer. Measured for rounds on a GPU: 512 starts are as fast as 128 and find the whole
+batch in one round at b=20 (``docs/lab/notebook.md``, "Speed")."""
+INDEPENDENT_ENOUGH = 1e-4
+"""Smallest distance of a direction from the span of the directions before it. Design choice: stricter than
+``tolerance.INDEPENDENT``, because the distance is computed from a Gram matrix. Other layers go to ``invert``."""
 SPARE = 2
-"""End points that are refined, over the batch size."""
-LARGEST = 512
-"""Neurons, or inputs if those are fewer, of layers that are done together."""
+"""Number of end points that are refined, for each sample. Design choice: some end points are wrong, and refinement is
+the most expensive step."""
+LARGEST_SIDE = 512
+"""Largest number of neurons, or of inputs if there are fewer, of layers that are inverted at once. Design choice: a
+larger layer keeps a GPU busy without a batch."""
 BYTES = 2**32
-"""Working set of the layers that are done together."""
+"""Memory of the layers that are inverted at once: 4 GiB. Measured: a smaller limit that split 100 layers
+into six batches gave a speed-up of 7.4 instead of 13 (``docs/lab/notebook.md``, "Speed")."""
 
 
 def invert_many(
     layers: Sequence[Layer],
     *,
-    search: Search | None = None,
+    search: Gated | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Inversion]:
-    """``invert`` for many layers, in the same order; fast where they are small, of one shape and on a GPU.
+    """Invert many layers, as ``invert`` does for one layer.
+
+    Small layers of one shape on a GPU are inverted at once, which is 12 to 14 times as fast as one after the other
+    (100 layers with b=20, m=200). On a CPU, layers are inverted one after the other.
 
     Args:
-        layers: the four tensors of each, as ``invert`` takes them. Those of another shape, dtype or device than the
-            first are inverted one by one.
-        search: how to look; None is ``spearpp.search.Gated()``, and only that is done together.
-        generator: source of randomness; None is a generator with seed 0.
-        progress: called with the number of layers that are done.
+        layers: the four tensors of each layer, as ``invert`` takes them. Layers whose shape, dtype or device differs
+            from the first layer are inverted one by one.
+        search: options of the gated search; None for ``spearpp.search.Gated()``. The gated search is the only search
+            that can run for many layers at once. Call ``invert`` for each layer to use another search.
+        generator: source of randomness; None for a generator with seed 0.
+        progress: function that is called with the number of layers done so far.
 
     Returns:
-        One inversion for each layer.
+        One inversion for each layer, in the same order.
 
     Raises:
-        SpearError: one of its subclasses, for the first layer that is not a layer's gradient; it says which.
+        SpearError: a subclass of it, for the first layer whose tensors ``invert`` rejects. The message names the index
+            of the layer.
 
     >>> import torch, spearpp
     >>> from spearpp import simulate
@@ -77,12 +88,11 @@ def invert_many(
     search = Gated() if search is None else search
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     done: dict[int, Inversion] = {}
-    if isinstance(search, Gated):
-        for at in _alike(layers):
-            for place, result in one_round(stack([layers[i] for i in at]), search, generator):
-                done[at[place]] = result
-            if progress is not None:
-                progress(len(done))
+    for indices in _batches(layers):
+        for place, result in one_round(stack([layers[i] for i in indices]), search, generator):
+            done[indices[place]] = result
+        if progress is not None:
+            progress(len(done))
     for i, layer in enumerate(layers):
         if i not in done:
             try:
@@ -94,78 +104,83 @@ def invert_many(
     return [done[i] for i in range(len(layers))]
 
 
-def _alike(layers: Sequence[Layer]) -> Iterator[list[int]]:
-    """Layers like the first that hold numbers alone, by their place, as many at a time as memory should hold.
+def _batches(layers: Sequence[Layer]) -> Iterator[list[int]]:
+    """Yield the indices of finite layers with the shape, dtype and device of the first, in batches that fit ``BYTES``.
 
-    None on a CPU, where one after the other is no slower, or if they are large.
+    Yield nothing if the layers are on a CPU, where batches are no faster, or if they are large. Also stop at an invalid
+    layer, because ``invert`` then reports what is wrong with it.
     """
     if not layers or not isinstance(layers[0][0], Tensor) or not layers[0][0].is_cuda:
         return
-    if layers[0][0].ndim != 2 or min(layers[0][0].shape) > LARGEST:
+    if layers[0][0].ndim != 2 or min(layers[0][0].shape) > LARGEST_SIDE:
         return
-    first = _form(layers[0])
-    same = [i for i, layer in enumerate(layers) if _form(layer) == first]
+    first = _signature(layers[0])
+    alike = [i for i, layer in enumerate(layers) if _signature(layer) == first]
     neurons, inputs = layers[0][0].shape
     numbers = 4 * neurons * inputs + STARTS * (STARTS + 6 * neurons)
     size = max(1, BYTES // (8 * numbers))
-    for begin in range(0, len(same), size):
-        part = same[begin : begin + size]
+    for begin in range(0, len(alike), size):
+        batch = alike[begin : begin + size]
         try:
-            observe(*layers[part[0]])
-        except SpearError:  # the one by one says what is wrong, and with which
+            observe(*layers[batch[0]])
+        except SpearError:
             return
-        fine = torch.ones(len(part), dtype=torch.bool, device=layers[0][0].device)
-        for tensors in zip(*(layers[i] for i in part), strict=True):
+        finite = torch.ones(len(batch), dtype=torch.bool, device=layers[0][0].device)
+        for tensors in zip(*(layers[i] for i in batch), strict=True):
             if tensors[0] is not None:
-                fine &= torch.isfinite(torch.stack(tensors)).flatten(1).all(1)
-        yield [i for i, good in zip(part, fine.tolist(), strict=True) if good]
+                finite &= torch.isfinite(torch.stack(tensors)).flatten(1).all(1)
+        yield [i for i, is_finite in zip(batch, finite.tolist(), strict=True) if is_finite]
 
 
-def _form(layer: Layer) -> tuple[object, ...]:
+def _signature(layer: Layer) -> tuple[object, ...]:
+    """Return the shape, dtype and device of each tensor of a layer."""
     return tuple((each.shape, each.dtype, each.device) if isinstance(each, Tensor) else None for each in layer)
 
 
 def stack(layers: Sequence[Layer]) -> Observation:
-    """The observations of layers alike along a first dimension."""
+    """Return the observations of layers of one shape, stacked along a first dimension."""
     one = observe(*layers[0])
     grad_weight, weight = torch.stack([each[0] for each in layers]), torch.stack([each[2] for each in layers])
     return replace(
         one,
-        gradient=_with(grad_weight.detach().double(), [each[1] for each in layers]),
-        weight=_with(weight.detach().double(), [each[3] for each in layers]),
+        gradient=_append_columns(grad_weight.detach().double(), [each[1] for each in layers]),
+        weight=_append_columns(weight.detach().double(), [each[3] for each in layers]),
     )
 
 
-def _with(matrices: Float[Tensor, "u m n"], columns: list[Tensor | None]) -> Float[Tensor, "u m columns"]:
+def _append_columns(matrices: Float[Tensor, "u m n"], columns: list[Tensor | None]) -> Float[Tensor, "u m columns"]:
     given = [column for column in columns if column is not None]
     return torch.cat([matrices, torch.stack(given).detach().double()[:, :, None]], dim=2) if given else matrices
 
 
 def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> Iterator[tuple[int, Inversion]]:
-    """Those layers, by their place, whose whole batch one round finds and certifies."""
+    """Run one round of the gated search for stacked layers.
+
+    Yield the index and the inversion of each layer whose whole batch is found and certified in this round.
+    """
     clock = Clock()
     with clock("decompose"):
         groups = decompose_many(seen.gradient, seen.gradient_epsilon)
-    for group in _parts(groups):
-        some = replace(seen, gradient=seen.gradient[group.which], weight=seen.weight[group.which])
+    for group in _split(groups):
+        grouped = replace(seen, gradient=seen.gradient[group.which], weight=seen.weight[group.which])
         with clock("decompose"):
             problem = Problem(
-                some,
+                grouped,
                 group.factors,
-                tolerance(some, group.factors, search.sparsity),
-                some.weight @ group.factors.right.mT,
+                tolerance(grouped, group.factors, search.sparsity),
+                grouped.weight @ group.factors.right.mT,
             )
         with clock("search"):
             effort = search.efforts_for(problem)[0]
-            points, directions = _ends(problem, search, effort, generator)
-            chosen, whole = _choose(problem, points, directions)
-        kept = whole.nonzero()[:, 0]
+            points, directions = _descend(problem, search, effort, generator)
+            chosen, complete = _choose(problem, points, directions)
+        kept = complete.nonzero()[:, 0]
         if not len(kept):
             continue
         with clock("filter"):
-            problem, directions = _some(problem, kept), chosen[kept]
+            problem, directions = _select_layers(problem, kept), chosen[kept]
             zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
-            certificates = certify_many(problem, directions, zeros)
+            evidence = certify_many(problem, directions, zeros)
             inverse = Inverse.of(problem, directions)
             scores = (agreeing(problem, inverse, zeros) / zeros[0].numel()).tolist()
             inputs = inputs_at(problem, inverse.rows, zeros).to(seen.dtype)
@@ -179,28 +194,28 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             rounds=1,
         )
         for i, place in enumerate(group.which[kept].tolist()):
-            if bool(certificates[i].exact.all()):
+            if bool(evidence[i].exact.all()):
                 yield (
                     place,
                     Inversion(
                         inputs=inputs[i],
-                        certified=certificates[i].exact.to(seen.device),
+                        certified=evidence[i].exact.to(seen.device),
                         score=scores[i],
                         batch_size=problem.batch_size,
                         directions=directions[i],
                         scale_known=seen.has_bias,
-                        certificates=to_device(certificates[i], seen.device),
+                        evidence=evidence[i].to(seen.device),
                         spectrum=problem.factors.spectrum[i],
-                        zeros=certificates[i].zeros.to(seen.device),
-                        fits=certificates[i].exact.to(seen.device),
+                        zeros=evidence[i].details["zeros"].to(seen.device),
+                        fits=evidence[i].exact.to(seen.device),
                         next_layer="not given",
                         stats=stats,
                     ),
                 )
 
 
-def _parts(groups: list[SameRank]) -> Iterator[SameRank]:
-    """Groups, those of many layers cut into as many at a time as their refinement has room for."""
+def _split(groups: list[SameRank]) -> Iterator[SameRank]:
+    """Split each group so that the refinement of one part fits ``BYTES``."""
     for group in groups:
         _, m, b = group.factors.left.shape
         size = max(1, BYTES // (48 * SPARE * b * b * m))
@@ -208,8 +223,8 @@ def _parts(groups: list[SameRank]) -> Iterator[SameRank]:
             yield SameRank(group.which[at], select_rows(group.factors, at))
 
 
-def _ends(problem: Problem, search: Gated, effort: Effort, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """End points and directions of one descent in every layer, from the same starts."""
+def _descend(problem: Problem, search: Gated, effort: Effort, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Descend from the same random starts in every layer, and return the end points and their directions."""
     left, a = problem.factors.left, problem.preactivations
     updates, m, b = left.shape
     live = problem.factors.live[..., None]
@@ -226,7 +241,10 @@ def _ends(problem: Problem, search: Gated, effort: Effort, generator: torch.Gene
 def _choose(
     problem: Problem, points: Float[Tensor, "u k b"], directions: Float[Tensor, "u k b"]
 ) -> tuple[Float[Tensor, "u b b"], Bool[Tensor, "u"]]:
-    """The b sparsest directions of every layer, and where there are so many and they are independent."""
+    """Return the b sparsest directions of every layer, and for which layers there are b independent directions.
+
+    If exactly one direction is missing, the point that belongs to it is orthogonal to the b-1 others (``_last``).
+    """
     b = problem.batch_size
     order, worth = ranked(problem, points, directions)
     none = directions.new_zeros(len(points), b, b), torch.zeros(len(points), dtype=torch.bool, device=points.device)
@@ -235,40 +253,45 @@ def _choose(
     best = worth.int().argsort(dim=-1, descending=True, stable=True)[:, : SPARE * b]
     order, worth = order.gather(1, best), worth.gather(1, best)
     points, directions = (torch.take_along_dim(each, order[..., None], dim=1) for each in (points, directions))
-    solved, good = _refined(problem, points, sphere.retract(directions))
+    solved, accepted = _refine(problem, points, sphere.retract(directions))
+    accepted &= worth
     zeros = problem.tolerance.zeros(solved @ problem.factors.left.mT, solved).sum(-1)
-    order = torch.where(good & worth, zeros, -1).argsort(dim=-1, descending=True, stable=True)
+    order = torch.where(accepted, zeros, -1).argsort(dim=-1, descending=True, stable=True)
     solved = torch.take_along_dim(solved, order[..., None], dim=1)
-    again = (solved @ solved.mT).abs() > SAME
-    kept = (good & worth).gather(1, order) & ~again.tril(-1).any(-1)
+    repeated = ((solved @ solved.mT).abs() > SAME).tril(-1).any(-1)
+    kept = accepted.gather(1, order) & ~repeated
     first = kept.int().argsort(dim=-1, descending=True, stable=True)[:, :b]
     chosen = torch.take_along_dim(solved, first[..., None], dim=1)
-    last, found = _last(problem, chosen[:, :-1])
-    alone = kept.sum(-1) == b - 1
-    chosen[:, -1] = torch.where(alone[:, None], last, chosen[:, -1])
+    last, last_accepted = _last(problem, chosen[:, :-1])
+    one_missing = kept.sum(-1) == b - 1
+    chosen[:, -1] = torch.where(one_missing[:, None], last, chosen[:, -1])
     factor, failed = torch.linalg.cholesky_ex(chosen @ chosen.mT)
-    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > APART)
-    return chosen, basis & ((kept.sum(-1) >= b) | (alone & found))
+    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > INDEPENDENT_ENOUGH)
+    return chosen, basis & ((kept.sum(-1) >= b) | (one_missing & last_accepted))
 
 
-def _refined(problem: Problem, points: Tensor, directions: Tensor) -> tuple[Tensor, Bool[Tensor, "u k"]]:
-    """Directions solved for their zeros, and which of them are determined and have the zeros of an input."""
-    solved, apart = concentrated(problem, silent_neurons(problem, points), directions)
+def _refine(problem: Problem, points: Tensor, directions: Tensor) -> tuple[Tensor, Bool[Tensor, "u k"]]:
+    """Solve directions for their zeros. Also return which are determined by their zeros and acceptable as inputs."""
+    solved, determined = concentrated(problem, silent_neurons(problem, points), directions)
     for _ in range(2):
-        solved = weighted(problem, weights(problem, solved))
-    return solved, apart & acceptable(problem, points, solved)
+        solved = solve_weighted(problem, zero_weights(problem, solved))
+    return solved, determined & acceptable(problem, points, solved)
 
 
 def _last(problem: Problem, others: Float[Tensor, "u f b"]) -> tuple[Float[Tensor, "u b"], Bool[Tensor, "u"]]:
-    """The direction whose p is orthogonal to all others, and whether it is one."""
+    """Return the direction of the point that is orthogonal to all other directions, and whether it is acceptable.
+
+    A layer without bias does not determine the sign of this point, so the direction is then not acceptable.
+    """
     point = smallest_eigenvector(others.mT @ others)[:, None]
     end = point @ problem.factors.right[..., -1:]
     point = point * torch.where(end < 0, -1.0, 1.0)
-    solved, good = _refined(problem, point, point)
-    return solved[:, 0], good[:, 0] & problem.seen.has_bias  # without a bias the sign is not known
+    solved, accepted = _refine(problem, point, point)
+    return solved[:, 0], accepted[:, 0] & problem.seen.has_bias
 
 
-def _some(problem: Problem, which: Int[Tensor, "kept"]) -> Problem:
+def _select_layers(problem: Problem, which: Int[Tensor, "kept"]) -> Problem:
+    """Return the problem of some of the stacked layers, without their observations."""
     return replace(
         problem,
         factors=select_rows(problem.factors, which),

@@ -1,7 +1,11 @@
-"""Inputs seen by two witnesses: each exact on its own, whether or not the others were found."""
+"""Inputs that match the equations of two layers.
+
+Each such input is determined on its own, whether or not the other inputs of the batch have been found. The equations
+are explained in ``next_layer``.
+"""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -11,68 +15,69 @@ from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.types import Bool, Float, Tensor, replace_rows, select_rows
 
-FIRES = 5.0
-"""How far above its noise a pre-activation must be to count as firing."""
+CLEAR_SIGN = 5.0
+"""Number of standard deviations by which a pre-activation must differ from zero to have a clear sign. Design choice:
+noise reaches five standard deviations once in two million. Neurons without a clear sign must not determine p: with
+them, three of 60 batches stalled (``docs/lab/notebook.md``, "Further decisive changes")."""
 SPREAD = 4.0
-"""The error along the direction that is determined least, times this, stands for that along all of them."""
-UNCLEAR = 3
-"""Number of neurons whose sign is uncertain and is therefore tried both ways."""
+"""Factor between the error along the direction of p that is determined worst and the error along all directions.
+Measured: with a factor of 1, two of 7,168 certified inputs were slightly wrong, and with 4 none of 3,559
+(``docs/lab/notebook.md``, "FedAvg certificates")."""
+TRIED_BOTH_WAYS = 3
+"""Largest number of neurons without a clear sign that are tried as active and as inactive. Design choice: eight
+solutions for each input."""
 SIGMAS = 5.0
-"""How many times its expected size noise may have in a true input."""
+"""Number of standard deviations that noise may reach in the equations of a true input. Design choice: Gaussian noise
+exceeds it once in two million."""
 
 
 @dataclass(frozen=True, eq=False)
 class Matches:
-    """The four vectors of each input, and how well the second is known."""
+    """The vectors p, q, c and t of each input, its activation pattern, and the error of q. One row for each input."""
 
     points: Float[Tensor, "k b"]
-    """Unit vectors p: x̂ = Rᵀp up to scale."""
+    """Unit vectors p, with x̂ = Rᵀp up to scale."""
     directions: Float[Tensor, "k b"]
-    """Unit vectors q: d = L q up to scale."""
+    """Unit vectors q, with d = L q up to scale."""
     coordinates: Float[Tensor, "k b"]
-    """c: y = V c for the unit p."""
+    """c, with activations y = V c for the unit vector p."""
     backs: Float[Tensor, "k b"]
-    """t: d = S ∘ (B t), up to scale."""
+    """t, with d = S ∘ (B t) up to scale."""
     masks: Bool[Tensor, "k m"]
-    """S: the neurons that fire."""
+    """S, the activation pattern: which neurons fire."""
     turned: Float[Tensor, "k"]
-    """The angle by which noise may have turned q: that of an entry of d over the second least norm."""
+    """Angle by which noise may have turned q: the noise of an entry of d divided by the residual of the second best
+    t."""
 
     def __len__(self) -> int:
         return self.points.shape[0]
 
     def join(self, other: "Matches") -> "Matches":
-        """These, then the others."""
-        return Matches(
-            points=torch.cat([self.points, other.points]),
-            directions=torch.cat([self.directions, other.directions]),
-            coordinates=torch.cat([self.coordinates, other.coordinates]),
-            backs=torch.cat([self.backs, other.backs]),
-            masks=torch.cat([self.masks, other.masks]),
-            turned=torch.cat([self.turned, other.turned]),
-        )
+        """Return these inputs followed by the other ones."""
+        names = [field.name for field in fields(self)]
+        return Matches(**{name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names})
 
 
 def no_sightings(problem: Problem) -> Matches:
-    """Nothing seen yet."""
+    """Return an empty set of matches."""
     none = problem.factors.left.new_zeros(0, problem.batch_size)
     masks = torch.zeros(0, len(problem.factors.left), dtype=torch.bool, device=none.device)
     return Matches(none, none, none, none, masks, none[:, 0])
 
 
 def outside(preactivations: Float[Tensor, "k m"], activations: Float[Tensor, "m e"]) -> Float[Tensor, "k"]:
-    """‖(I - V Vᵀ) relu(z)‖ / ‖relu(z)‖: zero if and only if the activations lie in span(V)."""
+    """Return ‖(I - V Vᵀ) relu(z)‖ / ‖relu(z)‖, which is zero if and only if the activations lie in span(V)."""
     active = preactivations.clamp_min(0)
-    left_over = active - (active @ activations) @ activations.T
+    residual = active - (active @ activations) @ activations.T
     tiny = torch.finfo(active.dtype).tiny
-    return torch.linalg.vector_norm(left_over, dim=1) / torch.linalg.vector_norm(active, dim=1).clamp_min(tiny)
+    return torch.linalg.vector_norm(residual, dim=1) / torch.linalg.vector_norm(active, dim=1).clamp_min(tiny)
 
 
 def entry_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
-    """The standard deviation of noise in an entry of y = relu(A p), for a true p.
+    """Return the standard deviation of the noise in an entry of y = relu(A p), for the point p of a true input.
 
-    σ₂ ‖Σ₂⁻¹c‖ from V, and (σ ‖p‖ + ε ‖x̂‖/√n) ‖ŵ_k‖ from z: the noise of R, and the rounding of the
-    client's own sum of n products.
+    The noise of V contributes σ₂ ‖Σ₂⁻¹c‖. The pre-activation z contributes (σ ‖p‖ + ε ‖x̂‖/√n) ‖ŵ_k‖: the noise of R,
+    and the rounding of the client's own sum of n products.
     """
     rounding = problem.seen.weight_epsilon / problem.seen.weight.shape[1] ** 0.5
     active = (points @ problem.preactivations.T).clamp_min(0)
@@ -82,7 +87,7 @@ def entry_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "
 
 
 def forward_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
-    """What noise leaves of relu(A p) outside span(V), relative to its norm, for a true p."""
+    """Return the share of relu(A p) that noise moves outside span(V), for the point p of a true input."""
     m, b = problem.preactivations.shape
     size = torch.linalg.vector_norm((points @ problem.preactivations.T).clamp_min(0), dim=1)
     tiny = torch.finfo(size.dtype).tiny
@@ -92,9 +97,10 @@ def forward_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor,
 def backward_noise(
     problem: Problem, next_layer: NextLayer, directions: Float[Tensor, "k b"], backs: Float[Tensor, "k b"]
 ) -> Float[Tensor, "k"]:
-    """The same for d = S ∘ (B t) outside span(L), for d of unit norm.
+    """Return the norm of the part of d = S ∘ (B t) that noise moves outside span(L), for a true d of unit norm.
 
-    σ ‖Σ⁻¹q‖ from L, and σ₂ ‖Σ₂⁻¹t‖ times the norm of a column of W₂ from B.
+    In each entry, the noise of L contributes σ ‖Σ⁻¹q‖, and the noise of B contributes σ₂ ‖Σ₂⁻¹t‖ times the norm of a
+    column of W₂.
     """
     m, b = problem.preactivations.shape
     entry = problem.tolerance.noise * problem.tolerance.amplification(directions)
@@ -104,32 +110,32 @@ def backward_noise(
 
 @dataclass(frozen=True, eq=False)
 class SolvedInputs:
-    """Points solved in the whole space, and what noise leaves open."""
+    """Points that ``solve_inputs`` has solved, and how well the equations determine them. One row for each point."""
 
     points: Float[Tensor, "k b"]
     """Unit vectors p."""
     loose: Float[Tensor, "k b"]
-    """The direction of p that is determined least; x̂ may be off by turned · Rᵀloose."""
+    """The direction in which p is determined worst. The error of x̂ along it is turned · Rᵀloose."""
     turned: Float[Tensor, "k"]
-    """How far noise may have moved p along it."""
+    """How far noise may have moved p along ``loose``."""
     gap: Float[Tensor, "k"]
-    """The second least norm over that of relu(z): how far the next best p is from being a solution."""
+    """Residual of the second best p relative to ‖relu(z)‖. The equations determine p if it is far above the noise."""
 
 
 def solve_inputs(
     problem: Problem, next_layer: NextLayer, points: Float[Tensor, "k b"], others: Matches, *, own: bool
 ) -> SolvedInputs:
-    """Solve every p in the whole space, for its activations and for p ⟂ q of all others seen.
+    """Solve every point p for its forward equations and for p ⟂ q of all other inputs, without restricting p.
 
-    Both are equations with known noise, so each is weighted by it. An input that fires few neurons is
-    not determined by its activations alone; then the others' q do the rest.
+    The noise of both kinds of equations is known, and each equation is weighted by its noise. An input that activates
+    few neurons is not determined by its own activations. The directions q of the other inputs then determine it.
 
     Args:
         problem: the layer.
-        witness: the next layer.
-        points: what is to be solved again.
-        others: what has been seen.
-        own: whether ``others`` are these very points, each of which is then pinned by all but itself.
+        next_layer: the equations of the next layer.
+        points: approximate points, whose activation patterns are used.
+        others: inputs that have been found.
+        own: whether ``others`` are the same inputs as ``points``. No point is then made orthogonal to its own q.
     """
     z = points @ problem.preactivations.T
     length = torch.linalg.vector_norm(z, dim=1)
@@ -138,12 +144,11 @@ def solve_inputs(
     weights = noise[:, None] / others.turned
     if own:
         weights.fill_diagonal_(0.0)
-    # A neuron that hardly fires determines nothing: p may have been bent until it fires.
-    masks = z > FIRES * noise[:, None]
-    solved, norms = _pinned(problem.preactivations, masks, next_layer.activations, others.directions, weights)
-    norms[:, 1] = _least_gap(
-        problem, next_layer, z.abs() <= FIRES * noise[:, None], masks, others, weights, norms[:, 1]
-    )
+    # A neuron that is active within noise must not determine p: p may have been changed until the neuron became active.
+    masks = z > CLEAR_SIGN * noise[:, None]
+    solved, norms = _solve_masked(problem.preactivations, masks, next_layer.activations, others.directions, weights)
+    no_clear_sign = z.abs() <= CLEAR_SIGN * noise[:, None]
+    norms[:, 1] = _smallest_gap(problem, next_layer, no_clear_sign, masks, others, weights, norms[:, 1])
     solved = solved * (solved[:, 0] * points).sum(1).sign()[:, None, None]
     unit = torch.linalg.vector_norm(solved[:, 0], dim=1)
     return SolvedInputs(
@@ -154,94 +159,100 @@ def solve_inputs(
     )
 
 
-def _least_gap(
+def _smallest_gap(
     problem: Problem,
     next_layer: NextLayer,
-    doubtful: Bool[Tensor, "k m"],
+    no_clear_sign: Bool[Tensor, "k m"],
     masks: Bool[Tensor, "k m"],
     others: Matches,
     weights: Float[Tensor, "k others"],
     gap: Float[Tensor, "k"],
 ) -> Float[Tensor, "k"]:
-    """The smallest second norm over all signs that the doubtful neurons may have; zero if these are too many to try.
+    """Return the smallest residual of the second best p over all signs of the neurons without a clear sign.
 
-    A mixture of two samples with one pattern may lie exactly on z_k = 0. It is unique among the points where neuron k
-    is silent, but not among those where it fires.
+    The result is zero for an input with more than ``TRIED_BOTH_WAYS`` such neurons. A mixture of two samples with the
+    same activation pattern may lie exactly on z_k = 0. It is the only solution if neuron k is inactive, but not if
+    neuron k is active.
     """
-    gap = torch.where(doubtful.sum(1) > UNCLEAR, 0.0, gap)
-    rows = torch.nonzero(doubtful.any(1) & (gap > 0))[:, 0]
+    gap = torch.where(no_clear_sign.sum(1) > TRIED_BOTH_WAYS, 0.0, gap)
+    rows = torch.nonzero(no_clear_sign.any(1) & (gap > 0))[:, 0]
     if not len(rows):
         return gap
-    nearest = doubtful[rows].int().argsort(dim=1, descending=True, stable=True)[:, :UNCLEAR]
-    for signs in itertools.product((False, True), repeat=nearest.shape[1]):
-        tried = masks[rows].scatter(1, nearest, torch.tensor(signs, device=masks.device).expand_as(nearest))
-        tried = torch.where(doubtful[rows], tried, masks[rows])
-        found = _pinned(problem.preactivations, tried, next_layer.activations, others.directions, weights[rows])[1]
-        gap = gap.index_copy(0, rows, torch.minimum(gap[rows], found[:, 1]))
+    neurons = no_clear_sign[rows].int().argsort(dim=1, descending=True, stable=True)[:, :TRIED_BOTH_WAYS]
+    for signs in itertools.product((False, True), repeat=neurons.shape[1]):
+        tried = masks[rows].scatter(1, neurons, torch.tensor(signs, device=masks.device).expand_as(neurons))
+        tried = torch.where(no_clear_sign[rows], tried, masks[rows])
+        known = others.directions, weights[rows]
+        _, norms = _solve_masked(problem.preactivations, tried, next_layer.activations, *known)
+        gap = gap.index_copy(0, rows, torch.minimum(gap[rows], norms[:, 1]))
     return gap
 
 
-def unclear(problem: Problem, next_layer: NextLayer, settled: SolvedInputs) -> Bool[Tensor, "k m"]:
-    """Where noise hides whether a neuron fires: its own noise in z, and what it leaves open of p."""
-    z = settled.points @ problem.preactivations.T
-    loose = torch.linalg.vector_norm(settled.loose @ problem.preactivations.T, dim=1) / z.shape[1] ** 0.5
-    noise = entry_noise(problem, next_layer, settled.points) + SPREAD * settled.turned * loose
-    return z.abs() <= FIRES * noise[:, None]
+def unclear(problem: Problem, next_layer: NextLayer, solved: SolvedInputs) -> Bool[Tensor, "k m"]:
+    """Return which pre-activations have no clear sign, given their own noise and the error of p."""
+    z = solved.points @ problem.preactivations.T
+    loose = torch.linalg.vector_norm(solved.loose @ problem.preactivations.T, dim=1) / z.shape[1] ** 0.5
+    noise = entry_noise(problem, next_layer, solved.points) + SPREAD * solved.turned * loose
+    return z.abs() <= CLEAR_SIGN * noise[:, None]
 
 
 @dataclass(frozen=True, eq=False)
 class Confirmation:
-    """The backward vectors of some points, and how well they fit."""
+    """The solution of the backward equations for some points, and how well it fits. One row for each point."""
 
     directions: Float[Tensor, "k b"]
+    """Unit vectors q, with d = L q up to scale."""
     backs: Float[Tensor, "k b"]
-    """Of d with unit norm."""
+    """t, with d = S ∘ (B t) of unit norm."""
     masks: Bool[Tensor, "k m"]
-    """The neurons that fire."""
+    """S, the activation pattern: which neurons fire."""
     left_over: Float[Tensor, "k"]
     """Share of d outside span(L)."""
     noise: Float[Tensor, "k"]
-    """What noise explains of it."""
+    """Share of d outside span(L) that noise explains."""
     gap: Float[Tensor, "k"]
-    """The second least norm: how well t is determined."""
+    """Residual of the second best t. The equations determine t if it is far above the noise."""
 
     @property
     def fits(self) -> Bool[Tensor, "k"]:
-        """Whether noise explains what is left over."""
+        """Whether noise explains the share of d outside span(L)."""
         return self.left_over <= SIGMAS * self.noise
 
 
-def confirm(problem: Problem, next_layer: NextLayer, settled: SolvedInputs, others: Matches) -> Confirmation:
-    """Solve t and q of every point in the whole space: S ∘ (B t) in span(L), and t ⟂ Σ₂⁻¹c of all others seen.
+def confirm(problem: Problem, next_layer: NextLayer, solved: SolvedInputs, others: Matches) -> Confirmation:
+    """Solve the backward equations of every point: S ∘ (B t) in span(L), and t ⟂ Σ₂⁻¹c of all other inputs found.
 
-    Where noise hides whether a neuron fires, the better of both is taken, for up to three neurons of a point.
+    If the solution of a point does not fit and some of its pre-activations have no clear sign, up to three of these
+    neurons are tried as active and as inactive, and the solution that fits best is returned.
     """
-    z = settled.points @ problem.preactivations.T
-    known = _known(problem, next_layer, others)
+    z = solved.points @ problem.preactivations.T
+    known = _orthogonality(problem, next_layer, others)
     best = _confirm(problem, next_layer, z > 0, known)
-    hidden = unclear(problem, next_layer, settled)
-    doubted = torch.nonzero(hidden.any(1) & ~best.fits)[:, 0]
-    nearest = z[doubted].abs().argsort(dim=1)[:, :UNCLEAR]
-    for turned in itertools.product((False, True), repeat=nearest.shape[1]):
-        flip = hidden[doubted].gather(1, nearest) & torch.tensor(turned, device=z.device)
-        masks = z[doubted] > 0
+    no_clear_sign = unclear(problem, next_layer, solved)
+    rows = torch.nonzero(no_clear_sign.any(1) & ~best.fits)[:, 0]
+    nearest = z[rows].abs().argsort(dim=1)[:, :TRIED_BOTH_WAYS]
+    for flipped in itertools.product((False, True), repeat=nearest.shape[1]):
+        flip = no_clear_sign[rows].gather(1, nearest) & torch.tensor(flipped, device=z.device)
+        masks = z[rows] > 0
         masks = masks.scatter(1, nearest, masks.gather(1, nearest) ^ flip)
         tried = _confirm(problem, next_layer, masks, known)
-        better = tried.left_over < best.left_over[doubted]
-        best = replace_rows(best, doubted[better], select_rows(tried, better))
+        better = tried.left_over < best.left_over[rows]
+        best = replace_rows(best, rows[better], select_rows(tried, better))
     return best
 
 
-def _known(problem: Problem, next_layer: NextLayer, others: Matches) -> tuple[Float[Tensor, "k b"], Float[Tensor, "k"]]:
-    """What every t is orthogonal to, and the weight of that equation."""
+def _orthogonality(
+    problem: Problem, next_layer: NextLayer, others: Matches
+) -> tuple[Float[Tensor, "k b"], Float[Tensor, "k"]]:
+    """Return the unit vectors Σ₂⁻¹c of the inputs found, to which every other t is orthogonal, and their weights."""
     b = problem.batch_size
     duals = others.coordinates / next_layer.singular_values
-    # An entry of y is known to σ_y, so c is, and Σ₂⁻¹c to σ_y ‖Σ₂⁻¹‖.
+    # An entry of y has the error σ_y. So has c, and Σ₂⁻¹c has the error σ_y ‖Σ₂⁻¹‖.
     entry = entry_noise(problem, next_layer, others.points)
-    bent = entry * torch.linalg.vector_norm(1 / next_layer.singular_values) / torch.linalg.vector_norm(duals, dim=1)
+    error = entry * torch.linalg.vector_norm(1 / next_layer.singular_values) / torch.linalg.vector_norm(duals, dim=1)
     typical = problem.tolerance.noise * problem.tolerance.inverse_singular_values.square().mean().sqrt()
-    stretch = torch.linalg.vector_norm(next_layer.back) / b**0.5  # ‖B t‖ / ‖t‖, on average
-    return sphere.retract(duals), typical * stretch / bent
+    stretch = torch.linalg.vector_norm(next_layer.back) / b**0.5  # ‖B t‖ / ‖t‖ on average
+    return sphere.retract(duals), typical * stretch / error
 
 
 def _confirm(
@@ -250,8 +261,10 @@ def _confirm(
     masks: Bool[Tensor, "k m"],
     known: tuple[Float[Tensor, "others b"], Float[Tensor, "others"]],
 ) -> Confirmation:
-    pins, weights = known
-    solved, norms = _pinned(next_layer.back, masks, problem.factors.left, pins, weights.expand(len(masks), -1))
+    """Solve the backward equations for given activation patterns and the orthogonality to known inputs."""
+    orthogonal, weights = known
+    weights = weights.expand(len(masks), -1)
+    solved, norms = _solve_masked(next_layer.back, masks, problem.factors.left, orthogonal, weights)
     gradients = (solved[:, 0] @ next_layer.back.T) * masks
     size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(gradients.dtype).tiny)
     backs, inside = solved[:, 0] / size[:, None], gradients @ problem.factors.left
@@ -261,24 +274,38 @@ def _confirm(
     return Confirmation(directions, backs, masks, left_over, noise, norms[:, 1])
 
 
-def _pinned(
+def _solve_masked(
     matrix: Float[Tensor, "m b"],
     masks: Bool[Tensor, "k m"],
     fixed: Float[Tensor, "m b"],
-    pins: Float[Tensor, "pins b"],
-    weights: Float[Tensor, "k pins"],
+    orthogonal: Float[Tensor, "others b"],
+    weights: Float[Tensor, "k others"],
 ) -> tuple[Float[Tensor, "k 2 b"], Float[Tensor, "k 2"]]:
-    """``min_masked_residual`` of S ∘ (M v) with a fixed space, for v of unit ‖M v‖ and pinned by pins·v = 0."""
+    """Find the two best v with ‖M v‖ = 1 for which S ∘ (M v) lies in a fixed subspace and v is orthogonal to others.
+
+    Args:
+        matrix: M.
+        masks: S, one activation pattern for each problem.
+        fixed: orthonormal basis of the fixed subspace.
+        orthogonal: vectors to which v should be orthogonal.
+        weights: weight of each of these vectors in each problem.
+
+    Returns:
+        The best and the second best v of each problem, and their residuals (``min_masked_residual``).
+    """
     b = matrix.shape[1]
     span, triangle = torch.linalg.qr(matrix)
-    rows = torch.linalg.solve_triangular(triangle.T, pins.T, upper=False).T
+    rows = torch.linalg.solve_triangular(triangle.T, orthogonal.T, upper=False).T
     block, norms = min_masked_residual(masks, span, fixed, (rows, weights))
     solved = torch.linalg.solve_triangular(triangle, block.transpose(0, 1).reshape(b, -1), upper=True)
     return solved.reshape(b, len(masks), 2).permute(1, 2, 0), norms
 
 
 def inputs_of(problem: Problem, points: Float[Tensor, "k b"]) -> Float[Tensor, "k n"]:
-    """x from x̂ = Rᵀp, scaled so that its last coordinate is 1; of unit norm for a layer without bias."""
+    """Return the input x of each point p, from x̂ = Rᵀp scaled so that its last coordinate is 1.
+
+    For a layer without bias, the scale is unknown and inputs have unit norm.
+    """
     inputs = points @ problem.factors.right
     if not problem.seen.has_bias:
         return sphere.retract(inputs)

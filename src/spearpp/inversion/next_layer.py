@@ -1,117 +1,129 @@
-"""The next layer's gradient as a second witness.
+"""Equations from the gradient of the next layer.
 
-Where the ReLU is followed by another Linear layer, the client sends G₂ = D₂ Yᵀ too, with the
-activations y_i = relu(A p_i) as columns of Y and D₂ = dL/dZ₂. From G₂ = L₂ Σ₂ Vᵀ of rank b:
+If the ReLU feeds another Linear layer, the next layer, the client also sends its gradient G₂ = D₂ Yᵀ. The columns of Y
+are the activations y_i = relu(A p_i), and D₂ = dL/dZ₂. Let G₂ = L₂ Σ₂ Vᵀ be its singular value decomposition of rank b:
 
-- **forward**: every y_i lies in span(V), so relu(A p_i) does: m - b equations for the b unknowns of p_i;
-- **backward**: d_i = S_i ∘ (W₂ᵀ d₂,i), with S_i the mask of input i and d₂,i = L₂ t_i. So
-  S_i ∘ (B t_i) with B = W₂ᵀ L₂ lies in span(L): as many equations for t_i.
+- **forward equations**: every y_i lies in span(V). So relu(A p_i) lies in span(V), which gives m - b equations for the
+  b unknowns of p_i;
+- **backward equations**: d_i = S_i ∘ (W₂ᵀ d₂,i), where S_i is the activation pattern of input i and d₂,i = L₂ t_i is
+  its gradient at the next layer. So S_i ∘ (B t_i) with B = W₂ᵀ L₂ lies in span(L), which gives m - b equations for t_i.
 
-Both are the same statement about one mask and two pairs of subspaces, span(A) and span(V), span(B) and
-span(L), and both give the input on its own. The four vectors of an input are biorthogonal to those of
-every other one: q_i·p_j = 0 and t_i·Σ₂⁻¹c_j = 0, where y_j = V c_j. So what was found shrinks the
-first pair of spaces and pins solutions in both.
+Both say that a subspace, masked by one activation pattern, meets another subspace: span(A) meets span(V), and span(B)
+meets span(L). Both determine an input on its own, without the other inputs of the batch. The vectors of an input are
+also orthogonal to those of every other input j: q_i·p_j = 0 and t_i·Σ₂⁻¹c_j = 0, where y_j = V c_j. Inputs that have
+been found therefore restrict the search for the others.
 
-A next layer of few outputs is no witness, but its weights alone leave few unknowns to a column of D.
+A next layer with fewer outputs than samples gives no such equations, but its weights alone restrict every column of D
+to a subspace of small dimension (``FewOutputs``).
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
 from spearpp.errors import DtypeError, RankError, ShapeError
 from spearpp.inversion.factors import Factors, decompose
-from spearpp.inversion.factors.rank import CLEAR_GAP
+from spearpp.inversion.factors.rank import has_clear_gap
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.tolerance import INDEPENDENT
 from spearpp.linalg import sphere
 from spearpp.types import Float, Tensor
 
-FAINT = 1e-6
-"""Outputs that send back less than this share of the strongest count as none: softmax gradients sum to zero."""
+NEGLIGIBLE_SHARE = 1e-6
+"""Singular values below this share of the largest count as zero in the gradient of a next layer with few outputs.
+Design choice: well above float32 rounding. Softmax gradients sum to zero, so one singular value is only rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class NextLayer:
-    """What the next layer says about the masks and activations of this one."""
+    """The equations that the gradient of the next layer gives for activations and activation patterns of this layer."""
 
     activations: Float[Tensor, "m b"]
-    """V, with orthonormal columns: the span of y_1 … y_b."""
+    """V, with orthonormal columns: the span of the activations y_1 … y_b."""
     singular_values: Float[Tensor, "b"]
     """The diagonal of Σ₂."""
     back: Float[Tensor, "m b"]
-    """B = W₂ᵀ L₂: what reaches the neurons of this layer, before their masks."""
+    """B = W₂ᵀ L₂. Every column of D lies in span(B) before its activation pattern is applied."""
     column: float
-    """The root mean square norm of a column of W₂."""
+    """Root mean square norm of a column of W₂."""
     noise: float
-    """σ₂: the standard deviation of the noise in an entry of G₂."""
+    """σ₂, the standard deviation of the noise in an entry of G₂."""
 
     def spread(self, coordinates: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
-        """σ₂ ‖Σ₂⁻¹c‖: what the noise of G₂ adds to every entry of y = V c, or of d₂ = L₂ t."""
+        """Return σ₂ ‖Σ₂⁻¹c‖, the standard deviation that the noise of G₂ causes in an entry of y = V c or d₂ = L₂ t."""
         return self.noise * torch.linalg.vector_norm(coordinates / self.singular_values, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
 class FewOutputs:
-    """What the weights of a next layer of few outputs say about the columns of D before their masks."""
+    """The equations that the weights of a next layer with few outputs give for the columns of D."""
 
     span: Float[Tensor, "m r"]
-    """Orthonormal basis of what it sends back: every column lies in it before its mask."""
+    """Orthonormal basis of span(W₂ᵀ L₂). Every column of D lies in it before its activation pattern is applied."""
     weight: Float[Tensor, "outputs m"]
     """W₂."""
 
     def between(self) -> Float[Tensor, "pairs m"]:
-        """What is sent back for one output taken for another, w_i - w_j, within the span; unit vectors.
+        """Return the unit vectors w_i - w_j for all pairs of outputs, projected onto the span.
 
-        A classifier that is sure and wrong sends softmax - label = e_i - e_j.
+        A classifier that confidently predicts class i for a sample of class j has the output gradient e_i - e_j, and
+        sends w_i - w_j back.
         """
         if len(self.weight) < 2:
             return self.weight[:0]
         first, second = torch.triu_indices(len(self.weight), len(self.weight), 1, device=self.weight.device)
         sent = ((self.weight[first] - self.weight[second]) @ self.span) @ self.span.T
         size = torch.linalg.vector_norm(sent, dim=1, keepdim=True)
-        return (sent / size)[size[:, 0] > FAINT * size.max()]
+        return (sent / size)[size[:, 0] > NEGLIGIBLE_SHARE * size.max()]
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What became of the next layer."""
+    """The equations that the next layer gives, or the reason why it gives none."""
 
     why: str
-    """In words: "used", or why not."""
+    """"used", "not given", "not needed", or "not used: " and the reason."""
     next_layer: NextLayer | None = None
+    """Equations from the gradient of the next layer; None if it is not used."""
     outputs: FewOutputs | None = None
-    """Where it is no witness but has few outputs: what its weights say."""
+    """Equations from the weights of a next layer with few outputs, if its gradient is not used."""
 
 
 def read_next_layer(
     next_grad_weight: Tensor | None, next_weight: Tensor | None, preactivations: Float[Tensor, "m b"]
 ) -> Reading:
-    """Read the next layer's gradient, and find out whether it is a witness.
+    """Check the tensors of the next layer, and derive its equations if its gradient has the rank of the batch.
 
-    It is none if its rank is below the batch size: then its row space is smaller than the span of the
-    activations and says nothing about any one of them. A layer of ten outputs has rank ten.
+    If the rank of G₂ is below the batch size b, its row space is smaller than the span of the activations and does not
+    contain single activations. A layer with ten outputs has at most rank ten. If the rank of G₂ is above the rank b of
+    this layer's gradient, the inputs are linearly dependent and the row space at rank b has no meaning. The next layer
+    is used in neither case.
 
     Args:
-        next_grad_weight: G₂, (m₂, m), or None together with
-        next_weight: W₂, (m₂, m).
-        preactivations: A.
+        next_grad_weight: G₂ = dL/dW₂, of shape (m₂, m), or None if there is no next layer.
+        next_weight: W₂, of shape (m₂, m), or None together with ``next_grad_weight``.
+        preactivations: A, whose columns give the pre-activations A p of this layer.
+
+    Returns:
+        The equations, or the reason why there are none.
 
     Raises:
-        ShapeError: if one is missing, or the next layer does not take this layer's neurons as inputs.
-        DtypeError, NonFiniteError: as for the layer itself.
+        ShapeError: if only one tensor is given, or if the inputs of the next layer are not the neurons of this layer.
+        DtypeError: if a tensor is not a dense floating-point tensor, or is on another device than this layer.
+        NonFiniteError: if a tensor contains NaN or Inf.
     """
     neurons, batch_size = preactivations.shape
     if next_grad_weight is None and next_weight is None:
         return Reading("not given")
     if next_grad_weight is None or next_weight is None:
         missing = "next_grad_weight" if next_grad_weight is None else "next_weight"
-        raise ShapeError(f"{missing} is missing: the second witness needs the next layer's gradient and its weight")
+        raise ShapeError(f"{missing} is missing: pass both the gradient and the weight of the next layer, or neither")
     seen = observe(next_grad_weight, None, next_weight, None, prefix="next_")
     if next_weight.shape[1] != neurons:
         raise ShapeError(
             f"next_weight has shape {tuple(next_weight.shape)}, but this layer has {neurons} neurons: "
-            f"the next layer's weight is (outputs, {neurons})"
+            f"expected (outputs, {neurons})"
         )
     if next_weight.device != preactivations.device:
         raise DtypeError(f"next_weight is on {next_weight.device}, weight on {preactivations.device}: use one device")
@@ -119,64 +131,66 @@ def read_next_layer(
         return Reading("not needed")
     outputs = next_weight.shape[0]
     if outputs <= batch_size:
-        return _without_rank(
-            seen, batch_size, f"not used: its {outputs} outputs cannot tell {batch_size} samples apart"
-        )
-    factors = _clearly_factored(seen)
-    held = 0 if factors is None else factors.batch_size
-    if held > batch_size:
+        why = f"not used: its {outputs} outputs cannot distinguish {batch_size} samples"
+        return _weights_only(seen, batch_size, why)
+    factors = _factors_at_clear_gap(seen)
+    rank = 0 if factors is None else factors.batch_size
+    if rank > batch_size:
         return Reading(
-            f"not used: its gradient shows {held} samples, this layer's only {batch_size}: inputs depend on each other"
+            f"not used: its gradient shows {rank} samples, but the gradient of this layer only {batch_size}, "
+            "so the inputs are linearly dependent"
         )
-    if factors is None or held != batch_size:
-        try:
+    if factors is None:
+        with suppress(RankError):
             factors = decompose(seen, batch_size)
-        except RankError:
-            why = f"not used: its gradient has a rank below the {batch_size} samples of the batch"
-            return _without_rank(seen, batch_size, why)
-    next_layer = _of(factors, seen.weight)
-    for name, matrix in (("this layer's weights", preactivations), ("the next layer's", next_layer.back)):
-        # Columns are as long as the samples are strong, which says nothing about what tells them apart.
+    if factors is None or factors.batch_size < batch_size:
+        why = f"not used: its gradient has a rank below the {batch_size} samples of the batch"
+        return _weights_only(seen, batch_size, why)
+    next_layer = _equations(factors, seen.weight)
+    for name, matrix in (("the weights of this layer", preactivations), ("its weights", next_layer.back)):
+        # The length of a column depends on how strong the gradients of the samples are, which does not matter here.
         pivots = torch.linalg.qr(sphere.retract(matrix.T).T)[1].diagonal().abs()
         if bool(pivots.min() <= INDEPENDENT):
-            return Reading(f"not used: {name} do not tell {batch_size} samples apart")
+            return Reading(f"not used: {name} do not distinguish {batch_size} samples")
     return Reading("used", next_layer)
 
 
-def _clearly_factored(seen: Observation) -> Factors | None:
-    """The factors of a gradient at the rank after which its spectrum has a clear gap; None where it has none."""
+def _factors_at_clear_gap(seen: Observation) -> Factors | None:
+    """Return the factors of a gradient if its singular values have a clear gap after its rank, else None."""
     try:
         factors = decompose(seen)
     except RankError:
         return None
     rank = factors.batch_size
-    clear = 0 < rank < len(factors.spectrum)
-    return factors if clear and bool(factors.spectrum[rank - 1] >= CLEAR_GAP * factors.spectrum[rank]) else None
+    return factors if 0 < rank < len(factors.spectrum) and has_clear_gap(factors.spectrum, rank) else None
 
 
-def _without_rank(seen: Observation, batch_size: int, why: str) -> Reading:
+def _weights_only(seen: Observation, batch_size: int, why: str) -> Reading:
+    """Return what the weights of the next layer give, if its gradient is not used for the reason ``why``."""
     outputs = few_outputs(seen, batch_size)
     if outputs is None:
         return Reading(why)
     unknowns = outputs.span.shape[1]
-    return Reading(f"{why}; its weights leave {unknowns} unknowns to a column of D", outputs=outputs)
+    return Reading(f"{why}; its weights leave {unknowns} unknowns for each column of D", outputs=outputs)
 
 
 def few_outputs(seen: Observation, batch_size: int) -> FewOutputs | None:
-    """span(W₂ᵀ L₂), L₂ the columns of G₂, if that is small; None otherwise.
+    """Return span(W₂ᵀ L₂) for a next layer with few outputs, where L₂ spans the columns of G₂; None for other layers.
 
-    Every d_i before its mask lies in it. Small: at most half of the samples, and of the neurons.
+    Every column d_i of D lies in this span before its activation pattern is applied. A layer has few outputs if there
+    are at most half as many outputs as samples, and at most half as many outputs as neurons.
     """
     outputs, neurons = seen.weight.shape
     if 2 * outputs > min(batch_size, neurons):
         return None
     columns, sizes, _ = torch.linalg.svd(seen.gradient, full_matrices=False)
-    sent = seen.weight.T @ columns[:, sizes > FAINT * sizes[0]]
+    sent = seen.weight.T @ columns[:, sizes > NEGLIGIBLE_SHARE * sizes[0]]
     span, sizes, _ = torch.linalg.svd(sent, full_matrices=False)
-    return FewOutputs(span[:, sizes > FAINT * sizes[0]].contiguous(), seen.weight) if sent.numel() else None
+    return FewOutputs(span[:, sizes > NEGLIGIBLE_SHARE * sizes[0]].contiguous(), seen.weight) if sent.numel() else None
 
 
-def _of(factors: Factors, weight: Tensor) -> NextLayer:
+def _equations(factors: Factors, weight: Tensor) -> NextLayer:
+    """Return the equations of a next layer from the factors of its gradient and its weights."""
     live = max(1, factors.live_neurons)
     return NextLayer(
         activations=(factors.right / factors.singular_values[:, None]).T.contiguous(),

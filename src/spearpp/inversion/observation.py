@@ -1,7 +1,7 @@
-"""What the attacker sees of one layer, checked and brought into one form.
+"""The gradient and the weights of one layer, checked and converted to one form.
 
-For a layer Z = W X + b with gradients G = dL/dW and g = dL/db, the bias is treated as one more
-input that is always 1: Ĝ = [G g], Ŵ = [W b], x̂ = [x; 1]. Then Ĝ = D X̂ᵀ and Z = Ŵ X̂.
+For a layer Z = W X + b with gradients G = dL/dW and g = dL/db, the bias is treated as the weight of one more input that
+is always 1: Ĝ = [G g], Ŵ = [W b], x̂ = [x; 1]. Then Ĝ = D X̂ᵀ and Z = Ŵ X̂, where column i of D is dL/dz for sample i.
 """
 
 import math
@@ -13,26 +13,34 @@ from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Tensor
 
+SMALLEST_MAGNITUDE, LARGEST_MAGNITUDE = 1e-100, 1e100
+"""Range of the largest entry of a gradient that is used without scaling. Derived: squares of such numbers, and
+sums of many squares, stay within the range of float64, which is 1e-308 to 1e308."""
+
 
 @dataclass(frozen=True)
 class Observation:
-    """Ĝ and Ŵ in float64, and what is known of where they came from."""
+    """Ĝ and Ŵ in float64, with the precision of the tensors they were built from.
+
+    Several layers of one shape can be stacked along leading dimensions ``*u``.
+    """
 
     gradient: Float[Tensor, "*u m columns"]
-    """Ĝ: the weight gradient, with the bias gradient as last column where the layer has one."""
+    """Ĝ: the weight gradient, with the bias gradient as the last column if the layer has a bias."""
     weight: Float[Tensor, "*u m columns"]
-    """Ŵ, likewise."""
+    """Ŵ: the weight, with the bias as the last column if the layer has a bias."""
     has_bias: bool
+    """Whether the last column of Ĝ and Ŵ belongs to the bias."""
     gradient_epsilon: float
-    """Relative spacing of the dtype the gradient arrived in."""
+    """Machine epsilon of the dtype in which the gradient was passed; the coarser one if weight and bias differ."""
     weight_epsilon: float
-    """Relative spacing of the dtype the client computed in."""
+    """Machine epsilon of the dtype of the weights, in which the client computed."""
     dtype: torch.dtype
-    """The dtype to hand results back in: the gradient's, but float32 at least."""
+    """Dtype of the recovered inputs: the dtype of the gradient, but at least float32."""
 
     @property
     def device(self) -> torch.device:
-        """Where the update lies."""
+        """Device of the gradient."""
         return self.gradient.device
 
 
@@ -44,17 +52,29 @@ def observe(
     *,
     prefix: str = "",
 ) -> Observation:
-    """Check the four tensors of a layer and append the bias.
+    """Check the four tensors of a layer and append the bias as the last column.
+
+    A gradient with entries above 1e100 or below 1e-100 is scaled by a power of two, so that its squares are finite.
 
     Args:
-        grad_weight: G, (m, n).
-        grad_bias: g, (m,), or None for a layer without bias.
-        weight: W, (m, n).
-        bias: b, (m,), or None for a layer without bias.
-        prefix: what errors put before these names.
+        grad_weight: G = dL/dW, of shape (m, n).
+        grad_bias: g = dL/db, of shape (m,), or None for a layer without bias.
+        weight: W, of shape (m, n).
+        bias: b, of shape (m,), or None for a layer without bias.
+        prefix: text that error messages put before these argument names.
+
+    Returns:
+        The gradient and the weights in float64.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: with what was seen.
+        DtypeError: if an argument is not a dense floating-point tensor, or the tensors are on different devices.
+        ShapeError: if the shapes do not belong to one Linear layer.
+        NonFiniteError: if a tensor contains NaN or Inf.
+
+    >>> import torch
+    >>> seen = observe(torch.ones(3, 2), torch.zeros(3), torch.ones(3, 2), torch.zeros(3))
+    >>> seen.gradient[0].tolist(), seen.has_bias
+    ([1.0, 1.0, 0.0], True)
     """
     given = {"grad_weight": grad_weight, "grad_bias": grad_bias, "weight": weight, "bias": bias}
     present = {name: t for name, t in given.items() if t is not None or name in ("grad_weight", "weight")}
@@ -62,11 +82,11 @@ def observe(
         _check_type(prefix + name, tensor)
     devices = {str(tensor.device) for tensor in present.values() if tensor is not None}
     if len(devices) > 1:
-        raise DtypeError(f"tensors on {' and '.join(sorted(devices))}: move them to one device")
+        raise DtypeError(f"the tensors are on {' and '.join(sorted(devices))}: move them to one device")
     if (grad_bias is None) != (bias is None):
         missing, other = ("grad_bias", "bias") if grad_bias is None else ("bias", "grad_bias")
         raise ShapeError(
-            f"{missing} is None but {other} is not: give both, or neither for a layer without bias "
+            f"{missing} is None but {other} is not: pass both, or None for both if the layer has no bias "
             "(inputs are then recovered up to scale)"
         )
     _check_shapes(grad_weight, grad_bias, weight, bias, prefix)
@@ -74,8 +94,8 @@ def observe(
         if tensor is not None:
             _check_finite(prefix + name, tensor)
     return Observation(
-        gradient=_in_range(_appended(grad_weight, grad_bias)),
-        weight=_appended(weight, bias),
+        gradient=_scale_into_range(_append_column(grad_weight, grad_bias)),
+        weight=_append_column(weight, bias),
         has_bias=bias is not None,
         gradient_epsilon=max(torch.finfo(t.dtype).eps for t in (grad_weight, grad_bias) if t is not None),
         weight_epsilon=torch.finfo(weight.dtype).eps,
@@ -83,43 +103,49 @@ def observe(
     )
 
 
-def _appended(matrix: Tensor, column: Tensor | None) -> Tensor:
-    """Both side by side in float64, without a copy on the way: large layers fill the memory."""
+def _append_column(matrix: Tensor, column: Tensor | None) -> Tensor:
+    """Return the matrix and the column side by side in float64.
+
+    The result is filled in place, because a second float64 copy of a large layer may not fit into memory.
+    """
     if column is None:
         return matrix.detach().double()
     rows, columns = matrix.shape
-    whole = torch.empty(rows, columns + 1, dtype=torch.float64, device=matrix.device)
-    whole[:, :-1] = matrix.detach()
-    whole[:, -1] = column.detach()
-    return whole
+    joined = torch.empty(rows, columns + 1, dtype=torch.float64, device=matrix.device)
+    joined[:, :-1] = matrix.detach()
+    joined[:, -1] = column.detach()
+    return joined
 
 
-def _in_range(gradient: Tensor) -> Tensor:
-    """The gradient, times a power of two if its squares would overflow or vanish: a loss has no unit."""
-    least, most = torch.aminmax(gradient)
-    size = max(-float(least), float(most))
-    if size == 0 or 1e-100 < size < 1e100:
+def _scale_into_range(gradient: Tensor) -> Tensor:
+    """Scale the gradient by a power of two if its squares would overflow or underflow in float64.
+
+    Scaling is exact and changes no result, because the scale of a loss is arbitrary.
+    """
+    smallest, largest = torch.aminmax(gradient)
+    magnitude = max(-float(smallest), float(largest))
+    if magnitude == 0 or SMALLEST_MAGNITUDE < magnitude < LARGEST_MAGNITUDE:
         return gradient
-    return torch.ldexp(gradient, torch.tensor(-math.frexp(size)[1], device=gradient.device))
+    return torch.ldexp(gradient, torch.tensor(-math.frexp(magnitude)[1], device=gradient.device))
 
 
 def _check_type(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise DtypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
     if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise DtypeError(f"{name} has dtype {tensor.dtype}: expected a float tensor of 16, 32 or 64 bits")
+        raise DtypeError(f"{name} has dtype {tensor.dtype}: expected a floating-point tensor of 16, 32 or 64 bits")
     if tensor.layout != torch.strided or tensor.device.type == "meta":
-        raise DtypeError(f"{name} is {tensor.layout} on {tensor.device}: pass a dense tensor that holds data")
+        raise DtypeError(f"{name} is {tensor.layout} on {tensor.device}: pass a dense tensor that contains data")
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:
     rows = tensor.reshape(len(tensor), -1)
-    at_a_time = chunk_size(tensor.device, tensor.element_size() * max(1, rows.shape[1]))
-    if not all(bool(torch.isfinite(some).all()) for some in rows.split(at_a_time)):
+    size = chunk_size(tensor.device, tensor.element_size() * max(1, rows.shape[1]))
+    if not all(bool(torch.isfinite(chunk).all()) for chunk in rows.split(size)):
         nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
         raise NonFiniteError(
             f"{name} holds {nan} NaN and {inf} Inf in {tensor.numel()} values: "
-            "the update is damaged or the client's loss overflowed"
+            "the update is damaged, or the loss of the client overflowed"
         )
 
 
@@ -127,12 +153,12 @@ def _check_shapes(
     grad_weight: Tensor, grad_bias: Tensor | None, weight: Tensor, bias: Tensor | None, prefix: str
 ) -> None:
     if weight.ndim != 2 or 0 in weight.shape:
-        raise ShapeError(f"{prefix}weight has shape {tuple(weight.shape)}: a Linear layer's is (m neurons, n inputs)")
+        raise ShapeError(f"{prefix}weight has shape {tuple(weight.shape)}: expected (m neurons, n inputs)")
     if grad_weight.shape != weight.shape:
-        hint = ": it looks transposed" if grad_weight.shape == weight.T.shape else ""
+        hint = " (grad_weight looks transposed)" if grad_weight.shape == weight.T.shape else ""
         raise ShapeError(
-            f"{prefix}grad_weight has shape {tuple(grad_weight.shape)}, {prefix}weight {tuple(weight.shape)}; "
-            f"they must agree{hint}"
+            f"{prefix}grad_weight has shape {tuple(grad_weight.shape)}, {prefix}weight {tuple(weight.shape)}: "
+            f"both must have the same shape{hint}"
         )
     for name, vector in (("grad_bias", grad_bias), ("bias", bias)):
         if vector is not None and tuple(vector.shape) != (weight.shape[0],):

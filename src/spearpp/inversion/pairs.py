@@ -1,4 +1,4 @@
-"""Inputs known together with their directions: they can be taken out of a problem on both sides."""
+"""Inputs that are known together with their directions, and can therefore be removed from a problem."""
 
 from dataclasses import dataclass
 
@@ -8,54 +8,63 @@ from spearpp.inversion.problem import Problem
 from spearpp.linalg.nullspace import complement
 from spearpp.types import Bool, Float, Tensor
 
-ILL = 1e6
-"""Condition of the products q_i·p_j, which should be near 1 and 0, from which pairs are not believed."""
-DIFFERENT = 0.01
-"""Share of the neurons on which p and L q may differ: a faint sample beside the one moves p a little."""
+ILL_CONDITIONED = 1e6
+"""Largest condition number of the matrix of products q_i·p_j, which is near the identity for right pairs. Design
+choice: beyond it, points that are solved from these products would keep fewer than ten digits."""
+CONFLICTS = 0.01
+"""Largest share of neurons in which the activation pattern of p and the zeros of L q may differ. Design choice: a weak
+sample in the same row of the gradient moves p slightly, which changes the sign of few pre-activations."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Inputs with their directions, biorthogonal: q_i·p_j is 1 for i = j and else 0."""
+    """Points with their directions. They are biorthogonal: q_i·p_j is 1 for i = j and 0 otherwise."""
 
     points: Float[Tensor, "k b"]
-    """p: x̂ = Rᵀp up to scale."""
+    """p, with x̂ = Rᵀp up to scale."""
     directions: Float[Tensor, "k b"]
-    """q: d = L q up to scale."""
+    """q, with d = L q up to scale."""
 
     def __len__(self) -> int:
         return len(self.points)
 
     def join(self, points: Float[Tensor, "new b"], directions: Float[Tensor, "new b"]) -> "Pairs":
-        """These and the new ones. What of a new input was hidden in the point of another is taken out of it.
+        """Return these pairs together with new ones, with all points made biorthogonal to all directions.
 
-        None are added where that is not possible: then some of them are wrong.
+        The point of one input may contain a share of another input that is found later. Making the points biorthogonal
+        removes this share. If this is not possible, some of the new pairs are wrong, and no new pair is added.
         """
         points, directions = torch.cat([self.points, points]), torch.cat([self.directions, directions])
         products = points @ directions.T
         solved, failed = torch.linalg.solve_ex(products, points)
-        if bool(failed) or not bool(torch.linalg.cond(products) <= ILL):
+        if bool(failed) or not bool(torch.linalg.cond(products) <= ILL_CONDITIONED):
             return self
         return Pairs(solved, directions)
 
     @property
     def apart(self) -> Float[Tensor, "b d"]:
-        """An orthonormal basis of what is orthogonal to every p here, where every other q must lie."""
+        """Orthonormal basis of the space orthogonal to every point. The directions of all other inputs lie in it."""
         return complement(self.points)
 
     def rest(self, rows: Float[Tensor, "m b"]) -> Float[Tensor, "m b"]:
-        """L (I - Σ q pᵀ): rows without these inputs."""
+        """Return L (I - Σ q pᵀ): the rows of L without the shares of these inputs."""
         return rows - (rows @ self.directions.T) @ self.points
 
 
 def no_pairs(problem: Problem) -> Pairs:
-    """Nothing known yet."""
+    """Return an empty set of pairs."""
     none = problem.factors.left.new_zeros(0, problem.batch_size)
     return Pairs(none, none)
 
 
 def fits(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Bool[Tensor, "k"]:
-    """Whether each L q is zero just where p is silent, over the neurons with a gradient."""
+    """Return for which inputs L q is zero exactly where the neuron is inactive, up to ``CONFLICTS`` of the neurons.
+
+    Args:
+        problem: the layer.
+        points: p of each input.
+        zeros: which entries of L q are zero. Only neurons with a gradient are compared.
+    """
     live = problem.factors.live
     silent = points @ problem.preactivations.T <= 0
-    return ((zeros != silent) & live).sum(1) <= DIFFERENT * live.sum()
+    return ((zeros != silent) & live).sum(1) <= CONFLICTS * live.sum()

@@ -1,4 +1,7 @@
-"""The pool of candidate directions: sparse enough, solved exactly, each there once up to sign."""
+"""The pool of candidate directions.
+
+Every direction q in the pool makes L q sparse, is solved in float64 for its own zeros, and occurs once up to sign.
+"""
 
 from dataclasses import dataclass
 
@@ -12,110 +15,122 @@ from spearpp.linalg.nullspace import distance_to_span, gather_weighted, smallest
 from spearpp.types import Bool, Float, Int, Tensor
 
 _REFITS = 3
-_STEADY = 1e-3
-"""Change of a weight below which solving again changes nothing."""
-_COMPARED = 2048
+"""Largest number of times that a direction is solved again for its zeros. Design choice: a limit on the cost."""
+_WEIGHT_CHANGE = 1e-3
+"""Change of a weight below which a direction is not solved again. Design choice: such a change turns the direction by
+about a thousandth of what noise turns it."""
+_NEIGHBOUR_DISTANCE = 1e-4
+"""Distance below which neighbouring directions are duplicates before they are refit. Design choice: far below the
+distance between different samples. Duplicates above it are found after the refit, with the noise as threshold."""
+_COMPARED_AT_ONCE = 2048
+"""Number of directions that are compared with each other at once. Design choice: their products need 32 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The candidates S, in the order they were found."""
+    """The candidate directions, in the order in which they were found."""
 
     directions: Float[Tensor, "candidates b"]
-    """Unit vectors q."""
+    """Unit vectors q, one row for each candidate."""
     zeros: Bool[Tensor, "candidates m"]
-    """Which entries of L q are zero, by the noise rule."""
+    """Which entries of L q are zero up to noise (``Tolerance.zeros``)."""
 
     def __len__(self) -> int:
         return self.directions.shape[0]
 
     def sparsest_first(self) -> Int[Tensor, "candidates"]:
-        """Indices by falling number of zeros; equal ones in the order they were found."""
+        """Return the indices of all candidates, the one with the most zeros first. Ties keep their order."""
         return self.zeros.sum(1).argsort(descending=True, stable=True)
 
     @property
     def rank(self) -> int:
-        """dim span(S)."""
+        """Dimension of the span of all candidates."""
         directions = self.directions.cpu()
         if len(self) <= directions.shape[1] and bool((distance_to_span(directions) > INDEPENDENT).all()):
-            return len(self)  # as mostly
+            return len(self)  # The usual case: all candidates are independent.
         return int(torch.linalg.matrix_rank(directions, rtol=INDEPENDENT)) if len(self) else 0
 
 
 def empty_pool(problem: Problem) -> Pool:
-    """A pool with nothing in it."""
+    """Return a pool without candidates."""
     left = problem.factors.left
     return Pool(left.new_zeros(0, left.shape[1]), torch.zeros(0, left.shape[0], dtype=torch.bool, device=left.device))
 
 
 def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"], *, solved: bool = False) -> Pool:
-    """The pool with those proposals added that are sparse enough and new.
+    """Return the pool with those proposed directions added that are sparse enough and new.
 
-    A proposal needs τ·m entries that look zero at a search's precision. It is then solved again in
-    float64 for just those zeros (``refit``), unless it was ``solved`` already, must have τ·m zeros by the noise
-    rule, and must not lie in the pool already, itself or its negative.
+    A proposed direction is added if at least τ·m entries of L q look zero at the precision of a search, if at least τ·m
+    entries are zero up to noise after the direction has been solved again in float64 (``refit``), and if neither the
+    direction nor its negative is in the pool.
+
+    Args:
+        pool: the candidates so far.
+        problem: the layer.
+        proposed: directions of any length, one row for each.
+        solved: whether the proposed directions are unit vectors that ``refit`` has already solved.
     """
     found = proposed
     if not solved:
-        m = problem.factors.left.shape[0]
         found = sphere.retract(found.double())
-        found = torch.cat([_sparse_enough(problem, part) for part in _parts(found, 24 * m)])
+        found = torch.cat([_sparse_enough(problem, chunk) for chunk in _chunks(found, 24 * len(problem.factors.left))])
         found = refit(problem, drop_neighbours(found))
-    values = found @ problem.factors.left.T
-    zeros = problem.tolerance.zeros(values, found)
+    zeros = problem.tolerance.zeros(found @ problem.factors.left.T, found)
     enough = (_live_count(problem, zeros) >= problem.tolerance.least_zeros).nonzero()[:, 0]
     found, zeros = found[enough], zeros[enough]
-    kept = _new_ones(pool, problem, found, zeros)
-    if not len(kept):
+    new = _new_directions(pool, problem, found, zeros)
+    if not len(new):
         return pool
-    return Pool(torch.cat([pool.directions, found[kept]]), torch.cat([pool.zeros, zeros[kept]]))
+    return Pool(torch.cat([pool.directions, found[new]]), torch.cat([pool.zeros, zeros[new]]))
 
 
 def refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
     """Solve each direction again for its own zeros.
 
-    min Σ_k (w_k ℓ_k·q / σ_k)² on the sphere, over the rows k that look zero: the maximum-likelihood
-    direction given those zeros, the exact one without noise. A row that only looked zero would
-    spoil it, so w_k = min(1, t_k / |ℓ_k·q|) with t_k the largest entry that noise allows, and the
-    weights are renewed until they stay, three times at most.
+    Minimise Σ_k (w_k ℓ_k·q / σ_k)² over unit vectors q, where k runs over the rows in which the given direction looks
+    zero. The solution is the maximum-likelihood direction given these zeros, and the exact direction if there is no
+    noise. A row that looks zero but is not would falsify the solution. Therefore w_k = min(1, t_k / |ℓ_k·q|), where t_k
+    is the largest entry that noise explains. The weights are computed again until they no longer change, at most three
+    times.
     """
     m, b = problem.factors.left.shape
-    return torch.cat([_refit(problem, part) for part in _parts(directions, 24 * m * b)])
+    return torch.cat([_refit(problem, chunk) for chunk in _chunks(directions, 24 * m * b)])
 
 
 def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
-    solved, moving = directions.clone(), torch.arange(len(directions), device=directions.device)
+    solved, active = directions.clone(), torch.arange(len(directions), device=directions.device)
     last = directions.new_full((len(directions), len(problem.factors.live)), torch.inf)
     for _ in range(_REFITS):
-        weight = weights(problem, solved[moving])
-        changed = ((weight - last).abs() > _STEADY).any(1).nonzero()[:, 0]
-        moving, last = moving[changed], weight[changed]
-        if not len(moving):
+        weight = zero_weights(problem, solved[active])
+        changed = ((weight - last).abs() > _WEIGHT_CHANGE).any(1).nonzero()[:, 0]
+        active, last = active[changed], weight[changed]
+        if not len(active):
             break
-        solved[moving] = weighted(problem, last)
+        solved[active] = solve_weighted(problem, last)
     return solved
 
 
-def weights(problem: Problem, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k m"]:
-    """w_k of ``refit``; zero where L q does not look zero."""
+def zero_weights(problem: Problem, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k m"]:
+    """Return the weights w_k of ``refit``; zero where L q does not look zero."""
     sizes = (directions @ problem.factors.left.mT).abs()
     bound = problem.tolerance.entry(directions)
     weight = (bound / sizes).clamp_max(1)
-    looks = problem.factors.live[..., None, :] & (sizes <= problem.tolerance.at_search_precision(bound))
-    return torch.nan_to_num(weight, nan=1.0) * looks
+    looks_zero = problem.factors.live[..., None, :] & (sizes <= problem.tolerance.at_search_precision(bound))
+    return torch.nan_to_num(weight, nan=1.0) * looks_zero
 
 
-def weighted(problem: Problem, weight: Float[Tensor, "*u k m"]) -> Float[Tensor, "*u k b"]:
-    """The unit q with the least Σ_k (w_k ℓ_k·q / σ_k)²."""
+def solve_weighted(problem: Problem, weight: Float[Tensor, "*u k m"]) -> Float[Tensor, "*u k b"]:
+    """Return the unit vector q that minimises Σ_k (w_k ℓ_k·q / σ_k)², for each row of weights."""
     rows = gather_weighted(problem.certain_rows, weight)
     return smallest_eigenvector(rows.mT @ rows)
 
 
 def drop_neighbours(directions: Float[Tensor, "k b"]) -> Float[Tensor, "fewer b"]:
-    """Drop most directions that equal another up to sign, in n log n.
+    """Drop most directions that equal another one up to sign, in O(k log k) time.
 
-    Many starts end at the same direction. Sorted by their component along a fixed vector, equal
-    ones are neighbours; the few that are not are found later, when they are compared one by one.
+    Many starts of a search end at the same direction. The directions are sorted by their component along a fixed
+    vector, so that equal directions become neighbours. ``admit`` later compares all pairs and drops the few duplicates
+    that were not neighbours.
     """
     k, b = directions.shape
     if k < 2:
@@ -125,38 +140,41 @@ def drop_neighbours(directions: Float[Tensor, "k b"]) -> Float[Tensor, "fewer b"
     directions = directions * torch.where(along < 0, -1.0, 1.0)[:, None]
     order = along.abs().argsort(stable=True)
     ordered = directions[order]
-    apart = torch.linalg.vector_norm(ordered[1:] - ordered[:-1], dim=1) > 1e-4
-    keep = torch.cat([apart.new_ones(1), apart])
+    different = torch.linalg.vector_norm(ordered[1:] - ordered[:-1], dim=1) > _NEIGHBOUR_DISTANCE
+    keep = torch.cat([different.new_ones(1), different])
     return directions[order[keep].sort().values]
 
 
-def _new_ones(pool: Pool, problem: Problem, found: Tensor, zeros: Tensor) -> Int[Tensor, "kept"]:
-    """Which of the found directions are neither in the pool nor a repetition; sparsest first."""
+def _new_directions(pool: Pool, problem: Problem, found: Tensor, zeros: Tensor) -> Int[Tensor, "new"]:
+    """Return the indices of the found directions that are not in the pool, each direction once, sparsest first."""
     order = zeros.sum(1).argsort(descending=True, stable=True)
     if len(pool) and len(found):
         order = order[~_same(problem, found[order], pool.directions).any(1)]
-    kept = order[:0]
-    for part in order.split(_COMPARED):
-        if len(kept):
-            part = part[~_same(problem, found[part], found[kept]).any(1)]
-        repeated = _same(problem, found[part], found[part]).tril(-1).any(1)
-        kept = torch.cat([kept, part[~repeated]])
-    return kept
+    new = order[:0]
+    for chunk in order.split(_COMPARED_AT_ONCE):
+        if len(new):
+            chunk = chunk[~_same(problem, found[chunk], found[new]).any(1)]
+        repeated = _same(problem, found[chunk], found[chunk]).tril(-1).any(1)
+        new = torch.cat([new, chunk[~repeated]])
+    return new
 
 
 def _same(problem: Problem, these: Tensor, those: Tensor) -> Bool[Tensor, "these those"]:
+    """Return which pairs of directions are the same up to sign and noise."""
     sine = (1 - (these @ those.T).square()).clamp_min(0).sqrt()
     return sine <= problem.tolerance.angle(those)
 
 
 def _sparse_enough(problem: Problem, directions: Tensor) -> Tensor:
-    near = problem.tolerance.look_zero(directions @ problem.factors.left.T, directions)
-    return directions[_live_count(problem, near) >= problem.tolerance.least_zeros]
+    """Return the directions with enough entries of L q that look zero."""
+    near_zero = problem.tolerance.look_zero(directions @ problem.factors.left.T, directions)
+    return directions[_live_count(problem, near_zero) >= problem.tolerance.least_zeros]
 
 
 def _live_count(problem: Problem, zeros: Tensor) -> Int[Tensor, "k"]:
+    """Count the zeros of each direction among the neurons with a gradient."""
     return (zeros & problem.factors.live).sum(1)
 
 
-def _parts(directions: Tensor, row_bytes: int) -> tuple[Tensor, ...]:
+def _chunks(directions: Tensor, row_bytes: int) -> tuple[Tensor, ...]:
     return directions.split(chunk_size(directions.device, row_bytes))

@@ -1,4 +1,4 @@
-"""One layer, posed as the problem every search solves: find the q that make L q sparse."""
+"""One layer as the problem that every search solves: find the directions q for which L q is sparse."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,31 +14,34 @@ from spearpp.types import Float, Tensor, to_device
 
 @dataclass(frozen=True)
 class Problem:
-    """The factors of a gradient, what its layer's weights say about them, and what counts as zero.
+    """The factors of a gradient, the pre-activations that the weights imply, and the rules for what counts as zero.
 
-    Or those of several layers of one shape and batch size, along a leading dimension: then the stages that say so
-    (``*u`` in their types) do the same for each.
+    A problem can also hold several layers of one shape and batch size, stacked along a leading dimension. Functions
+    that accept stacked layers have ``*u`` in their type annotations.
     """
 
     seen: Observation
+    """The gradient and the weights."""
     factors: Factors
+    """The gradient, factored: Ĝ ≈ L R."""
     tolerance: Tolerance
+    """Which numbers count as zero, given the noise of the gradient."""
     preactivations: Float[Tensor, "*u m b"]
-    """A = Ŵ Rᵀ with rows a_k, so that the pre-activations of the input x̂ = Rᵀp are A p."""
+    """A = Ŵ Rᵀ with rows a_k: the pre-activations of the input x̂ = Rᵀp are A p."""
     next_layer: NextLayer | None = None
-    """The next layer's gradient, where there is one and it says something."""
+    """Equations from the gradient of the next layer; None if it was not given or cannot be used."""
     dropout: bool = False
-    """Whether Dropout follows the ReLU: firing neurons may then have no gradient."""
+    """Whether Dropout follows the ReLU: active neurons may then have no gradient."""
     outputs: FewOutputs | None = None
-    """What the weights of a next layer of few outputs say, where that layer is no witness."""
+    """Equations from the weights of a next layer with few outputs, if ``next_layer`` is None."""
 
     @property
     def batch_size(self) -> int:
-        """b."""
+        """b, the number of samples that the gradient shows."""
         return self.factors.batch_size
 
     def on(self, device: torch.device) -> "Problem":
-        """The same with everything but the update itself on another device; its witness is left behind."""
+        """Return this problem on another device, without the next layer. ``seen`` stays on its device."""
         return replace(
             self,
             factors=to_device(self.factors, device),
@@ -50,12 +53,12 @@ class Problem:
 
     @cached_property
     def live_rows(self) -> Float[Tensor, "live b"]:
-        """The rows of L that carry information: neurons with a gradient."""
+        """The rows of L of neurons with a gradient. All other rows are zero and contain no information."""
         return self.factors.left[self.factors.live]
 
     @cached_property
     def certain_rows(self) -> Float[Tensor, "*u m b"]:
-        """ℓ_k / σ_k, scaled so that the longest has length 1; zero for neurons without a gradient."""
+        """ℓ_k / σ_k, scaled so that the longest row has length 1; zero for neurons without a gradient."""
         noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
         rows = self.factors.left / noise[..., None]
         longest = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
@@ -63,10 +66,15 @@ class Problem:
 
 
 def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | None = None) -> Problem:
-    """Factor the gradient and derive from it what every stage needs.
+    """Factor the gradient of a layer and compute everything that a search needs.
+
+    Args:
+        seen: the gradient and the weights of the layer.
+        batch_size: b, or None to read it off the singular values.
+        sparsity: τ, the smallest share of zeros in L q for a direction q; None for the default (``default_sparsity``).
 
     Raises:
-        RankError: if the gradient's rank does not allow inversion.
+        RankError: if the rank of the gradient does not allow inversion.
     """
     factors = decompose(seen, batch_size)
     return Problem(

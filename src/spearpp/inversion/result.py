@@ -1,9 +1,9 @@
-"""What an inversion hands back, and how it tells of its progress."""
+"""The result of an inversion, its statistics, and the progress of a running search."""
 
 import html
 from dataclasses import dataclass, field
 
-from spearpp.inversion.evidence import Certificates, WitnessCertificates
+from spearpp.inversion.evidence import Evidence
 from spearpp.inversion.factors import Factors
 from spearpp.pictures import gallery
 from spearpp.types import Bool, Float, Int, Tensor
@@ -11,87 +11,90 @@ from spearpp.types import Bool, Float, Int, Tensor
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search has come, for whoever shows it."""
+    """The state of a running search, for progress displays."""
 
     batch_size: int
-    """b, as read off the spectrum."""
+    """b, the number of samples that the gradient shows."""
     found: int
-    """Independent directions in the pool, at most b."""
+    """Number of independent candidate directions, or of inputs that match two layers if there are more; at most b."""
     starts: int
-    """Starts spent so far."""
+    """Number of random starts so far."""
     total_starts: int
-    """Starts at most."""
+    """Largest number of random starts of this search."""
     score: float | None
-    """λ of the best choice so far; None until b directions are there."""
+    """λ of the best selection so far; None until b independent directions are found."""
     rounds: int = 0
-    """Rounds, or chunks of starts, done so far."""
+    """Number of rounds, or chunks of starts, so far."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What an inversion cost and why it ended."""
+    """The cost of an inversion, and why its search ended."""
 
     starts: int = 0
+    """Number of random starts."""
     steps: int = 0
-    """Gradient steps summed over starts."""
+    """Number of gradient steps, summed over all starts."""
     candidates: int = 0
-    """Directions in the pool at the end."""
+    """Number of candidate directions in the pool at the end."""
     found: int = 0
-    """Directions of the result that were found; the others complete the basis."""
+    """Number of directions in the result that were found. The others complete the basis."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By stage: decompose, search, pool, filter."""
+    """Wall-clock seconds by stage: decompose, search, pool, filter."""
     stopped: str = ""
-    """Why it ended, in words."""
+    """The reason why the search ended, as a sentence."""
     rounds: int = 0
-    """Rounds, or chunks of starts."""
+    """Number of rounds, or chunks of starts."""
     interrupted: bool = False
-    """Whether Ctrl-C ended the search; what had been found by then is in the result."""
+    """Whether Ctrl-C ended the search. The result contains what had been found by then."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """What came out of a gradient.
+    """The inputs that were recovered from the gradient of a layer.
 
-    ``inputs[i]`` belongs to ``directions[i]``. With one witness and fewer directions found than samples,
-    the last inputs come from the orthogonal complement and all of them are approximate, unless what is
-    missing or wrong is so weak that the stronger inputs are certified: then only these are returned. With
-    two, every input that was seen is exact on its own, and only those are returned.
+    ``inputs[i]`` belongs to ``directions[i]``. From the gradient of one layer, all b directions together determine the
+    inputs. If fewer than b directions were found, the orthogonal complement of these directions completes them. All
+    inputs are then approximate, and the last inputs belong to no direction. If single rows of the gradient revealed
+    some inputs, only those are returned instead, without a certificate. With the gradient of the next layer, each
+    input is determined on its own, and only inputs that match both layers are returned.
     """
 
     inputs: Float[Tensor, "k n"]
-    """Recovered inputs, certified ones first. Where only two layers together certify them, just those k."""
+    """Recovered inputs, certified inputs first. k is b, or fewer if the inputs were recovered one by one."""
     certified: Bool[Tensor, "k"]
-    """Exact by certificate, which needs no truth; see ``certificates``. A certified input is one training sample, or
-    the weighted mean of several that activate the same neurons with proportional signals: from this layer alone nobody
-    can tell these apart. ``spearpp.audit`` can where it knows the model and the loss."""
+    """Which inputs are certified as exact. A certificate needs no ground truth (see ``evidence``). A certified input is
+    one training sample, or the weighted mean of several samples that activate the same neurons with proportional
+    gradients: the gradient of this layer does not distinguish the two. ``spearpp.audit`` can distinguish them if the
+    model and the loss are known."""
     score: float
-    """λ, the sparsity matching coefficient: the share of entries of D that are zero just where the
-    recovered inputs silence the neuron."""
+    """λ, the sparsity matching coefficient of the paper: the share of entries of D that are zero exactly where the
+    neuron is inactive for the recovered input."""
     batch_size: int
-    """b: the samples visible in the gradient. Repeated samples count once, samples that fire no
-    neuron not at all."""
+    """b, the number of samples that the gradient shows. Repeated samples count once. Samples that activate no neuron
+    are not visible and do not count."""
     directions: Float[Tensor, "found b"]
-    """The unit directions q found and used, one a row."""
+    """The unit directions q that were found and used, one row for each."""
     scale_known: bool
-    """False for a layer without bias: inputs are then known up to a positive factor, and given with
-    unit norm."""
-    certificates: Certificates | WitnessCertificates | None
-    """The evidence for each input; None if one witness found fewer directions than samples and none is certified."""
+    """Whether the scale of the inputs is known. It is unknown for a layer without bias; inputs then have unit norm."""
+    evidence: Evidence | None
+    """The evidence for each input; None if directions are missing and no input was recovered on its own."""
     spectrum: Float[Tensor, "r"]
-    """Singular values of the gradient, largest first: b of them stand above the noise."""
+    """Singular values of the gradient, largest first. The first b are above the noise."""
     zeros: Int[Tensor, "found"]
-    """For each direction found, how many neurons have no gradient from its input, of those that have one at all."""
+    """For each direction, the number of neurons that have a gradient, but none from the input of this direction."""
     fits: Bool[Tensor, "k"]
-    """Which inputs fit the gradient, certified or not: they silence no neuron that has a gradient from them."""
+    """Which inputs fit the gradient, certified or not: their inactive neurons have no gradient from them."""
     next_layer: str
-    """What became of the next layer's gradient, in words: "not given", "used", or why not used."""
+    """How the gradient of the next layer was used: "not given", "used", or the reason why it was not used."""
     stats: Stats
+    """The cost of the inversion."""
     factors: Factors | None = None
-    """The gradient's factors L and R, to replay inputs with; None for a result that was read from a folder."""
+    """The factors L and R of the gradient, which replays need; None for a result that was read from a folder."""
 
     @property
     def missing(self) -> int:
-        """How many samples of the batch have not come back certified."""
+        """Number of samples of the batch for which no certified input was recovered."""
         return self.batch_size - int(self.certified.sum())
 
     def __repr__(self) -> str:

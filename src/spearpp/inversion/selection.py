@@ -1,9 +1,10 @@
-"""From candidates to the batch: choose b of them, fix their scale, score the choice.
+"""Select b candidate directions that belong together, fix their scale and score the selection.
 
-Names follow the paper's appendix. For a choice Q̄ of b unit directions (columns) with inverse P̄,
-input i is x̂_i = Rᵀp̄_i / s_i, where s = P̄ R[:, bias] makes its last coordinate 1; its
-pre-activations are z_i = A p̄_i / s_i and the zeros of column i of D are those of L q̄_i.
-Only the sign of z matters for the score, so s enters only through its sign.
+The names initFilt, fixScale, computeScore and GreedyFilt are those of the SPEAR++ paper's appendix. Let the columns of
+Q̄ be b unit directions, with inverse P̄. Input i is x̂_i = Rᵀp̄_i / s_i, where s = P̄ R[:, bias] makes the last coordinate
+of x̂_i equal to 1. The pre-activations of input i are z_i = A p̄_i / s_i. Column i of D is zero where L q̄_i is zero. If
+the selection is right, column i of D is zero exactly where z_i is not positive. The score λ measures this agreement.
+Only the sign of z matters for the score, so only the sign of s does.
 """
 
 from dataclasses import dataclass
@@ -12,59 +13,64 @@ import torch
 
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.swaps import Inverse, agreeing, swap_scores
 from spearpp.inversion.tolerance import INDEPENDENT
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
 from spearpp.types import Bool, Float, Int, Tensor
 
-AGAIN = 4
-"""Candidates, over the batch size, that are tried more than once."""
+RETRIED_PER_SAMPLE = 4
+"""Number of candidates, for each sample of the batch, that ``greedy_filt`` tries again after its first pass. Design
+choice: candidates are sorted, and the samples of the batch are among the first candidates."""
 _CACHE_BYTES, _DEVICE_BYTES = 2**21, 2**28
-"""Working set of the swaps that are scored at a time, on a CPU and on a GPU."""
+"""Memory of the swaps that are scored at once, on a CPU and on a GPU. Design choice: 2 MiB fit into the cache of a CPU
+core, and 256 MiB keep a GPU busy."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """b directions chosen as the columns of Q̄."""
+    """b directions, selected as the columns of Q̄."""
 
     directions: Float[Tensor, "b b"]
-    """Q̄ᵀ: one unit direction a row. Those found come first, then the orthogonal complement."""
+    """Q̄ᵀ, one unit direction in each row. Candidates come first, then a basis of their orthogonal complement."""
     zeros: Bool[Tensor, "b m"]
-    """The zero pattern of each column of D."""
+    """Which entries of each column of D are zero, one row for each direction."""
     found: int
-    """How many of the directions were found; the rest complete the basis."""
+    """How many of the directions are candidates. The others complete the basis."""
     score: float
-    """λ."""
+    """λ, the share of entries of D that are zero exactly where the neuron is inactive."""
     points: Float[Tensor, "b b"]
-    """P̄: p̄_i, one a row."""
+    """P̄ = Q̄⁻¹, one point p̄_i in each row."""
 
     @classmethod
     def of(
         cls, problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"], found: int | None = None
     ) -> "Selection":
-        """With its inverse and its score; all directions were found unless it is said how many."""
+        """Build a selection and compute its inverse and its score. ``found=None`` means that all are candidates."""
         inverse = Inverse.of(problem, directions)
         score = compute_score(problem, inverse, zeros)
         return cls(directions, zeros, len(directions) if found is None else found, score, inverse.rows)
 
     @property
     def full(self) -> bool:
-        """Whether all b directions were found."""
+        """Whether all b directions are candidates."""
         return self.found == self.directions.shape[0]
 
 
 def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int[Tensor, "chosen"]:
-    """initFilt: the first candidates that are linearly independent, at most b of them.
+    """initFilt: return the indices of the first linearly independent candidates, at most b of them.
 
-    Returns their indices in the pool, in order: sparsest first unless another is given.
+    Args:
+        pool: the candidates.
+        order: indices of the candidates in the order in which they are considered; None for the sparsest first.
     """
     order = pool.sparsest_first() if order is None else order
-    least = torch.full_like(pool.directions[:, 0], INDEPENDENT)
-    return order[independent(pool.directions[order], least)]
+    distance = torch.full_like(pool.directions[:, 0], INDEPENDENT)
+    return order[independent(pool.directions[order], distance)]
 
 
 def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
-    """The directions, followed by an orthonormal basis of their orthogonal complement."""
+    """Return the directions, followed by an orthonormal basis of their orthogonal complement."""
     k, b = directions.shape
     return directions if k == b else torch.cat([directions, complement(directions).T])
 
@@ -72,95 +78,104 @@ def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
 def fix_scale(
     problem: Problem, inverse: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
 ) -> Float[Tensor, "*u k"]:
-    """fixScale: s = Q̄⁻¹ L⁺ g, so that D = L Q̄ diag(s) sums to the bias gradient.
+    """fixScale: return s = Q̄⁻¹ L⁺ g, so that the columns of D = L Q̄ diag(s) sum to the bias gradient g.
 
-    Without a bias the scale is not in the gradient: s is then the sign, ±1, that agrees better with
-    the zero pattern.
+    Without a bias, the gradient does not determine the scale. Then s is the sign, 1 or -1, for which the activation
+    pattern of the input agrees better with the zeros of its column.
     """
     if problem.seen.has_bias:
         return (inverse @ problem.factors.right[..., -1:])[..., 0]
     fires = inverse @ problem.preactivations.mT > 0
-    straight = (fires != zeros).sum(-1)
-    return torch.where(2 * straight >= zeros.shape[-1], 1.0, -1.0).to(inverse)
+    agreeing_if_positive = (fires != zeros).sum(-1)
+    return torch.where(2 * agreeing_if_positive >= zeros.shape[-1], 1.0, -1.0).to(inverse)
 
 
 def compute_score(problem: Problem, inverse: "Inverse", zeros: Bool[Tensor, "b m"]) -> float:
-    """computeScore: λ, the share of entries where D is zero just where the neuron is silent."""
+    """computeScore: return λ, the share of entries of D that are zero exactly where the neuron is inactive."""
     return int(agreeing(problem, inverse, zeros)) / zeros.numel()
-
-
-def agreeing(problem: Problem, inverse: "Inverse", zeros: Bool[Tensor, "*u b m"]) -> Int[Tensor, "*u"]:
-    """m·b·λ: how many entries of D are zero just where the neuron is silent."""
-    return _agreement(problem, inverse.unscaled, inverse.scale, zeros).sum(-1)
 
 
 def greedy_filt(
     problem: Problem, chosen: Selection, pool: Pool, held: Int[Tensor, "b"], order: Int[Tensor, "candidates"]
 ) -> Selection:
-    """GreedyFilt: swap candidates in, each where it improves the choice most, until λ = 1 or no swap improves it.
+    """GreedyFilt: swap candidates into the selection as long as a swap improves it and λ is below 1.
 
-    What improves is λ with every zero counted once more (``merit``): a gradient where a neuron fires is nothing
-    special, and where drift or noise keeps λ below 1, mixtures of samples alike can agree better than the samples,
-    but are less sparse. All b places for one candidate are scored in one batch (``swap_scores``), so the best place
-    costs no more than the first that improves, which is what the paper takes. After a pass that changed something
-    the sparsest candidates are tried again, those swapped out among them: beside other wrong directions a right one
-    can look no better than they do.
+    A candidate replaces the direction for which the swap improves ``merit`` most. ``merit`` counts the agreeing entries
+    of D, as λ does, and each zero of D once more. The second term is needed if local training or noise keeps λ below 1:
+    a mixture of similar samples can then agree better than the samples themselves, but it has fewer zeros.
+
+    ``swap_scores`` scores all b places for a candidate in one batch. The best place therefore costs no more than the
+    first improving place, which the paper takes. After a pass that changed the selection, the first candidates are
+    tried again, including those that were swapped out. A right direction may look no better than a wrong one as long as
+    other directions in the selection are wrong.
 
     Args:
         problem: the layer.
-        chosen: b directions to begin with.
-        pool: where they are from.
-        held: the place in the pool of each, -1 for one that completes the basis.
-        order: the candidates to try, in this order.
+        chosen: b directions to start from.
+        pool: the candidates.
+        held: index in the pool of each of the b directions; -1 for a direction that is not in the pool.
+        order: indices of the candidates to try, in this order.
+
+    Returns:
+        The improved selection.
     """
     directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
     b, m = zeros.shape
-    best, score, before = merit(chosen), chosen.score, -1
-    inverse, taken = Inverse.at(problem, chosen.points), held.tolist()
+    best, score, best_before = merit(chosen), chosen.score, -1
+    inverse, selected = Inverse.at(problem, chosen.points), held.tolist()
     tried = order.tolist()
-    most = max(1, (_CACHE_BYTES if directions.device.type == "cpu" else _DEVICE_BYTES) // (8 * b * b * m))
-    while before < best and score < 1:
-        before, tried = best, tried if before < 0 else tried[: AGAIN * b]
-        at, ahead = 0, 1
-        while at < len(tried) and score < 1:
-            these = [index for index in tried[at : at + ahead] if index not in taken]
-            scores = swap_scores(problem, inverse, zeros, pool.directions[these], pool.zeros[these])
+    most_at_once = max(1, (_CACHE_BYTES if directions.device.type == "cpu" else _DEVICE_BYTES) // (8 * b * b * m))
+    while best_before < best and score < 1:
+        if best_before >= 0:
+            tried = tried[: RETRIED_PER_SAMPLE * b]
+        best_before = best
+        start, at_once = 0, 1
+        while start < len(tried) and score < 1:
+            candidates = [index for index in tried[start : start + at_once] if index not in selected]
+            scores = swap_scores(problem, inverse, zeros, pool.directions[candidates], pool.zeros[candidates])
             improving = (scores.amax(1) > best).nonzero()[:, 0]
             if not len(improving):
-                # Most candidates improve nothing: the longer none did, the more are scored at a time.
-                at, ahead = at + ahead, min(2 * ahead, most)
+                # Most candidates improve nothing. Score twice as many at once until one does.
+                start, at_once = start + at_once, min(2 * at_once, most_at_once)
                 continue
             first = int(improving[0])
-            place, index = int(scores[first].argmax()), these[first]
-            best, taken[place] = int(scores[first, place]), index
+            place, index = int(scores[first].argmax()), candidates[first]
+            best, selected[place] = int(scores[first, place]), index
             directions[place], zeros[place] = pool.directions[index], pool.zeros[index]
             inverse = Inverse.of(problem, directions)
             score = compute_score(problem, inverse, zeros)
-            at, ahead = tried.index(index, at) + 1, 1
+            start, at_once = tried.index(index, start) + 1, 1
     return Selection(directions, zeros, chosen.found, score, inverse.rows)
 
 
 def merit(chosen: Selection) -> int:
-    """What GreedyFilt improves: the number of agreeing entries of D, m·b·λ, and of zeros."""
+    """Return what GreedyFilt improves: the number of agreeing entries of D, m·b·λ, plus the number of zeros."""
     return round(chosen.score * chosen.zeros.numel()) + int(chosen.zeros.sum())
 
 
 def steadiest_first(problem: Problem, pool: Pool) -> Int[Tensor, "candidates"]:
-    """Indices by rising ‖Σ⁻¹q‖, the noise of L q: strong samples before weak ones, and before what is made of noise."""
+    """Return the indices of all candidates by increasing ‖Σ⁻¹q‖, the noise of L q.
+
+    Directions of samples with a strong gradient come first, then weak samples, then directions that only fit noise.
+    """
     return problem.tolerance.amplification(pool.directions).argsort(stable=True)
 
 
 def initial(
     problem: Problem, pool: Pool, order: Int[Tensor, "candidates"] | None = None
 ) -> tuple[Selection, Int[Tensor, "b"]]:
-    """The choice of initFilt, completed to a basis if it is short, and the place in the pool of each, -1 for none."""
+    """Return the selection of initFilt and the index in the pool of each of its directions.
+
+    If initFilt finds fewer than b directions, a basis of their orthogonal complement completes them. The index of such
+    a direction is -1.
+    """
     first = init_filt(pool, order)
     directions = complete_basis(pool.directions[first])
-    short = len(directions) - len(first)
-    zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(short, pool.zeros.shape[1])])
+    completing = len(directions) - len(first)
+    zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(completing, pool.zeros.shape[1])])
     zeros[len(first) :, ~problem.factors.live] = True
     chosen = Selection.of(problem, directions, zeros, len(first))
-    return chosen, torch.cat([first, first.new_full((short,), -1)])
+    return chosen, torch.cat([first, first.new_full((completing,), -1)])
 
 
 def select(
@@ -170,36 +185,36 @@ def select(
     *,
     order: Int[Tensor, "candidates"] | None = None,
 ) -> Selection:
-    """Both stages: initFilt, completed to a basis if it is short, then GreedyFilt.
+    """Select b directions from the pool: initFilt, completed to a basis if necessary, then GreedyFilt.
 
     Args:
         problem: the layer.
         pool: the candidates.
-        before: a choice of an earlier pool. What was added to the pool since may be wrong, so GreedyFilt begins with
-            that choice too, and the better end counts.
-        order: which candidates come first; None is the sparsest.
+        before: the selection from an earlier, smaller pool. Candidates that were added later may be wrong. GreedyFilt
+            therefore also runs from this selection, and the better of both results is returned.
+        order: indices of the candidates in the order in which they are considered; None for the sparsest first.
     """
     order = pool.sparsest_first() if order is None else order
     start, held = initial(problem, pool, order)
     fresh = greedy_filt(problem, start, pool, held, order)
     if before is None or fresh.score == 1.0:
         return fresh
-    again = greedy_filt(problem, before, pool, torch.full_like(held, -1), order[: AGAIN * len(held)])
+    again = greedy_filt(problem, before, pool, torch.full_like(held, -1), order[: RETRIED_PER_SAMPLE * len(held)])
     return again if merit(again) > merit(fresh) else fresh
 
 
 def polish(problem: Problem, chosen: Selection) -> Selection:
-    """Solve every direction again for the zeros that its input confirms.
+    """Solve every direction again, using only zeros that the activation pattern of its input confirms.
 
-    Under noise a small gradient passes for a zero and pulls its direction off. Once all b directions
-    are there, the inputs tell which neurons are silent; only rows that are zero and silent count.
-    Without noise the two are the same rows and nothing changes.
+    With noise, a small gradient can look like a zero and turn the direction. All b directions together give the inputs,
+    and the inputs show which neurons are inactive. Only rows that are zero and inactive are used. Without noise, all
+    zeros belong to inactive neurons and nothing changes. The selection is returned as it is if it is not full.
     """
     if not chosen.full or problem.batch_size == 1:
         return chosen
     live, rows = problem.factors.live, problem.certain_rows
     size = chunk_size(rows.device, 8 * rows.numel())
-    for _ in range(2):
+    for _ in range(2):  # New directions give new inputs, which may confirm other zeros.
         signed = chosen.points * fix_scale(problem, chosen.points, chosen.zeros).sign()[:, None]
         zeros = chosen.zeros & live
         confirmed = zeros & (signed @ problem.preactivations.T <= 0)
@@ -207,8 +222,8 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
         if not bool(usable.any()):
             return chosen
         directions = chosen.directions.clone()
-        parts = (gather_weighted(rows, part.to(rows)) for part in confirmed[usable].split(size))
-        directions[usable] = torch.cat([smallest_eigenvector(part.mT @ part) for part in parts])
+        chunks = (gather_weighted(rows, chunk.to(rows)) for chunk in confirmed[usable].split(size))
+        directions[usable] = torch.cat([smallest_eigenvector(chunk.mT @ chunk) for chunk in chunks])
         if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
             return chosen
         zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
@@ -217,10 +232,10 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
 
 
 def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
-    """X = (Q⁻¹ R)ᵀ without the bias coordinate, one input a row.
+    """Return the inputs X = (Q⁻¹ R)ᵀ without the bias coordinate, one input in each row.
 
-    A layer without bias has no scale: inputs then have unit norm. Neither has a sample whose bias
-    gradient vanishes: its input is left at the scale of Q̄.
+    Without a bias, the scale of the inputs is unknown and they have unit norm. The scale is also unknown for a sample
+    whose bias gradient is zero. Its input keeps the scale that Q̄ implies.
     """
     return inputs_at(problem, chosen.points, chosen.zeros)
 
@@ -228,76 +243,15 @@ def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
 def inputs_at(
     problem: Problem, points: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
 ) -> Float[Tensor, "*u k n"]:
-    """x from x̂ = Rᵀp up to scale, of points whose columns of D have these zeros."""
+    """Return the input x of each point p, from x̂ = Rᵀp / s.
+
+    Args:
+        problem: the layer.
+        points: p, one row for each input.
+        zeros: which entries of the input's column of D are zero. They determine the sign if the layer has no bias.
+    """
     scale = fix_scale(problem, points, zeros)
     inputs = points @ problem.factors.right
     if problem.seen.has_bias:
         return inputs[..., :-1] / torch.where(scale == 0, 1.0, scale)[..., None]
     return inputs * scale[..., None] / torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class Inverse:
-    """P̄ = Q̄⁻¹ and what swapping a column of Q̄ needs of it."""
-
-    rows: Float[Tensor, "*u b b"]
-    """p̄_i."""
-    scale: Float[Tensor, "*u b"]
-    """s = P̄ R[:, bias]; not used without a bias."""
-    unscaled: Float[Tensor, "*u b m"]
-    """P̄ Aᵀ: pre-activations before scaling."""
-
-    @classmethod
-    def of(cls, problem: Problem, directions: Tensor) -> "Inverse":
-        """Invert Q̄, given as its columns one a row."""
-        return cls.at(problem, torch.linalg.inv(directions.mT))
-
-    @classmethod
-    def at(cls, problem: Problem, rows: Tensor) -> "Inverse":
-        """With the rows as they are."""
-        return cls(rows, (rows @ problem.factors.right[..., -1:])[..., 0], rows @ problem.preactivations.mT)
-
-
-def swap_scores(
-    problem: Problem,
-    inverse: Inverse,
-    zeros: Bool[Tensor, "b m"],
-    candidates: Float[Tensor, "k b"],
-    patterns: Bool[Tensor, "k m"],
-) -> Int[Tensor, "k b"]:
-    """``merit`` with each candidate in each of the b places; -1 where it would be in the span of the others.
-
-    With u = P̄ s, putting s in place j turns the inverse's rows into p_j / u_j and
-    p_i - (u_i / u_j) p_j, so nothing is inverted again.
-    """
-    b, m = zeros.shape
-    u = candidates @ inverse.rows.T
-    scores = torch.full(u.shape, -1, dtype=torch.long, device=u.device)
-    away = u.abs() / torch.linalg.vector_norm(inverse.rows, dim=1)
-    swaps = torch.nonzero(away > problem.tolerance.angle(candidates)[:, None])
-    for which, place in (part.unbind(1) for part in swaps.split(chunk_size(u.device, 8 * b * m))):
-        ratio = u[which] / u[which, place, None]  # (swaps, b)
-        own = torch.nn.functional.one_hot(place, b).bool()
-        keep = torch.where(own, 0.0, 1.0)
-        ratio = torch.where(own, -1 / u[which, place, None], ratio)
-        # Row i becomes keep_i p_i - ratio_i p_j.
-        unscaled = keep[:, :, None] * inverse.unscaled - ratio[:, :, None] * inverse.unscaled[place, None, :]
-        scale = keep * inverse.scale - ratio * inverse.scale[place, None]
-        swapped = torch.where(own[:, :, None], patterns[which, None, :], zeros)
-        scores[which, place] = _agreement(problem, unscaled, scale, swapped).sum(1) + swapped.sum((1, 2))
-    return scores
-
-
-def _agreement(problem: Problem, unscaled: Tensor, scale: Tensor, zeros: Tensor) -> Int[Tensor, "*n b"]:
-    """For each input, the number of neurons that are silent just where its column of D is zero.
-
-    Args:
-        unscaled: A p̄_i, (…, b, m).
-        scale: s_i, (…, b); the sign of z is that of unscaled / s. Ignored without a bias.
-        zeros: zero patterns, (…, b, m).
-    """
-    if problem.seen.has_bias:
-        return ((unscaled * scale.sign()[..., None] > 0) != zeros).sum(-1)
-    straight = ((unscaled > 0) != zeros).sum(-1)
-    flipped = ((unscaled < 0) != zeros).sum(-1)
-    return torch.maximum(straight, flipped)

@@ -1,23 +1,22 @@
-"""How "zero" is decided. Every comparison of this package with zero is one of the six below.
+"""Which numbers count as zero. Every comparison with zero in this package is one of the six below.
 
-All of them follow from the noise that the spectrum shows (see ``lowrank``); with float32
-gradients that is rounding, with DP noise or FedAvg it is what those add. For a unit vector q,
+All six follow from the noise that the singular values show (``factors``). For a float32 gradient this noise is
+rounding. Differential privacy and local training add noise of their own. For a unit vector q:
 
-- **an entry of D is zero** when |ℓ_k·q| ≤ c σ_k ‖Σ⁻¹q‖. σ_k ‖Σ⁻¹q‖ is the standard deviation of
-  the noise in that entry, and c is the Gaussian quantile that all m·b entries of D stay under
-  together with probability 0.999 (c = 5.2 at m=200, b=20). Rounding errors have heavier tails (up
-  to 11 standard deviations were seen), so the bound widens to 3 c where that is still under a
-  hundredth of the root mean square of L q, that is where it costs nothing;
-- **an entry looks zero to a search** when it is below that, or below a thousandth of the root mean
-  square of L q. Searches run in single precision and stop early; what passes is solved again for
-  its zeros in float64 and must then pass the first test (``candidates``);
-- **rows have a common kernel** when the least singular value of the r rows is at most √r times what
-  one entry may have, and the kernel is a line when the second is larger;
-- **two directions are the same** when the sine of their angle is at most 1e-6, or at most what the
-  noise can turn a direction by: 4 σ ‖Σ⁻¹q‖ √(b/τ), where τ is the least share of zeros;
-- **directions are independent** when each is at least 1e-7 away from the span of the others;
-- **a pre-activation has no sign** when |z_k| ≤ c (σ ‖p‖ + ε ‖x̂‖) ‖ŵ_k‖: noise in x̂ = Rᵀp, and
-  the rounding ε of the client's own arithmetic, could turn it. Certificates leave it out.
+- **an entry of D is zero** if |ℓ_k·q| ≤ c σ_k ‖Σ⁻¹q‖. σ_k ‖Σ⁻¹q‖ is the standard deviation of the noise in this entry.
+  c is a Gaussian quantile: all m·b entries of D stay below their bounds together with probability 0.999 (c = 5.2 at
+  m=200, b=20). Rounding errors have heavier tails, of up to 11 standard deviations. The bound is therefore widened to
+  3 c as long as it stays below a hundredth of the root mean square of L q, where a wider bound has no disadvantage;
+- **an entry looks zero to a search** if it is below that bound, or below a thousandth of the root mean square of L q.
+  Searches run in single precision and stop early. A direction with enough such entries is solved again in float64, and
+  must then pass the first test (``pool``);
+- **rows have a common kernel** if the smallest singular value of the r rows is at most √r times the bound of one entry.
+  The kernel has one dimension if the second smallest singular value is larger than that;
+- **two directions are the same** if the sine of their angle is at most 1e-6, or at most the angle by which noise can
+  turn a direction: 4 σ ‖Σ⁻¹q‖ √(b/τ), where τ is the smallest share of zeros in L q;
+- **directions are independent** if each has a distance of at least 1e-7 from the span of the others;
+- **a pre-activation has no clear sign** if |z_k| ≤ c (σ ‖p‖ + ε ‖x̂‖) ‖ŵ_k‖: noise in x̂ = Rᵀp, and the rounding ε of
+  the client's own arithmetic, could change the sign. Certificates do not use such pre-activations.
 """
 
 import math
@@ -30,86 +29,113 @@ from spearpp.inversion.factors import Factors
 from spearpp.inversion.observation import Observation
 from spearpp.types import Bool, Float, Tensor
 
+BOUND_EXCEEDED = 1e-3
+"""Probability that Gaussian noise exceeds its bound in any of the m·b entries of D. Design choice: one batch in a
+thousand has such an entry, and a batch is recovered despite one missed zero."""
 HEAVY_TAILS = 3.0
+"""Factor by which the bound for zero is widened where it is negligible. Measured: rounding noise reached 10.9 standard
+deviations and the smallest gradient of an active neuron was 404, so 3 c = 15 lies between the two
+(``docs/lab/notebook.md``, "What counts as zero")."""
 NEGLIGIBLE = 1e-2
+"""Largest widened bound, relative to the root mean square of L q. Design choice: if the entries of
+active neurons are Gaussian, less than one percent of them lie below this bound."""
 SEARCH_RESOLUTION = 1e-3
+"""Largest entry that looks zero to a search, relative to the root mean square of L q. Design choice: searches run in
+float32 and stop early. Measured: about one direction in ten has an active neuron below this limit, and the weights of
+``pool.refit`` correct these directions (``docs/lab/notebook.md``, "What counts as zero")."""
 SAME_DIRECTION = 1e-6
+"""Sine of the angle below which two directions are the same without noise. Design choice: well above 1.5e-8, the
+error of a sine that is computed from a float64 product, and far below the angle between different samples."""
 INDEPENDENT = 1e-7
+"""Smallest distance of a unit direction from the span of others. Design choice: a few times 1.5e-8, the
+square root of the float64 precision, which is the error of a direction that is solved from a Gram matrix."""
+NOISE_ANGLE = 4.0
+"""Number of standard deviations that the angle between two estimates of one direction may have. Design choice: the
+stated error of an input uses the same number (``evidence.one_layer``)."""
+SMALLEST_KERNEL_BOUND = 1e-12
+"""Smallest bound for a singular value of a kernel. Design choice for gradients without noise:
+some thousand times the float64 precision of rows with norm 1."""
 RARE = 1e-9
-"""The probability of an error that is accepted, as in SPEAR."""
+"""Accepted probability of an error. Design choice of the SPEAR paper, which we keep."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The noise of one layer, ready for the six decisions; or of several alike, along leading dimensions ``*u``."""
+    """The noise of one layer, in the form that the six decisions need.
+
+    Several layers of one shape and batch size can be stacked along leading dimensions ``*u``.
+    """
 
     sigmas: float
-    """c, how many standard deviations noise may reach."""
+    """c, the number of standard deviations that noise may reach."""
     row_noise: Float[Tensor, "*u m"]
-    """σ_k."""
+    """σ_k, the standard deviation of the noise in row k of Ĝ."""
     noise: Float[Tensor, "*u"]
-    """σ, the root mean square of σ_k over the live neurons."""
+    """σ, the root mean square of σ_k over the neurons with a gradient."""
     inverse_singular_values: Float[Tensor, "*u b"]
+    """The diagonal of Σ⁻¹."""
     weight_norms: Float[Tensor, "*u m"]
-    """‖ŵ_k‖."""
+    """‖ŵ_k‖, the norm of the weights of neuron k, including its bias."""
     preactivation: Float[Tensor, "*u b"]
-    """t with tolerance of z_k = ‖t ∘ p‖ ‖ŵ_k‖."""
+    """t = c (σ + ε Σ): the pre-activation z_k of the input x̂ = Rᵀp has a clear sign if |z_k| > ‖t ∘ p‖ ‖ŵ_k‖."""
     least_sparsity: float
-    """τ, the least share of zeros among the live neurons."""
+    """τ, the smallest share of zeros in L q, among the neurons with a gradient."""
     least_zeros: int
-    """The number of zeros a direction needs to be a candidate."""
+    """The smallest number of zeros in L q for a candidate direction q."""
 
     def amplification(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
-        """‖Σ⁻¹q‖: standard deviation of an entry of L q for unit noise in Ĝ."""
+        """Return ‖Σ⁻¹q‖, the standard deviation of an entry of L q if the noise in Ĝ has standard deviation 1."""
         return torch.linalg.vector_norm(directions * self.inverse_singular_values[..., None, :], dim=-1)
 
     def entry(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k m"]:
-        """The largest entry of L q that noise allows where the true one is zero.
+        """Return the largest |ℓ_k·q| that noise explains if the true entry is zero.
 
-        c σ_k ‖Σ⁻¹q‖, and up to HEAVY_TAILS times that while it is negligible. L has orthonormal
-        columns, so the entries of L q have root mean square 1/√m.
+        The bound is c σ_k ‖Σ⁻¹q‖. It is widened by up to ``HEAVY_TAILS`` as long as it stays below ``NEGLIGIBLE`` times
+        the root mean square of L q. L has orthonormal columns, so the entries of L q have root mean square 1/√m.
         """
         gaussian = self.sigmas * self.amplification(directions)[..., None] * self.row_noise[..., None, :]
         negligible = NEGLIGIBLE / max(1, self.row_noise.shape[-1]) ** 0.5
         return torch.maximum(gaussian, (HEAVY_TAILS * gaussian).clamp_max(negligible))
 
     def zeros(self, values: Float[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
-        """Which entries of L q (one direction a row) are zero up to noise."""
+        """Return which entries of L q are zero up to noise, one row for each direction."""
         return values.abs() <= self.entry(directions)
 
     def look_zero(self, values: Float[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
-        """Which entries of L q may be zero, given the precision of a search."""
+        """Return which entries of L q may be zero, given the finite precision of a search."""
         return values.abs() <= self.at_search_precision(self.entry(directions))
 
     def at_search_precision(self, bound: Float[Tensor, "*u k m"]) -> Float[Tensor, "*u k m"]:
-        """A bound of ``entry``, or what a search can tell from zero if that is more."""
+        """Return the bound of ``entry``, or the resolution of a search if that is larger."""
         return bound.clamp_min(SEARCH_RESOLUTION / max(1, bound.shape[-1]) ** 0.5)
 
     def kernel(self, rows: int, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
-        """Up to which norm the images of r rows are zero together."""
+        """Return the largest norm of A q that noise explains if q is in the kernel of a matrix A of r rows of L."""
         entry = self.noise[..., None] * self.amplification(directions)
-        return (self.sigmas * rows**0.5 * entry).clamp_min(1e-12)
+        return (self.sigmas * rows**0.5 * entry).clamp_min(SMALLEST_KERNEL_BOUND)
 
     def angle(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
-        """The sine up to which another direction is the same as this one."""
+        """Return the largest sine of the angle between this direction and another that counts as the same."""
         entry = self.noise[..., None] * self.amplification(directions)
-        return (4 * entry * (directions.shape[-1] / self.least_sparsity) ** 0.5).clamp(SAME_DIRECTION, 0.5)
+        turned = NOISE_ANGLE * entry * (directions.shape[-1] / self.least_sparsity) ** 0.5
+        return turned.clamp(SAME_DIRECTION, 0.5)  # never more than 30°, however strong the noise is
 
 
 def tolerance(seen: Observation, factors: Factors, sparsity: float | None = None) -> Tolerance:
-    """Collect what the decisions need.
+    """Compute the tolerance of a layer from the noise of its gradient.
 
     Args:
-        seen: the layer.
-        factors: its gradient, factored.
-        sparsity: τ; None takes the share that a column with half of its entries zero falls below
-            with probability 1e-9 (``default_sparsity``).
+        seen: the gradient and the weights of the layer.
+        factors: the factors of the gradient.
+        sparsity: τ, the smallest share of zeros; None for ``default_sparsity``, which rejects a true column with
+            probability 1e-9 if each of its entries is zero with probability ½.
     """
     m, b = factors.left.shape[-2:]
     neurons = factors.live.sum(-1)
     live = int(neurons.max())
     share = default_sparsity(live) if sparsity is None else sparsity
-    sigmas = NormalDist().inv_cdf(1 - 0.5e-3 / max(1, m * b))
+    # The two tails of all m·b entries share this probability equally.
+    sigmas = NormalDist().inv_cdf(1 - 0.5 * BOUND_EXCEEDED / max(1, m * b))
     noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) / neurons.clamp_min(1).sqrt()
     return Tolerance(
         sigmas=sigmas,
@@ -124,9 +150,10 @@ def tolerance(seen: Observation, factors: Factors, sparsity: float | None = None
 
 
 def default_sparsity(neurons: int) -> float:
-    """τ: the 1e-9 quantile of Bin(m, ½), as a share of m.
+    """Return τ, the 1e-9 quantile of the binomial distribution Bin(m, ½), as a share of m.
 
-    SPEAR rejects a true column with this probability when each entry is zero with probability ½.
+    A true column of D has fewer than τ m zeros with probability 1e-9, if each entry is zero with probability ½. The
+    SPEAR paper uses the same threshold.
 
     >>> [round(default_sparsity(m) * m) for m in (200, 1000, 2000, 4000)]
     [58, 405, 866, 1810]

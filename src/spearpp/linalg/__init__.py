@@ -1,1 +1,1 @@
-"""Batched linear algebra that knows nothing about gradients of networks, and the GPU kernels beside their reference."""
+"""Batched linear algebra that does not depend on neural networks, and GPU kernels with their PyTorch references."""

@@ -1,4 +1,4 @@
-"""Vectors that a set of rows sends to zero, for many sets at once."""
+"""Null spaces and smallest eigenvectors of many small matrices at once."""
 
 import math
 from functools import lru_cache
@@ -12,20 +12,33 @@ from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Bool, Float, Int, Tensor
 
 _ITERATIONS = 8
+"""Inverse iterations for each eigenvector.
+
+Measured: fewer iterations for the second eigenvector lost one certificate in 1,100 (docs/lab/notebook.md).
+"""
 _SQUARED = 1e-4
-"""Distance of unit vectors down to which their products, which square it, tell it to eight digits."""
-_MOST = 0.75
-"""Share of the rows from which picking some is no less work than taking all."""
+"""Smallest distance between a unit vector and a subspace that a Gram matrix yields to eight digits.
+
+Derived: a Gram matrix holds the square of the distance, 1e-8, and float64 has 16 digits.
+"""
+_GATHER_SHARE = 0.75
+"""Largest share of the rows for which gathering them is less work than using all rows. Design choice."""
 
 
 def kernel_vectors(
     rows: Float[Tensor, "sets r b"],
 ) -> tuple[Float[Tensor, "sets b"], Float[Tensor, "sets 2"]]:
-    """The unit vector q with the least ‖A q‖ for each matrix A, and the two least singular values.
+    """Find the unit vector q with the smallest ‖A q‖ for each matrix A, and the two smallest singular values.
 
-    By inverse iteration with two vectors on AᵀA: the first value tells whether there is a kernel at
-    all, the second whether it has one dimension. Both are computed as ‖A v‖, so squaring A costs
-    them no digits; the vector's error is that of AᵀA's eigenvector, so give float64.
+    The function uses inverse iteration with two vectors on AᵀA. A has a kernel if the first singular value is zero, and
+    the kernel has one dimension if the second one is not. Both values are computed as ‖A v‖, so they lose no digits by
+    squaring A. The error of q is that of an eigenvector of AᵀA, so the rows should be float64.
+
+    Args:
+        rows: the matrices A.
+
+    Returns:
+        The vectors q, and the two smallest singular values, the smallest first.
 
     >>> import torch
     >>> q, values = kernel_vectors(torch.tensor([[[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]]]).double())
@@ -37,17 +50,22 @@ def kernel_vectors(
     sets, _, b = rows.shape
     if sets == 0 or b == 1:
         q = rows.new_ones(sets, b)
-        least = torch.linalg.vector_norm(rows[:, :, 0], dim=1)
-        return q, torch.stack([least, torch.full_like(least, torch.inf)], dim=1)
+        smallest = torch.linalg.vector_norm(rows[:, :, 0], dim=1)
+        return q, torch.stack([smallest, torch.full_like(smallest, torch.inf)], dim=1)
     block = two_smallest_eigenvectors(rows.mT @ rows)
     return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
 
 
 def leverage(rows: Float[Tensor, "*sets r b"], kernels: Float[Tensor, "*sets b"]) -> Float[Tensor, "*sets r"]:
-    """How much the kernel of each set depends on every single row, between 0 and 1.
+    """Compute how much the kernel of each matrix depends on every single row, between 0 and 1.
 
-    h = a (AᵀA)⁺ aᵀ for a row a. Without it the least singular value but that of the kernel q is still
-    √(1 - h) times what it was; at h = 1 the row alone keeps the kernel from having one dimension more.
+    The leverage of a row a is h = a (AᵀA)⁺ aᵀ. Let σ be the smallest singular value of A apart from the zero of the
+    kernel q. Without the row a, this singular value is still at least √(1 - h) σ. At h = 1 the kernel would gain a
+    dimension without the row.
+
+    Args:
+        rows: the matrices A.
+        kernels: a unit vector q for each matrix, with A q = 0.
 
     >>> import torch
     >>> q = torch.tensor([[0.0, 0.0, 1.0]]).double()
@@ -55,7 +73,7 @@ def leverage(rows: Float[Tensor, "*sets r b"], kernels: Float[Tensor, "*sets b"]
     >>> leverage(twice[:, :3], q).round(decimals=6).tolist()
     [[0.5, 0.5, 1.0]]
     """
-    gram = rows.mT @ rows + kernels[..., None] * kernels[..., None, :]  # q counts for nothing, as A q = 0
+    gram = rows.mT @ rows + kernels[..., None] * kernels[..., None, :]  # A q = 0, so adding q qᵀ changes no leverage
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     diagonal.add_(torch.finfo(gram.dtype).eps * diagonal.sum(-1, keepdim=True).clamp_min(1e-290))
     factor = torch.linalg.cholesky_ex(gram)[0]
@@ -69,21 +87,23 @@ def min_masked_residual(
     fixed: Float[Tensor, "m e"],
     pinned: tuple[Float[Tensor, "pins d"], Float[Tensor, "sets pins"]] | None = None,
 ) -> tuple[Float[Tensor, "sets d 2"], Float[Tensor, "sets 2"]]:
-    """Where a masked subspace meets another: the unit x with the least ‖(I - F Fᵀ) S M x‖, for each mask S.
+    """Find the unit x with the smallest ‖(I - F Fᵀ) S M x‖, for each mask S.
+
+    At zero, the masked vector S M x of the subspace span(M) lies in the subspace span(F).
 
     Args:
-        masks: S, which rows are kept.
-        moving: M; with orthonormal columns, so that x has the norm of M x.
+        masks: S. True keeps a row.
+        moving: M, with orthonormal columns, so that x has the norm of M x.
         fixed: F, with orthonormal columns.
-        pinned: further rows that x should be orthogonal to, and their weights for each mask.
+        pinned: further rows to which x should be orthogonal, and their weights for each mask.
 
     Returns:
-        The best x and the second best one orthogonal to it, and the two norms. If the second norm is
-        zero too, x is not determined.
+        The best x and the second best x orthogonal to it, and the two norms. If the second norm is also zero, x is not
+        determined.
 
     >>> import torch
     >>> moving, fixed = torch.eye(3)[:, :2].double(), torch.tensor([[0.0], [1.0], [0.0]]).double()
-    >>> x, norms = meet(torch.tensor([[True, True, False]]), moving, fixed)
+    >>> x, norms = min_masked_residual(torch.tensor([[True, True, False]]), moving, fixed)
     >>> x[0, :, 0].abs().round(decimals=6).tolist(), norms[0].round(decimals=6).tolist()
     ([0.0, 1.0], [0.0, 1.0])
     """
@@ -99,56 +119,58 @@ def min_masked_residual(
             gram = moving.T @ kept - across.mT @ across
             block = two_smallest_eigenvectors(gram if extra is None else gram + extra.mT @ extra)
         image = kept @ block
-        left_over = torch.linalg.vector_norm(image - fixed @ (fixed.T @ image), dim=1)
+        residual = torch.linalg.vector_norm(image - fixed @ (fixed.T @ image), dim=1)
         if extra is not None:
-            left_over = torch.hypot(left_over, torch.linalg.vector_norm(extra @ block, dim=1))
+            residual = torch.hypot(residual, torch.linalg.vector_norm(extra @ block, dim=1))
         if moving.shape[1] == 1:
-            left_over[:, 1] = torch.inf
+            residual[:, 1] = torch.inf
         found.append(block)
-        norms.append(left_over)
+        norms.append(residual)
     if not found:
         return moving.new_zeros(0, moving.shape[1], 2), moving.new_zeros(0, 2)
     return torch.cat(found), torch.cat(norms)
 
 
 def gather_weighted(rows: Float[Tensor, "*u m b"], weights: Float[Tensor, "*u sets m"]) -> Float[Tensor, "*u sets r b"]:
-    """For each set the rows with a weight above zero, times it; the shorter sets are padded with zeros.
+    """Gather, for each set, the rows with a positive weight, multiplied by their weights.
+
+    Sets with fewer rows are padded with zeros. If most rows have a weight, all rows are returned.
 
     >>> import torch
-    >>> picked(torch.eye(3), torch.tensor([[0.0, 2.0, 0.0]])).tolist()
+    >>> gather_weighted(torch.eye(3), torch.tensor([[0.0, 2.0, 0.0]])).tolist()
     [[[0.0, 2.0, 0.0]]]
     """
-    most = max(1, int((weights > 0).sum(-1).max())) if weights.numel() else 0
-    if most > _MOST * rows.shape[-2]:
+    largest_set = max(1, int((weights > 0).sum(-1).max())) if weights.numel() else 0
+    if largest_set > _GATHER_SHARE * rows.shape[-2]:
         return weights[..., None] * rows[..., None, :, :]
-    weight, places = weights.topk(most, dim=-1)
+    weight, places = weights.topk(largest_set, dim=-1)
     return weight[..., None] * gather_rows(rows, places)
 
 
 def gather_rows(rows: Float[Tensor, "*u m b"], places: Int[Tensor, "*u sets r"]) -> Float[Tensor, "*u sets r b"]:
-    """The rows at those places, for each set."""
+    """Gather, for each set, the rows at the indices ``places``."""
     if rows.ndim == 2:
         return rows[places]
     return torch.take_along_dim(rows[..., None, :, :], places[..., None], dim=-2)
 
 
 def smallest_eigenvector(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b"]:
-    """The eigenvector with the least eigenvalue, by inverse iteration; ``gram`` is overwritten."""
+    """Find the eigenvector with the smallest eigenvalue by inverse iteration. ``gram`` is overwritten."""
     start = _starts(gram.shape[-1], gram.dtype, gram.device)[:, :1]
-    return _largest(_inverse(gram), start) if gram.is_cuda else _least(_factor(gram), start)
+    return _largest(_inverse(gram), start) if gram.is_cuda else _inverse_iteration(_factor(gram), start)
 
 
 def two_smallest_eigenvectors(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
-    """The two eigenvectors with the least eigenvalues, by inverse iteration; ``gram`` is overwritten."""
+    """Find the two eigenvectors with the smallest eigenvalues by inverse iteration. ``gram`` is overwritten."""
     start = _starts(gram.shape[-1], gram.dtype, gram.device)
     if gram.is_cuda:
         inverse = _inverse(gram)
         first = _largest(inverse, start[:, :1])
-        beside = inverse - first[..., None] * (first[..., None, :] @ inverse)
-        second = _largest(beside, sphere.tangent(first, start[:, 1].expand_as(first))[..., None])
+        deflated = inverse - first[..., None] * (first[..., None, :] @ inverse)
+        second = _largest(deflated, sphere.tangent(first, start[:, 1].expand_as(first))[..., None])
         return torch.stack([first, sphere.retract(sphere.tangent(first, second))], dim=-1)
     factor = _factor(gram)
-    first = _least(factor, start[:, :1])
+    first = _inverse_iteration(factor, start[:, :1])
     second = sphere.tangent(first, start[:, 1].expand_as(first))
     for _ in range(_ITERATIONS):
         second = torch.cholesky_solve(second[..., None], factor)[..., 0]
@@ -156,116 +178,129 @@ def two_smallest_eigenvectors(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor,
     return torch.stack([first, second], dim=-1)
 
 
-def _least(factor: Float[Tensor, "*sets b b"], start: Float[Tensor, "b 1"]) -> Float[Tensor, "*sets b"]:
+def _inverse_iteration(factor: Float[Tensor, "*sets b b"], start: Float[Tensor, "b 1"]) -> Float[Tensor, "*sets b"]:
+    """Find the eigenvector with the smallest eigenvalue of the matrices with these Cholesky factors."""
     vectors = start.expand(*factor.shape[:-1], 1)
-    for _ in range(_ITERATIONS):  # each grows them by 1e16 at most, so nothing overflows
+    for _ in range(_ITERATIONS):  # each solve grows the vectors at most by 1e16, so they do not overflow
         vectors = torch.cholesky_solve(vectors, factor)
     return sphere.retract(vectors[..., 0])
 
 
-@lru_cache(maxsize=64)  # a GPU waits ten launches for them
+@lru_cache(maxsize=64)  # on a GPU these vectors cost ten kernel launches
 def _starts(b: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "b 2"]:
+    """Return two fixed start vectors of inverse iteration."""
     index = torch.arange(b, dtype=dtype, device=device)
     return torch.stack([1 + 0.5 * torch.cos(index), torch.sin(3 * index + 1)], dim=1)
 
 
 @lru_cache(maxsize=8)
 def _scaled_unit(b: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "b b"]:
-    """√ε I."""
+    """Return √ε I, where ε is the rounding unit of the dtype."""
     return torch.finfo(dtype).eps ** 0.5 * torch.eye(b, dtype=dtype, device=device)
 
 
 def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
-    """Cholesky's factor of the Gram matrices, scaled to trace 1 and shifted by their rounding."""
+    """Return the Cholesky factors of the Gram matrices, scaled to trace 1 and shifted by the rounding unit."""
     b, rounding = gram.shape[-1], torch.finfo(gram.dtype).eps
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     gram.div_(diagonal.sum(-1).clamp_min(1e-290)[..., None, None])
     diagonal.add_(rounding)
     factor, failed = torch.linalg.cholesky_ex(gram)
-    if bool(failed.any()):  # rounding made it indefinite: shift by what is certainly enough
+    if bool(failed.any()):  # rounding made a matrix indefinite; this larger shift bounds the rounding error
         gram[failed > 0] += b * rounding * torch.eye(b, dtype=gram.dtype, device=gram.device)
         factor = torch.linalg.cholesky_ex(gram)[0]
     return factor
 
 
 def _inverse(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
-    """ε (A / tr A + ε I)⁻¹, about 1 at most. A GPU squares it in less time than as many solves take to launch."""
+    """Return ε (A / tr A + ε I)⁻¹, whose largest eigenvalue is at most about 1.
+
+    On a GPU, squaring this matrix takes less time than launching the equivalent number of solves.
+    """
     unit = _scaled_unit(gram.shape[-1], gram.dtype, gram.device).expand_as(gram)
     half = torch.linalg.solve_triangular(_factor(gram), unit, upper=False)
     return half.mT @ half
 
 
 def _largest(matrix: Float[Tensor, "*sets b b"], start: Tensor) -> Float[Tensor, "*sets b"]:
-    """M⁸ v as a unit vector: its eigenvector with the largest eigenvalue."""
+    """Return M⁸ v as a unit vector. It approximates the eigenvector with the largest eigenvalue."""
     square = matrix @ matrix
     fourth = square @ square
     return sphere.retract((fourth @ (fourth @ start))[..., 0])
 
 
 def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
-    """The kernels of those sets of rows of L whose kernel is a line, up to the gradient's noise."""
+    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
+
+    Args:
+        problem: the layer. Its tolerance defines which singular values count as zero.
+        rows: sets of rows of L.
+    """
     q, values = kernel_vectors(rows)
     allowed = problem.tolerance.kernel(rows.shape[1], q)
     return q[(values[:, 0] <= allowed) & (values[:, 1] > allowed)]
 
 
 def random_subsets(sets: int, of: int, size: int, generator: torch.Generator) -> Int[Tensor, "sets size"]:
-    """Subsets of {0, …, of-1} drawn uniformly without replacement, one a row."""
+    """Sample subsets of {0, …, of-1} uniformly without replacement. Each row of the result is one subset."""
     keys = torch.rand(sets, of, generator=generator, device=generator.device)
     return keys.topk(size, dim=1, largest=False, sorted=False).indices
 
 
 def independent(vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"], always: int = 0) -> Int[Tensor, "kept"]:
-    """Which vectors stand off from the span of the kept ones before them, in order.
+    """Select vectors one by one, each if it is far enough from the span of the vectors selected before it.
 
     Args:
-        vectors: unit vectors, one a row.
-        least: the distance each must have from that span.
-        always: so many of the first are kept without a question.
+        vectors: unit vectors, one per row.
+        least: minimum distance of each vector from that span.
+        always: number of leading vectors that are selected without a test.
+
+    Returns:
+        The indices of the selected vectors, in order.
 
     >>> import torch
     >>> three = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]]).double()
     >>> independent(three, torch.full((3,), 1e-6).double()).tolist()
     [0, 2]
     """
-    # A host loop with small vectors: moving them there once beats waiting for a GPU at every one.
+    # This loop runs on the host: one transfer is faster than waiting for a GPU at every vector.
     rows, bounds = vectors.cpu(), least.cpu()
     k, b = rows.shape
-    if k <= b and bool((distance_to_span(rows)[always:] > bounds[always:]).all()):  # the usual case needs no loop
+    if k <= b and bool((distance_to_span(rows)[always:] > bounds[always:]).all()):  # usually all vectors are selected
         return torch.arange(k, device=vectors.device)
-    known = torch.linalg.qr(rows[:always].T)[0].T[:always] if always else rows.new_zeros(0, b)
-    for _ in range(2):  # twice is enough (Kahan)
-        rows = rows - (rows @ known.T) @ known
+    leading = torch.linalg.qr(rows[:always].T)[0].T[:always] if always else rows.new_zeros(0, b)
+    for _ in range(2):  # orthogonalising twice is enough (Kahan)
+        rows = rows - (rows @ leading.T) @ leading
     basis, kept = np.zeros((b, b)), list(range(always))
     for index, (row, bound) in enumerate(zip(rows.numpy()[always:], bounds.numpy()[always:], strict=True), always):
         if len(kept) == b:
             break
-        before = basis[: len(kept) - always]
-        rest = row - (before @ row) @ before
-        rest = rest - (before @ rest) @ before
-        size = math.sqrt(rest @ rest)
-        if size > bound:
-            basis[len(before)] = rest / size
+        known = basis[: len(kept) - always]
+        remainder = row - (known @ row) @ known
+        remainder = remainder - (known @ remainder) @ known
+        distance = math.sqrt(remainder @ remainder)
+        if distance > bound:
+            basis[len(known)] = remainder / distance
             kept.append(index)
     return torch.tensor(kept, dtype=torch.long, device=vectors.device)
 
 
 def distance_to_span(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
-    """How far each vector is from the span of those before it; k is at most b.
+    """Compute the distance of each vector from the span of the vectors before it; k is at most b.
 
     >>> import torch
-    >>> standing_off(torch.tensor([[1.0, 0.0], [0.6, 0.8]]).double()).round(decimals=6).tolist()
+    >>> distance_to_span(torch.tensor([[1.0, 0.0], [0.6, 0.8]]).double()).round(decimals=6).tolist()
     [1.0, 0.8]
     """
     factor, failed = torch.linalg.cholesky_ex(vectors @ vectors.T)
-    away = factor.diagonal()
-    if not len(away) or (not bool(failed) and bool(away.min() > _SQUARED)):
-        return away
+    distances = factor.diagonal()
+    if not len(distances) or (not bool(failed) and bool(distances.min() > _SQUARED)):
+        return distances
     return torch.linalg.qr(vectors.T)[1].diagonal().abs()
 
 
 def complement(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "b d"]:
-    """An orthonormal basis of what is orthogonal to every one of these vectors; they are independent.
+    """Return an orthonormal basis of the vectors orthogonal to all given vectors, which must be independent.
 
     >>> import torch
     >>> complement(torch.tensor([[0.0, 0.0, 2.0]]))[2].tolist()

@@ -1,4 +1,4 @@
-"""How many threads a computation on the CPU is worth."""
+"""Number of CPU threads for small computations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,16 +6,23 @@ from contextlib import contextmanager
 import torch
 
 WORTH = 2**16
-"""Entries of L from which a second thread helps. Below, threads wait for each other: where others use the machine too,
-two took ten times as long as one at 4,000 entries."""
+"""Number of entries of L from which a second thread helps.
+
+Measured: for smaller layers the threads mostly wait for each other. On a machine of two cores that other processes also
+used, two threads took ten times as long as one at 4,000 entries (docs/lab/notebook.md, section "Speed").
+"""
 
 
 @contextmanager
 def single_thread_if_small(entries: int, device: torch.device) -> Iterator[None]:
-    """Use one thread meanwhile if the layer is small.
+    """Use one CPU thread inside the context if the layer is small, and restore the setting afterwards.
 
-    The setting is the calling thread's own; but a thread that uses torch for the first time meanwhile takes it over,
-    and should set its own.
+    PyTorch keeps this setting per thread. However, a thread that uses PyTorch for the first time inside the context
+    inherits the setting of one thread. Such a thread should call ``torch.set_num_threads`` on its own.
+
+    Args:
+        entries: number of entries of L.
+        device: device of the computation. GPU computations are left alone.
     """
     before = torch.get_num_threads()
     if device.type != "cpu" or entries >= WORTH or before == 1:

@@ -1,8 +1,8 @@
-"""Which layers of a model the attack is about: Linear, then ReLU, and what comes next.
+"""Find the layers of a model that can be inverted: a Linear layer, a ReLU after it, and the next Linear layer.
 
-A model is traced with ``torch.fx``, which runs its ``forward`` on symbols and needs no input. Where that
-fails (control flow on values), layers are taken in the order of their definition, and said to be assumed:
-a certificate holds only if the ReLU is there, so a wrong guess finds nothing and claims nothing.
+``torch.fx`` traces a model: it runs ``forward`` on symbols and needs no input. If tracing fails (for example because
+of control flow that depends on values), layers are assumed to run in the order of their definition. A wrong assumption
+does no harm: a certificate holds only if the ReLU exists, so the audit reports nothing for such a layer.
 """
 
 from dataclasses import replace
@@ -13,52 +13,55 @@ from spearpp.errors import DataError, ShapeError
 from spearpp.model.checkpoint import assumed_networks, of_checkpoint
 from spearpp.model.definition import by_definition, in_transformers
 from spearpp.model.graph import Tracer, by_graph
-from spearpp.model.layer import Layer, layer_of
+from spearpp.model.layer import Layer, Sees, layer_of
 from spearpp.model.operations import is_linear
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, tensor_specs
 from spearpp.update.names import plain
 
-__all__ = ["Layer", "assumed_networks", "find_layers"]
+__all__ = ["Layer", "Sees", "assumed_networks", "find_layers"]
 
 
 def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
-    """Every Linear layer of the model, or every weight of a checkpoint that may be one.
+    """Return every Linear layer of a model, and whether the audit can invert it.
 
     Args:
-        model: the network; None to go by the update alone, where each 2-D weight counts as a layer.
-        update: what the client sent.
+        model: the network. If it is None, every two-dimensional weight of the update counts as a Linear layer.
+        update: the client's update.
+
+    Returns:
+        The layers, in the order of the model.
 
     Raises:
-        DataError: if the model has other parameters than the update.
+        DataError: if the model and the update have no parameter in common.
+        ShapeError: if a parameter has different shapes in the model and in the update.
 
     >>> from torch import nn
-    >>> from spearpp import simulate
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3))
     >>> update = ClientUpdate.from_gradients(model, [w.clone() for w in model.parameters()])
     >>> for layer in find_layers(model, update): print(layer.name, layer.qualifies, layer.reason)
     0 True its output goes to ReLU
     2 False its output goes to GELU, not to ReLU
-    4 False its output is the model's: no ReLU follows
+    4 False its output is the model's output: no ReLU follows
     """
     if model is None:
         found = of_checkpoint(update)
     else:
         model = _unwrapped(model)
-        own = {plain(name): each.shape for name, each in model.named_parameters()}
-        sent = {name: each.shape for name, each in tensor_specs(update.weights).items()}
+        own = {plain(name): parameter.shape for name, parameter in model.named_parameters()}
+        sent = {name: spec.shape for name, spec in tensor_specs(update.weights).items()}
         if not own.keys() & sent.keys():
             raise DataError("the model has none of the update's parameters: is it another model?")
         for name in own.keys() & sent.keys():
             if own[name] != sent[name]:
-                seen = f"{tuple(sent[name])}, in the model {tuple(own[name])}"
-                raise ShapeError(f"{name} has shape {seen}: is it another model?")
+                shapes = f"shape {tuple(sent[name])} in the update and {tuple(own[name])} in the model"
+                raise ShapeError(f"{name} has {shapes}: is it another model?")
         found = _of_model(model)
-    return [_with_gradient(layer, update) for layer in found]
+    return [_check_gradient(layer, update) for layer in found]
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of what Opacus, DataParallel and torch.compile put around it."""
+    """Return the model inside of the wrappers of Opacus, DataParallel and torch.compile."""
     while True:
         children = dict(model.named_children())
         name = next(iter(children), "")
@@ -67,29 +70,29 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         model = children[name]
 
 
-def _with_gradient(layer: Layer, update: ClientUpdate) -> Layer:
-    """The same, disqualified if there is no gradient for it."""
+def _check_gradient(layer: Layer, update: ClientUpdate) -> Layer:
+    """Disqualify a layer without a gradient, and forget its next layer if that one has no gradient."""
     if not layer.qualifies:
         return layer
+    reason = None
     if layer.weight not in update.weights:
         reason = "its weight is computed from other parameters, or is not in the update"
+    elif layer.weight not in update.gradients:
+        reason = "no gradient was sent for it: the layer is frozen or was left out"
+    elif layer.bias is not None and layer.bias not in update.gradients:
+        reason = f"its bias has no gradient ({layer.bias} was not sent)"
+    elif not nonzero(update.gradients, layer.weight):
+        reason = "its gradient is zero: the layer is frozen, or no sample activates a neuron"
+    if reason is not None:
         return replace(layer, qualifies=False, reason=reason)
-    missing = [name for name in (layer.weight, layer.bias) if name is not None and name not in update.gradients]
-    if layer.weight in missing:
-        return replace(layer, qualifies=False, reason="no gradient was sent for it: it is frozen or was left out")
-    if missing:
-        return replace(layer, qualifies=False, reason=f"its bias has no gradient ({layer.bias} was not sent)")
-    if not nonzero(update.gradients, layer.weight):
-        return replace(layer, qualifies=False, reason="its gradient is zero: frozen, or no sample fires a neuron")
-    known = layer.next if layer.next in update.gradients else None
-    return replace(layer, next=known)
+    return replace(layer, next=layer.next if layer.next in update.gradients else None)
 
 
 def _of_model(model: nn.Module) -> list[Layer]:
-    found: dict[str, Layer] = {}
+    """Return every Linear layer of a model, without regard to the update."""
     try:
         graph = Tracer().trace(model)
-    except Exception:  # forward is the user's code and may fail on symbols in any way
+    except Exception:  # forward is user code and may raise anything when it runs on symbols
         found = dict(by_definition(model))
     else:
         found = dict(by_graph(model, graph))
@@ -98,9 +101,10 @@ def _of_model(model: nn.Module) -> list[Layer]:
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     for name in names:
         if any(name.startswith(f"{outer}." if outer else "") for outer in attention):
-            found[name] = layer_of(model, name, qualifies=False, reason="it is part of an attention: no ReLU follows")
-    unused = "it was not seen in use when the model was traced"
+            reason = "it is part of an attention layer: no ReLU follows"
+            found[name] = layer_of(model, name, qualifies=False, reason=reason)
     traced_into = {name for name in names if not is_linear(model.get_submodule(name)) and f"{name}.weight" in found}
     names = [name for name in names if name not in traced_into]
     names += [name for name in found if name not in names]
+    unused = "it was not used when the model was traced"
     return [found.get(name) or layer_of(model, name, qualifies=False, reason=unused) for name in names]

@@ -1,4 +1,4 @@
-"""Layers of two checkpoints without a model: every matrix may be one."""
+"""Find layers without a model: every matrix of the update may be the weight of a Linear layer."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -6,51 +6,57 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spearpp.model.layer import Layer
+from spearpp.model.layer import Layer, Sees
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import TensorSpec, tensor_specs
 
 
 def of_checkpoint(update: ClientUpdate) -> list[Layer]:
-    """All matrices in their order; the last is an output layer."""
+    """Return a layer for every matrix of the update, in order. The last matrix counts as the output layer."""
     weights = tensor_specs(update.weights)
-    matrices = [name for name, weight in weights.items() if weight.ndim == 2]
+    matrices = [name for name, spec in weights.items() if spec.ndim == 2]
     layers = []
     for index, name in enumerate(matrices):
-        weight = weights[name]
+        shape = weights[name].shape
         stem = name.removesuffix("weight")
-        bias = f"{stem}bias" if name.endswith("weight") else _following(weights, name)
-        fits = bias in weights and weights[bias].shape == weight.shape[:1] if bias else False
-        after = matrices[index + 1] if index + 1 < len(matrices) else None
-        takes = after is not None and weights[after].shape[1] == weight.shape[0]
+        bias = f"{stem}bias" if name.endswith("weight") else _vector_after(weights, name)
+        bias_fits = bias in weights and weights[bias].shape == shape[:1] if bias else False
+        following = matrices[index + 1] if index + 1 < len(matrices) else None
+        following_fits = following is not None and weights[following].shape[1] == shape[0]
         layers.append(
             Layer(
                 name=stem.rstrip(".") or name,
                 weight=name,
-                bias=bias if fits else None,
-                neurons=weight.shape[0],
-                features=weight.shape[1],
-                qualifies=after is not None,
-                reason="taken for Linear and ReLU: without a model only a certificate can tell"
-                if after is not None
-                else "the last matrix of the checkpoint: an output layer, no ReLU follows",
-                sees="inputs" if index == 0 and next(iter(weights)) == name else "features",
-                next=after if takes else None,
+                bias=bias if bias_fits else None,
+                neurons=shape[0],
+                features=shape[1],
+                qualifies=following is not None,
+                reason="assumed to be Linear and ReLU: without a model, only a certificate can prove it"
+                if following is not None
+                else "the last matrix of the checkpoint: assumed to be the output layer, which no ReLU follows",
+                sees=Sees.INPUTS if index == 0 and next(iter(weights)) == name else Sees.FEATURES,
+                next=following if following_fits else None,
                 assumed=True,
             )
         )
     return layers
 
 
-def _following(weights: dict[str, TensorSpec], name: str) -> str | None:
-    """The name after this one, as a list in parameter order has the bias after the weight."""
+def _vector_after(weights: dict[str, TensorSpec], name: str) -> str | None:
+    """Return the name of the next tensor if it is a vector: in a list of parameters, the bias follows the weight."""
     names = list(weights)
     index = names.index(name) + 1
     return names[index] if index < len(names) and weights[names[index]].ndim == 1 else None
 
 
 class AssumedNetwork(nn.Module):
-    """Linear layers with an activation between them, under the names that a checkpoint has for its parameters."""
+    """A sequence of Linear layers with one activation function between them.
+
+    Args:
+        stems: names of the layers, which are the parameter names of a checkpoint without ``.weight`` and ``.bias``.
+        widths: number of inputs of the first layer, then number of outputs of every layer.
+        activation: the activation function.
+    """
 
     def __init__(self, stems: list[str], widths: list[int], activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -65,7 +71,7 @@ class AssumedNetwork(nn.Module):
             module.add_module(last, nn.Linear(inputs, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs, (batch, classes)."""
+        """Return the outputs, (batch, classes)."""
         *hidden, last = (self.get_submodule(stem) for stem in self.stems)
         for layer in hidden:
             x = self.activation(layer(x))
@@ -81,16 +87,17 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     functional.leaky_relu,
     functional.elu,
 )
-"""Activations that a checkpoint is tried with, the most frequent first."""
+"""Activation functions that are tried for a checkpoint without a model, the most common first."""
 
 
 def assumed_networks(update: ClientUpdate) -> list[AssumedNetwork]:
-    """The networks that a checkpoint may be of: all of it Linear layers with bias that feed each other; else none.
+    """Return the fully connected networks that an update without a model may belong to, one for each activation.
 
-    They are guesses. An input that explains its part of the update when it is replayed through one proves the guess.
+    The list is empty unless the update consists only of Linear layers with bias whose widths fit each other. Each
+    network is an assumption. Recovered inputs prove it if recomputing the update from them reproduces the update.
     """
     weights = tensor_specs(update.weights)
-    stems = [name.removesuffix(".weight") for name, each in weights.items() if each.ndim == 2]
+    stems = [name.removesuffix(".weight") for name, spec in weights.items() if spec.ndim == 2]
     names = [name for stem in stems for name in (f"{stem}.weight", f"{stem}.bias")]
     if len(stems) < 2 or sorted(names) != sorted(weights) or not update.gradients.keys() >= set(names):
         return []
@@ -100,7 +107,7 @@ def assumed_networks(update: ClientUpdate) -> list[AssumedNetwork]:
     if any(weights[f"{stem}.bias"].shape != shape[:1] for stem, shape in zip(stems, shapes, strict=True)):
         return []
     prefixes = {stem.rsplit(".", depth)[0] for stem in stems for depth in range(1, stem.count(".") + 1)}
-    if prefixes & set(stems):
+    if prefixes & set(stems):  # a Linear layer cannot contain another layer
         return []
     widths = [shapes[0][1], *(shape[0] for shape in shapes)]
     return [AssumedNetwork(stems, widths, activation) for activation in ACTIVATIONS]

@@ -1,45 +1,76 @@
-"""What is known of one Linear layer."""
+"""Description of one Linear layer of a model."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from torch import nn
 
 from spearpp.update.names import plain
 
 
+class Sees(StrEnum):
+    """What the inputs of a layer are. Every member equals its plain string.
+
+    >>> Sees.INPUTS == "inputs"
+    True
+    """
+
+    INPUTS = "inputs"
+    """The input of the model."""
+    ONE_INPUT = "one input of several"
+    """One input of a model that has several inputs."""
+    FEATURES = "features"
+    """Features that earlier layers computed."""
+
+
 @dataclass(frozen=True)
 class Layer:
-    """A Linear layer of the model and what the audit can do with it."""
+    """A Linear layer of the model, and whether the audit can invert it."""
 
     name: str
-    """The module's name; of a checkpoint, the weight's without ``.weight``."""
+    """Name of the module. Without a model, the name of the weight without ``.weight``."""
     weight: str
+    """Name of the weight parameter."""
     bias: str | None
+    """Name of the bias parameter, or None if the layer has no bias."""
     neurons: int
     features: int
+    """Number of inputs of the layer."""
     qualifies: bool
+    """Whether a ReLU follows the layer and the update holds a gradient for it."""
     reason: str
-    """Why it qualifies, or why not, in words."""
-    sees: str = "features"
-    """What its inputs are: "inputs" of the model itself, "one input of several", or "features" that earlier layers
-    computed."""
+    """Why the layer qualifies, or why it does not."""
+    sees: Sees | str = Sees.FEATURES
+    """What the inputs of the layer are. A plain string, as stored reports hold it, is converted to ``Sees``."""
     next: str | None = None
-    """The weight of the Linear layer that takes its ReLU and nothing else."""
+    """Name of the weight of the next Linear layer, if its only input is this layer's ReLU output, else None."""
     assumed: bool = False
-    """The ReLU was not seen, only guessed; a certificate proves it."""
+    """Whether the ReLU was assumed rather than found in the model. A certificate proves the assumption."""
     dropout: bool = False
-    """Dropout follows the ReLU, so that firing neurons may have no gradient."""
+    """Whether Dropout follows the ReLU. Active neurons may then have a zero gradient."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sees", Sees(self.sees))
 
 
 def layer_of(
     model: nn.Module, name: str, *, qualifies: bool, reason: str, assumed: bool = False, bias: str | None = None
 ) -> Layer:
-    """A Linear module by its name, or a weight that ``functional.linear`` is called with."""
+    """Describe a Linear layer.
+
+    Args:
+        model: the network.
+        name: name of a Linear module, or name of a weight parameter that the model passes to ``functional.linear``.
+        qualifies: value of ``Layer.qualifies``.
+        reason: value of ``Layer.reason``.
+        assumed: value of ``Layer.assumed``.
+        bias: name of the bias parameter. It is used only if ``name`` is the name of a weight.
+    """
     module = dict(model.named_modules()).get(name)
     if not isinstance(module, nn.Linear):
         neurons, features = model.get_parameter(name).shape
-        own, weight = plain(name).removesuffix(".weight"), plain(name)
-        return Layer(own, weight, None if bias is None else plain(bias), neurons, features, qualifies, reason)
+        stem, weight = plain(name).removesuffix(".weight"), plain(name)
+        return Layer(stem, weight, None if bias is None else plain(bias), neurons, features, qualifies, reason)
     prefix = plain(f"{name}." if name else "")
     return Layer(
         name=plain(name) or "(the model itself)",

@@ -1,9 +1,10 @@
-"""What the operations of a traced model do to the output of a Linear layer, found out by evaluating them."""
+"""Determine what the operations of a traced model do to the output of a Linear layer, by evaluating them."""
 
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional
 
 from spearpp.types import Tensor
 
-SHAPE_ONLY = {"size", "dim", "numel"}
+SHAPE_METHODS = {"size", "dim", "numel"}
+"""Tensor methods that use the shape of a tensor and not its values."""
 RESHAPING = {
     "flatten",
     "view",
@@ -26,13 +28,21 @@ RESHAPING = {
     "detach",
     "clone",
 }
+"""Methods and functions that keep the values of a tensor."""
 RESHAPING_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten)
 DROPOUT = (nn.Dropout, nn.AlphaDropout)
-DROPOUT_FUNCTIONS = {functional.dropout}
 PROBES = (1e-3, 0.1, 0.5, 1.0, 3.0, 40.0, 1000.0)
-"""Sizes at which an activation is evaluated, with both signs."""
-NEAR = 1.0
-"""Up to this size an activation such as ReLU6, which bends later, must be ReLU to be "nearly" one."""
+"""Absolute values at which an activation is evaluated, with both signs.
+
+A design choice: the values cover the range of pre-activations in a network, with points below and above the values 1
+and 6 at which Hardtanh and ReLU6 saturate.
+"""
+SMALL = 1.0
+"""Largest absolute value at which an activation must equal ReLU to count as "ReLU for small values".
+
+A design choice: pre-activations of a freshly initialised network are about this large. Hardtanh(0, 1) equals ReLU up to
+1 and ReLU6 up to 6, so both are tried. A certificate decides whether the assumption holds.
+"""
 
 
 class Behaviour(Enum):
@@ -46,17 +56,17 @@ class Behaviour(Enum):
 
 @dataclass(frozen=True)
 class Activation:
-    """The ReLU that takes the output of a Linear layer."""
+    """A node that depends only on the output of one Linear layer."""
 
     node: fx.Node
-    """The node whose value is the activation."""
     behaviour: Behaviour
+    """What the operations from the Linear layer to this node do to the values, together."""
 
 
 def is_linear(module: object) -> bool:
-    """Whether calling a module is ``nn.Linear.forward`` and nothing else.
+    """Return whether a module is a Linear layer that inherits ``nn.Linear.forward``.
 
-    A subclass may compute anything. It counts only if it inherits the method.
+    A subclass that overrides ``forward`` may compute anything, so it does not count.
 
     >>> is_linear(nn.Linear(2, 3))
     True
@@ -65,32 +75,32 @@ def is_linear(module: object) -> bool:
 
 
 def readers(node: fx.Node) -> list[fx.Node]:
-    """The nodes that use the values of a node, not only its shape."""
+    """Return the nodes that use the values of a node, and not only its shape or another attribute."""
     return [
         user
         for user in node.users
-        if not (user.op == "call_method" and user.target in SHAPE_ONLY)
+        if not (user.op == "call_method" and user.target in SHAPE_METHODS)
         and not (user.op == "call_function" and user.target is getattr)
     ]
 
 
 def is_reshape(model: nn.Module, node: fx.Node) -> bool:
-    """Whether a node passes values on as they are."""
+    """Return whether a node keeps all values and may change only shape, dtype or device."""
     if node.op == "call_module":
         return isinstance(model.get_submodule(str(node.target)), RESHAPING_MODULES)
     return node.op in ("call_method", "call_function") and label(model, node) in RESHAPING
 
 
 def is_dropout(model: nn.Module, node: fx.Node) -> bool:
-    """Whether a node sets a random part of the values to zero during training."""
+    """Return whether a node sets random values to zero during training."""
     if node.op == "call_module":
         module = model.get_submodule(str(node.target))
         return isinstance(module, DROPOUT) and module.p > 0
-    return node.op == "call_function" and node.target in DROPOUT_FUNCTIONS
+    return node.op == "call_function" and node.target is functional.dropout
 
 
 def label(model: nn.Module, node: fx.Node) -> str:
-    """The name of an operation, for people."""
+    """Return a readable name of an operation."""
     if node.op == "output":
         return "the model's output"
     if node.op == "call_module":
@@ -99,26 +109,25 @@ def label(model: nn.Module, node: fx.Node) -> str:
 
 
 def activations(model: nn.Module, linear: fx.Node, width: int) -> Iterator[Activation]:
-    """Every node through which all of a Linear layer's output passes, with what the way to it does to the values.
+    """Yield every node that the whole output of a Linear layer passes through, with its behaviour.
 
-    Only operations that depend on this output alone are followed, so ``z * (z > 0)`` and ``(z + |z|) / 2`` are
-    recognised by their values. Nothing is yielded behind a node that other values take part in.
+    The function evaluates operations that depend only on this output. It therefore recognises ``z * (z > 0)`` and
+    ``(z + |z|) / 2`` as ReLU by their values. It stops at a node that also depends on other values.
 
     Args:
         model: the network that was traced.
         linear: the node of the Linear layer.
-        width: its number of neurons.
+        width: number of neurons of the Linear layer.
     """
     for probe in _probes(width):
-        values: dict[fx.Node, Any] = {linear: probe}
-        found = list(_exits(model, linear, probe, values))
+        found = list(_evaluated(model, linear, probe))
         if found:
             yield from found
             return
 
 
 def behaviour(function: Callable[[Tensor], Tensor]) -> Behaviour:
-    """What a function does to numbers, judged by its values.
+    """Classify a function by its values at ``PROBES``.
 
     >>> behaviour(lambda z: z * (z > 0)).value
     'ReLU'
@@ -127,85 +136,86 @@ def behaviour(function: Callable[[Tensor], Tensor]) -> Behaviour:
     """
     probe = next(_probes(4))
     try:
-        return _behaviour(probe, function(probe.clone()))
-    except Exception:  # the function is the user's code
+        return _classify(probe, function(probe.clone()))
+    except Exception:  # the function is user code and may raise anything
         return Behaviour.OTHER
 
 
-def _exits(model: nn.Module, linear: fx.Node, probe: Tensor, values: dict[fx.Node, Any]) -> Iterator[Activation]:
-    open_ends = set(readers(linear))
+def _evaluated(model: nn.Module, linear: fx.Node, probe: Tensor) -> Iterator[Activation]:
+    """Evaluate the nodes after a Linear layer in order, with the probe as the layer's output.
+
+    ``pending`` holds the nodes that use a computed value and are not computed yet. A node takes the whole output of
+    the layer if no other node is pending when it is computed.
+    """
+    values: dict[fx.Node, Any] = {linear: probe}
+    pending = set(readers(linear))
     node = linear.next
-    while node.op != "root" and open_ends:
+    while node.op != "root" and pending:
         inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
         if any(each in values for each in inputs):
-            ends = node.op == "output" or (
+            is_end = node.op == "output" or (
                 node.op == "call_module" and is_linear(model.get_submodule(str(node.target)))
             )
-            if ends or any(each not in values for each in inputs):
+            if is_end or any(each not in values for each in inputs):
                 return
             try:
-                values[node] = _evaluate(model, node, values)
-            except Exception:  # an operation of the user's that does not take these probes
+                value = values[node] = _evaluate(model, node, values)
+            except Exception:  # the operation is user code and may not accept the probe
                 return
-            open_ends.discard(node)
-            if open_ends <= {node} and node in _carriers(node, values):
-                yield Activation(node, _behaviour(probe, values[node]))
-            open_ends |= set(readers(node)) - values.keys()
+            pending.discard(node)
+            if not pending and isinstance(value, Tensor) and value.is_floating_point():
+                yield Activation(node, _classify(probe, value))
+            pending |= set(readers(node)) - values.keys()
         node = node.next
 
 
-def _carriers(node: fx.Node, values: dict[fx.Node, Any]) -> set[fx.Node]:
-    """The node itself if its value is a tensor of numbers, as an activation is."""
-    value = values[node]
-    return {node} if isinstance(value, Tensor) and value.is_floating_point() else set()
-
-
 def _evaluate(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    def known(each: fx.Node) -> Any:
-        if each in values:
-            value = values[each]
-            return value.clone() if isinstance(value, Tensor) else value
-        found: Any = model
-        for part in str(each.target).split("."):
-            found = getattr(found, part)
-        return found
+    """Return the value of one node in evaluation mode. Values are copied, because an operation may be in place."""
 
-    args, kwargs = fx.map_arg(node.args, known), fx.map_arg(node.kwargs, known)
+    def value_of(each: fx.Node) -> Any:
+        if each in values:
+            return values[each].clone() if isinstance(values[each], Tensor) else values[each]
+        return attrgetter(str(each.target))(model)
+
+    args, kwargs = fx.map_arg(node.args, value_of), fx.map_arg(node.kwargs, value_of)
     with torch.no_grad():
         if node.op == "call_module":
             return copy.deepcopy(model.get_submodule(str(node.target))).eval()(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        if node.target in DROPOUT_FUNCTIONS:
+        if node.target is functional.dropout:
             return args[0]
-        return _call(node.target, *args, **kwargs)
-
-
-def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
+        function: Any = node.target
+        return function(*args, **kwargs)
 
 
 def _probes(width: int) -> Iterator[Tensor]:
-    """Pre-activations of all sizes and both signs: a row for each, as samples or as tokens of one sequence."""
-    sizes = torch.tensor([sign * size for size in PROBES for sign in (1.0, -1.0)])
-    rows = sizes[:, None].expand(-1, width).contiguous()
+    """Yield pre-activations with both signs of every probe: first as a batch of samples, then as one sequence.
+
+    The shapes are (2 · probes, width) and (1, 2 · probes, width).
+    """
+    values = torch.tensor([sign * size for size in PROBES for sign in (1.0, -1.0)])
+    rows = values[:, None].expand(-1, width).contiguous()
     yield rows
     yield rows[None]
 
 
-def _behaviour(probe: Tensor, value: Tensor) -> Behaviour:
+def _classify(probe: Tensor, value: Tensor) -> Behaviour:
+    """Compare the values of a function with those of ReLU and of the identity, up to a positive factor."""
     if value.numel() != probe.numel():
         return Behaviour.OTHER
     value, probe = value.detach().flatten().double(), probe.flatten().double()
     scale = float(value[0] / probe[0])
     if not scale > 0:
         return Behaviour.OTHER
-    relu, small = scale * probe.clamp_min(0), probe.abs() <= NEAR
-    if torch.allclose(value, scale * probe, rtol=1e-5, atol=1e-7):
+
+    def close(found: Tensor, expected: Tensor) -> bool:
+        return torch.allclose(found, expected, rtol=1e-5, atol=1e-7)  # about 100 times the rounding of float32
+
+    relu, small = scale * probe.clamp_min(0), probe.abs() <= SMALL
+    if close(value, scale * probe):
         return Behaviour.IDENTITY
-    if torch.allclose(value, relu, rtol=1e-5, atol=1e-7):
+    if close(value, relu):
         return Behaviour.RELU
-    near = torch.allclose(value[small], relu[small], rtol=1e-5, atol=1e-7) and bool(
-        (value[probe < 0].abs() <= 1e-7).all()
-    )
-    return Behaviour.NEARLY_RELU if near else Behaviour.OTHER
+    nearly = close(value[small], relu[small]) and close(value[probe < 0], relu[probe < 0])
+    return Behaviour.NEARLY_RELU if nearly else Behaviour.OTHER

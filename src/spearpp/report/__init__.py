@@ -1,4 +1,4 @@
-"""An audit as a folder that people and programs can read: report.html, report.json, report.sarif.
+"""Reports of an audit: a folder with report.html for people, and report.json and report.sarif for programs.
 
 result = spearpp.audit(update, model)
 spearpp.report.write("audit", result)
@@ -20,14 +20,14 @@ from spearpp.errors import OptionError, ShapeError
 from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
 from spearpp.report.html import page
-from spearpp.report.presentation import Presentation
+from spearpp.report.presentation import Presentation, shown_width
 from spearpp.report.sarif import sarif
 from spearpp.simulate import Batch
 from spearpp.types import Tensor
 from spearpp.update.files import FileName, write_whole
 
-__all__ = ["DOCUMENT", "NUMBERS", "Presentation", "Redaction", "again", "compare", "sarif", "write"]
-PAGE, GATE, TRUTH = "report.html", "report.sarif", "truth.safetensors"
+__all__ = ["DOCUMENT", "NUMBERS", "Presentation", "Redaction", "compare", "rerender", "sarif", "write"]
+PAGE, SARIF, TRUTH = "report.html", "report.sarif", "truth.safetensors"
 
 
 def write(
@@ -41,105 +41,115 @@ def write(
     source: Sequence[str] = (),
     about: dict[str, Any] | None = None,
 ) -> Path:
-    """Write all files of a report and return the page's.
+    """Write all files of a report and return the path of the page.
 
     Args:
-        folder: made if it is not there; a report in it is replaced.
-        result: the audit.
-        truth: the client's own batch, to show originals beside what came back; never seen by the audit.
-        presentation: how inputs are to be shown; None guesses.
-        redact: "blur" or "omit" what was recovered, in every file of the folder.
-        command: what repeats it.
-        source: the files it read.
-        about: anything else for ``report.json``.
+        folder: Folder of the report. It is created if necessary. A report that it contains is replaced.
+        result: The audit.
+        truth: The client's true batch, to show beside the recovered inputs. The audit does not use it.
+        presentation: How to show inputs. None guesses from the number of features.
+        redact: How to hide recovered inputs in every file: "none", "blur" or "omit".
+        command: Command line that repeats the audit.
+        source: Files from which the update was read.
+        about: Further fields for ``report.json``.
+
+    Returns:
+        Path of ``report.html``.
 
     Raises:
-        SpearError: if something does not fit together, or cannot be written.
+        SpearError: If the truth or the presentation does not match the audit, or if a file cannot be written.
     """
     if presentation is None:
-        presentation = Presentation.of(_width(result), truth)
+        presentation = Presentation.of(shown_width(result), truth)
     compared = None if truth is None else compare(result, truth)
     content = {
         "source": list(source),
         "command": shlex.join(command) if command else None,
         "versions": _versions(),
         "presentation": asdict(presentation),
-        "truth": None if compared is None else _compared(compared),
+        "truth": None if compared is None else _score_fields(compared),
         **(about or {}),
     }
-    place = Path(folder)
-    result.save(place, redact=redact, shape=presentation.shape, about=content)
+    path = Path(folder)
+    result.save(path, redact=redact, shape=presentation.shape, about=content)
     if truth is not None and redact == "none":
-        truth.save(place / TRUTH)
+        truth.save(path / TRUTH)
     else:
-        (place / TRUTH).unlink(missing_ok=True)
-    return _render(place, result, truth, compared, presentation, redact)
+        (path / TRUTH).unlink(missing_ok=True)
+    return _render(path, result, truth, compared, presentation, redact)
 
 
-def _width(result: AuditResult) -> int:
-    """How many numbers an input has that the page shows; 0 if it shows none."""
-    return 0 if result.shown is None or result.shown.inversion is None else result.shown.inversion.inputs.shape[1]
-
-
-def again(
+def rerender(
     folder: FileName,
     *,
     truth: Batch | None = None,
     presentation: Presentation | None = None,
     redact: Redaction = "none",
 ) -> Path:
-    """Render the page and the SARIF file of a folder again, from what is in it, and return the page's path.
+    """Render ``report.html`` and ``report.sarif`` of an existing report again, with other display options.
 
-    Redaction here is of the page alone: what the folder holds stays.
+    Args:
+        folder: Folder of a report.
+        truth: The client's true batch. None uses the batch stored in the folder, if there is one.
+        presentation: How to show inputs. None uses the stored presentation.
+        redact: How to hide recovered inputs on the page. The other files of the folder do not change.
+
+    Returns:
+        Path of ``report.html``.
 
     Raises:
-        SpearError: if the folder holds no report.
+        SpearError: If the folder contains no report, or if the truth does not match it.
     """
-    place = Path(folder)
-    result, content = load(place), read_document(place)
-    if truth is None and (place / TRUTH).is_file():
-        truth = Batch.load(place / TRUTH)
+    path = Path(folder)
+    result, content = load(path), read_document(path)
+    if truth is None and (path / TRUTH).is_file():
+        truth = Batch.load(path / TRUTH)
     if presentation is None:
         presentation = Presentation.read(content.get("presentation", {}))
-    kept: Redaction = content.get("redacted", "none")
-    if kept != "none" and truth is not None:
-        raise OptionError(f"the recovered inputs of {place} were redacted: they cannot be compared with a truth")
+    stored_redaction: Redaction = content.get("redacted", "none")
+    if stored_redaction != "none" and truth is not None:
+        raise OptionError(f"the inputs in {path} were redacted, so they cannot be compared with a true batch")
     compared = None if truth is None else compare(result, truth)
-    return _render(place, result, truth, compared, presentation, redact if kept == "none" else kept)
+    redact = redact if stored_redaction == "none" else stored_redaction
+    return _render(path, result, truth, compared, presentation, redact)
 
 
 def compare(result: AuditResult, truth: Batch) -> Score | None:
-    """How good what came back is; None where that is no input of the model.
+    """Score the recovered inputs against the true batch.
+
+    Returns:
+        The score, or None if the audit recovered no inputs of the model.
 
     Raises:
-        ShapeError: if the truth has other columns than the model's inputs.
+        ShapeError: If the true inputs have another number of features than the recovered ones.
     """
     if result.best is None or result.best.layer.sees == "features":
         return None
     if result.inputs.shape[1] != truth.inputs.shape[1]:
-        seen = f"{result.inputs.shape[1]} numbers, those of the truth {truth.inputs.shape[1]}"
-        raise ShapeError(f"recovered inputs have {seen}: is it another client's?")
+        sizes = f"{result.inputs.shape[1]} numbers, but the true inputs have {truth.inputs.shape[1]}"
+        raise ShapeError(f"the recovered inputs have {sizes}: is it the batch of another client?")
     return score(result.inputs, truth.inputs, normalisation=truth.normalisation)
 
 
 def _render(
-    place: Path,
+    path: Path,
     result: AuditResult,
     truth: Batch | None,
     compared: Score | None,
     presentation: Presentation,
     redact: Redaction,
 ) -> Path:
-    content = read_document(place)
+    content = read_document(path)
     shown = redacted(result, redact, presentation.shape)
     originals = None if truth is None or compared is None else _originals(truth, presentation, redact)
-    made = page(shown, content, presentation, originals, compared, redact)
-    write_whole(place / PAGE, made.encode())
-    write_whole(place / GATE, (json.dumps(sarif(content), indent=1) + "\n").encode())
-    return place / PAGE
+    html = page(shown, content, presentation, originals, compared, redact)
+    write_whole(path / PAGE, html.encode())
+    write_whole(path / SARIF, (json.dumps(sarif(content), indent=1) + "\n").encode())
+    return path / PAGE
 
 
 def _originals(truth: Batch, presentation: Presentation, redact: Redaction) -> Tensor | None:
+    """Return the true inputs as far as the redaction allows to show them."""
     if redact == "none":
         return truth.inputs
     shape = presentation.shape or guess_shape(truth.inputs.shape[1])
@@ -148,7 +158,7 @@ def _originals(truth: Batch, presentation: Presentation, redact: Redaction) -> T
     return blur(truth.inputs, shape)
 
 
-def _compared(compared: Score) -> dict[str, Any]:
+def _score_fields(compared: Score) -> dict[str, Any]:
     return {
         "samples": len(compared.psnr),
         "exact": compared.recovered,
@@ -161,11 +171,10 @@ def _compared(compared: Score) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    names = ("spearpp", "torch", "numpy", "scipy", "safetensors")
-    found = {}
-    for name in names:
+    versions = {}
+    for name in ("spearpp", "torch", "numpy", "scipy", "safetensors"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
-    return {**found, "python": platform.python_version(), "platform": platform.platform()}
+            versions[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
+    return {**versions, "python": platform.python_version(), "platform": platform.platform()}

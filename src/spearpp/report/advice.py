@@ -1,4 +1,4 @@
-"""What would stop this, as far as it was measured. Never "then it is safe"."""
+"""Advice for the owner of a system, based on the measured effect of defences. It never calls an update safe."""
 
 import json
 from dataclasses import dataclass
@@ -8,10 +8,21 @@ from typing import Any
 
 from spearpp.auditing import AuditResult, LayerAudit, Verdict
 
+RECOVERED_RATIO = 0.45
+"""Largest measured number of samples per neuron that an attack on two layers recovered.
+
+Measured for widths from 200 to 2000; the tables are in docs/lab/notebook.md.
+"""
+DETERMINED_RATIO = 0.5
+"""Samples per neuron from which on the equations of two layers no longer determine the samples.
+
+Derived by counting: b samples and m neurons leave m - 2b + 1 equations (docs/lab/notebook.md).
+"""
+
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to do, and why."""
+    """One recommendation and its reason."""
 
     title: str
     text: str
@@ -19,61 +30,62 @@ class Advice:
 
 @cache
 def defences() -> dict[str, Any]:
-    """The table of defences as measured: its setting, the command that repeats it, and its rows."""
+    """Return the table of measured defences: the setting, the command that repeats it, and the rows."""
     return json.loads(resources.files("spearpp.report").joinpath("defences.json").read_text("utf-8"))
 
 
 NOT_APPLICABLE = (
     Advice(
-        "Look at other attacks too",
-        "No layer of this update could be inverted. That says nothing of attacks that guess inputs by optimisation, or "
-        "of updates of other rounds.",
+        "Test other attacks too",
+        "No layer of this update could be inverted. This result does not cover attacks that guess inputs by "
+        "optimisation, and it does not cover the updates of other rounds.",
     ),
 )
 NOT_FOUND = (
     Advice(
-        "Give it more time",
-        "Run it again with a larger --budget, and on updates of several clients and several rounds.",
+        "Allow more time",
+        "Run the audit again with a larger --budget, and audit several clients and several rounds.",
     ),
     Advice(
-        "Do not call it safe",
-        "Where batches are small against the width of a layer, assume that a better search finds them, and choose one "
-        "of the measures in the table of defences.",
+        "Do not call this update safe",
+        "If the batch is small compared with the width of a layer, assume that a better search recovers it. Choose a "
+        "measure from the table of defences.",
     ),
 )
 NOISE = Advice(
-    "Add calibrated noise before anything leaves the client",
-    "Of all measures in the table below only noise stopped this attack. What is needed depends on the model and the "
-    "batch: measure it with your own, and have ε from an accountant beside it. Noise that is too weak is no "
-    "protection: a tenth of what stopped it left nine of ten inputs recognisable.",
+    "Add calibrated noise before the update leaves the client",
+    "Of all measures in the table below, only noise stopped this attack. The necessary amount depends on the model and "
+    "the batch. Measure it with your own model, and report ε from a privacy accountant. Noise that is too weak does "
+    "not protect: a tenth of the noise that stopped the attack left nine of ten inputs recognisable.",
 )
 ROUNDING = Advice(
     "Do not rely on rounding or local epochs",
-    "float16, bfloat16, eight bits and several local epochs were tried, and the inputs still came back.",
+    "The inputs were still recovered with float16, bfloat16, eight bits and several local epochs.",
 )
-CARE = Advice(
+PERSONAL_DATA = Advice(
     "Treat updates as personal data",
-    "Whoever can read an update and the weights of its round can repeat this. Encrypt updates in transit and at rest, "
-    "log who reads them, and delete them when they are aggregated.",
+    "Anyone who can read an update and the weights of its round can repeat this attack. Encrypt updates in transit and "
+    "at rest, log who reads them, and delete them after aggregation.",
 )
 
 
 def advice(result: AuditResult) -> list[Advice]:
-    """What the owner of the system can do next."""
+    """Return recommendations for the owner of the audited system, most important first."""
     if result.verdict is Verdict.NOT_APPLICABLE:
         return list(NOT_APPLICABLE)
     if result.verdict is Verdict.NOT_FOUND and not result.fitting:
         return list(NOT_FOUND)
-    best = result.shown
-    return [NOISE, *([] if best is None else [_mix(best)]), ROUNDING, CARE]
+    return [NOISE, *([] if result.shown is None else [_more_samples(result.shown)]), ROUNDING, PERSONAL_DATA]
 
 
-def _mix(best: LayerAudit) -> Advice:
-    neurons = best.layer.neurons
+def _more_samples(audited: LayerAudit) -> Advice:
+    neurons = audited.layer.neurons
     return Advice(
         "Mix more samples into what the server sees",
-        f"This update held {best.batch_size} samples in a layer of {neurons} neurons. As measured, up to about 0.45 "
-        f"samples a neuron come back (here {int(0.45 * neurons)}), and from 0.5 on (here {neurons // 2}) the equations "
-        "of two layers no longer determine them. Let clients train on more, or sum more of them by secure aggregation, "
-        "so that every sum holds more than that. A few clients with few samples each are not enough.",
+        f"This update contained {audited.batch_size} samples, and the layer has {neurons} neurons. In measurements, up "
+        f"to about {RECOVERED_RATIO} samples per neuron were recovered (here {int(RECOVERED_RATIO * neurons)}). From "
+        f"{DETERMINED_RATIO} samples per neuron on (here {int(DETERMINED_RATIO * neurons)}), the equations of two "
+        "layers no longer determine the samples. Let clients train on more samples, or sum the updates of more clients "
+        "by secure aggregation, so that every sum contains more samples than that. A few clients with few samples each "
+        "are not enough.",
     )

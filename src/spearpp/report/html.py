@@ -1,24 +1,23 @@
-"""The page: one file that needs nothing else."""
+"""Render ``report.html``: one file that loads nothing else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 from spearpp.auditing import AuditResult, Kind, LayerAudit, Verdict
 from spearpp.auditing.folder import Redaction
-from spearpp.errors import MissingExtraError
 from spearpp.metrics import Score
 from spearpp.pictures import data_uri
 from spearpp.report import plots
 from spearpp.report.advice import advice, defences
-from spearpp.report.presentation import Presentation
-from spearpp.report.wording import evidence, headline, meaning, number, sees
+from spearpp.report.presentation import Presentation, shown_width, shows_features
+from spearpp.report.wording import describe_layer_input, evidence, headline, meaning, number
 from spearpp.types import Tensor
 
-PICTURES = 1000
-"""Samples that are shown at most."""
-COLUMNS = 40
-"""Columns of records without names that are shown at most."""
+MAX_SAMPLES = 1000
+"""Largest number of samples on a page. Design choice: a browser opens such a page quickly."""
+MAX_UNNAMED_COLUMNS = 40
+"""Largest number of columns of a table without column names. Design choice: wider tables are hard to read."""
 
 
 def page(
@@ -29,20 +28,21 @@ def page(
     compared: Score | None,
     redact: Redaction,
 ) -> str:
-    """The report as HTML.
+    """Render the report as HTML.
 
     Args:
-        result: the audit, redacted already where it is to be.
-        content: what ``report.json`` holds.
-        presentation: how inputs are shown.
-        originals: the client's own inputs, where they are given and may be shown.
-        compared: what came back against them.
-        redact: what was done to the inputs.
+        result: The audit. Its inputs are already redacted.
+        content: The content of ``report.json``.
+        presentation: How to show inputs.
+        originals: The client's true inputs, if they are known and may be shown.
+        compared: The score of the recovered inputs against the true ones.
+        redact: The redaction that was applied to the inputs.
+
+    Returns:
+        The page as a string.
     """
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingExtraError("jinja2", "report") from error
+    import jinja2  # the numeric core runs without it
+
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -50,6 +50,7 @@ def page(
     samples = _samples(result, content, presentation, originals, compared)
     if redact == "omit":
         samples = [{**each, "label": None} for each in samples]
+    columns, features = _columns(result, presentation), shows_features(result)
     return environment.get_template("report.html").render(
         content={"received": None, "source": [], "threat_model": None, "command": None, "versions": {}, **content},
         verdict=result.verdict,
@@ -57,21 +58,21 @@ def page(
         headline=headline(result),
         meaning=meaning(result),
         layers=[_layer(each) for each in result.layers],
-        samples=samples[:PICTURES],
-        hidden=max(0, len(samples) - PICTURES),
+        samples=samples[:MAX_SAMPLES],
+        not_shown=max(0, len(samples) - MAX_SAMPLES),
         missed=_missed(presentation, originals, compared),
         states=list(dict.fromkeys(each["state"] for each in samples)),
         labels=sorted({each["label"] for each in samples if each["label"] is not None}),
         shape=presentation.shape,
-        records=presentation.shape is None or not _columns(result, presentation) or _features(result),
-        columns=_columns(result, presentation),
+        records=presentation.shape is None or not columns or features,
+        columns=columns,
         scaled=presentation.shape is not None and not presentation.mean,
         plots=_plots(result),
         advice=advice(result),
         defences=defences(),
         redact=redact,
         compared=compared,
-        features=_features(result),
+        features=features,
     )
 
 
@@ -79,15 +80,11 @@ def _template(name: str) -> str:
     return resources.files("spearpp.report").joinpath("templates", name).read_text("utf-8")
 
 
-def _features(result: AuditResult) -> bool:
-    return result.shown is not None and result.shown.layer.sees == "features"
-
-
 def _columns(result: AuditResult, presentation: Presentation) -> list[str]:
-    shown = result.shown
-    count = 0 if shown is None or shown.inversion is None else shown.inversion.inputs.shape[1]
-    names = list(presentation.columns) if len(presentation.columns) == count else []
-    return names or [f"x{index}" for index in range(min(count, COLUMNS))]
+    """Return the names of the columns to show: the given ones, or x0, x1, ..."""
+    width = shown_width(result)
+    names = list(presentation.columns) if len(presentation.columns) == width else []
+    return names or [f"x{index}" for index in range(min(width, MAX_UNNAMED_COLUMNS))]
 
 
 def _layer(audited: LayerAudit) -> dict[str, Any]:
@@ -95,16 +92,14 @@ def _layer(audited: LayerAudit) -> dict[str, Any]:
     return {
         "name": layer.name,
         "size": f"{layer.neurons} x {layer.features}",
-        "sees": sees(layer.sees),
-        "feasible": audited.feasible,
+        "sees": describe_layer_input(layer.sees),
         "batch_size": audited.batch_size,
         "recovered": audited.recovered,
         "approximate": audited.approximate,
         "fitting": audited.fitting,
         "reason": audited.reason,
-        "witness": "" if inversion is None else inversion.next_layer,
+        "next_layer": "" if inversion is None else inversion.next_layer,
         "seconds": None if inversion is None else sum(inversion.stats.seconds.values()),
-        "starts": None if inversion is None else inversion.stats.starts,
     }
 
 
@@ -115,73 +110,78 @@ def _samples(
     originals: Tensor | None,
     compared: Score | None,
 ) -> list[dict[str, Any]]:
-    best = result.shown
-    if best is None or best.inversion is None:
+    """Return what the page shows of each sample: recovered inputs first, then inputs that fit without proof."""
+    layer = result.shown
+    if layer is None or layer.inversion is None:
         return []
-    told = next(each for each in content["layers"] if each["name"] == best.layer.name)["inversion"]["samples"]
-    others = [row for row, each in enumerate(best.claims) if each.kind in (Kind.SEVERAL, Kind.FITS)]
-    rows = [*(result.rows.tolist() if best is result.best else []), *others]
-    inputs = best.inversion.inputs[rows]
-    shown = inputs if _features(result) else presentation.own_scale(inputs)
-    true = None if originals is None else presentation.own_scale(originals)
-    psnr, of = _matches(compared, len(shown))
+    documented = next(each for each in content["layers"] if each["name"] == layer.layer.name)["inversion"]["samples"]
+    fitting = [row for row, each in enumerate(layer.claims) if each.kind in (Kind.SEVERAL, Kind.FITS)]
+    rows = [*(result.rows.tolist() if layer is result.best else []), *fitting]
+    inputs = layer.inversion.inputs[rows]
+    shown = inputs if shows_features(result) else presentation.own_scale(inputs)
+    truth = None if originals is None else presentation.own_scale(originals)
+    matches = _matches(compared)
+    width = len(_columns(result, presentation))
     samples = []
-    for place, row in enumerate(rows):
-        facts = told[row]
-        style, state, words = evidence(facts, best.inversion.scale_known)
-        original = true[of[place]] if true is not None and of[place] is not None else None
+    for position, row in enumerate(rows):
+        facts = documented[row]
+        style, state, words = evidence(facts, layer.inversion.scale_known)
+        true_row, psnr = matches.get(position, (None, None))
+        original = None if truth is None or true_row is None else truth[true_row]
         samples.append(
             {
-                "number": place + 1,
+                "number": position + 1,
                 "style": style,
                 "state": state,
                 "words": words,
                 "label": facts["label"],
-                "psnr": psnr[place],
+                "psnr": psnr,
                 "facts": {name: value for name, value in facts.items() if name not in ("certified", "label", "why")},
                 "error": facts.get("error"),
-                "picture": _picture(shown[place], presentation, result),
+                "picture": _picture(shown[position], presentation, result),
                 "original": None if original is None else _picture(original, presentation, result),
-                "values": shown[place].tolist()[: len(_columns(result, presentation))],
-                "truth": None if original is None else original.tolist()[: len(_columns(result, presentation))],
+                "values": shown[position].tolist()[:width],
+                "truth": None if original is None else original.tolist()[:width],
             }
         )
     return samples
 
 
-def _matches(compared: Score | None, count: int) -> tuple[list[float | None], list[int | None]]:
-    """For each recovered input, its PSNR and the true sample it was assigned to."""
-    psnr: list[float | None] = [None] * count
-    of: list[int | None] = [None] * count
-    if compared is not None:
-        for true, row in enumerate(compared.assignment.tolist()):
-            if row >= 0:
-                psnr[row], of[row] = float(compared.psnr[true]), true
-    return psnr, of
+def _matches(compared: Score | None) -> dict[int, tuple[int, float]]:
+    """Map each recovered row to the true row that it was assigned to, and its PSNR."""
+    if compared is None:
+        return {}
+    pairs = enumerate(compared.assignment.tolist())
+    return {row: (true_row, float(compared.psnr[true_row])) for true_row, row in pairs if row >= 0}
 
 
 def _missed(presentation: Presentation, originals: Tensor | None, compared: Score | None) -> list[dict[str, Any]]:
-    """The client's inputs that nothing was assigned to."""
+    """Return the true samples that no recovered input was assigned to."""
     if originals is None or compared is None or presentation.shape is None:
         return []
     rows = (compared.assignment < 0).nonzero()[:, 0].tolist()
-    true = presentation.own_scale(originals)
-    return [{"number": row + 1, "original": data_uri(true[row], presentation.shape)} for row in rows[:PICTURES]]
+    truth = presentation.own_scale(originals)
+    return [{"number": row + 1, "original": data_uri(truth[row], presentation.shape)} for row in rows[:MAX_SAMPLES]]
 
 
 def _picture(values: Tensor, presentation: Presentation, result: AuditResult) -> str | None:
-    if presentation.shape is None or not len(values) or _features(result):
+    if presentation.shape is None or not len(values) or shows_features(result):
         return None
     return data_uri(values, presentation.shape)
 
 
-def _plots(result: AuditResult) -> Sequence[str]:
-    best = result.shown or next((each for each in result.layers if each.inversion is not None), None)
-    if best is None or best.inversion is None:
+def _plots(result: AuditResult) -> list[dict[str, str]]:
+    """Return the plots of the shown layer as SVG, each with its caption."""
+    layer = result.shown or next((each for each in result.layers if each.inversion is not None), None)
+    if layer is None or layer.inversion is None:
         return []
-    inversion = best.inversion
-    made = [
-        plots.spectrum(inversion.spectrum.tolist(), inversion.batch_size),
-        plots.sparsity(inversion.zeros.tolist(), best.layer.neurons, inversion.batch_size),
-    ]
-    return [each for each in made if each]
+    inversion = layer.inversion
+    figures = {
+        "Singular values of the gradient. The number of large values equals the number of samples.": plots.spectrum(
+            inversion.spectrum.tolist(), inversion.batch_size
+        ),
+        "Share of the neurons that receive no gradient from each sample. A wrong direction has a small share.": (
+            plots.sparsity(inversion.zeros.tolist(), layer.layer.neurons, inversion.batch_size)
+        ),
+    }
+    return [{"caption": caption, "svg": svg} for caption, svg in figures.items() if svg]

@@ -1,4 +1,4 @@
-"""How inputs are shown: as pictures or as records, on which scale, under which names."""
+"""How to show inputs: as images or as table rows, on which scale, and with which column names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from spearpp.auditing import AuditResult
 from spearpp.errors import DataError, OptionError
 from spearpp.normalisation import Normalisation
 from spearpp.pictures import Shape, guess_shape, on_unit_scale
@@ -16,24 +17,33 @@ from spearpp.types import Float, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Presentation:
-    """What a reader needs to make sense of a recovered input."""
+    """How a report shows recovered inputs."""
 
     shape: Shape | None = None
-    """Channels, height, width; None for records."""
+    """Channels, height and width of an image. None shows inputs as table rows."""
     mean: tuple[float, ...] = ()
-    """One number, one a channel or one a column; empty where the normalisation is not known."""
+    """Mean of the normalisation: one number, one per channel or one per column. Empty if unknown."""
     std: tuple[float, ...] = ()
+    """Standard deviation of the normalisation, in the same format. Empty if unknown."""
     columns: tuple[str, ...] = ()
-    """Names of a record's columns; empty where they are not known."""
+    """Column names of tabular inputs. Empty if unknown."""
 
     @classmethod
     def of(cls, features: int, truth: Batch | None = None, **given: Any) -> "Presentation":
-        """What is given, else what the truth says, else what can be guessed from the number of columns.
+        """Choose how to show inputs.
+
+        Each value comes from ``given`` if it is there, else from the true batch, else from a guess based on the number
+        of features.
+
+        Args:
+            features: Numbers per input. 0 means that there are no inputs to show.
+            truth: The client's true batch, if known.
+            **given: ``shape``, ``mean``, ``std``, ``columns``, and ``records=True`` to show inputs as table rows.
 
         Raises:
-            OptionError: if what is given does not fit so many columns.
+            OptionError: If a given value does not match the number of features.
         """
-        if not features:  # nothing came back: there is nothing to show
+        if not features:
             return cls()
         shape, columns = given.get("shape"), tuple(given.get("columns") or ())
         mean, std = tuple(given.get("mean") or ()), tuple(given.get("std") or ())
@@ -41,25 +51,24 @@ class Presentation:
             columns = columns or truth.feature_names or ()
             shape = shape or (None if columns else truth.image_shape)
             if not mean:
-                mean, std = (_short(each) for each in (truth.normalisation.mean, truth.normalisation.std))
+                mean, std = (_per_channel(each) for each in (truth.normalisation.mean, truth.normalisation.std))
         if shape is None and not columns and not given.get("records"):
             shape = guess_shape(features)
         if shape is not None and shape[0] * shape[1] * shape[2] != features:
-            raise OptionError(
-                f"a picture of shape {'x'.join(map(str, shape))} has not the {features} numbers of an input"
-            )
+            size = "x".join(map(str, shape))
+            raise OptionError(f"an image of shape {size} does not match inputs of {features} numbers")
         if columns and len(columns) != features:
-            raise OptionError(f"{len(columns)} column names for inputs of {features} numbers")
-        made = cls(None if columns else shape, mean, std, columns)
-        made.normalisation(features)
-        return made
+            raise OptionError(f"{len(columns)} column names do not match inputs of {features} numbers")
+        presentation = cls(None if columns else shape, mean, std, columns)
+        presentation.normalisation(features)  # Raises if the mean or the deviation has the wrong length.
+        return presentation
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "Presentation":
-        """From ``report.json``.
+        """Read a presentation from the content of ``report.json``.
 
         Raises:
-            DataError: if it is none.
+            DataError: If a field is missing or invalid.
         """
         try:
             shape = content["shape"]
@@ -70,10 +79,10 @@ class Presentation:
                 tuple(str(each) for each in content["columns"]),
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(f"the report's presentation cannot be read: {error!r}") from error
+            raise DataError(f"cannot read the field 'presentation' of the report: {error!r}") from error
 
     def normalisation(self, features: int) -> Normalisation | None:
-        """How inputs came from the [0, 1] scale; None where that is not known."""
+        """Return the normalisation that maps the [0, 1] scale to inputs of this size. None if it is unknown."""
         if not self.mean and not self.std:
             return None
         try:
@@ -82,7 +91,11 @@ class Presentation:
             raise OptionError(str(error)) from error
 
     def own_scale(self, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
-        """Inputs on the data's own scale: [0, 1] for pictures, else as far as the normalisation is known."""
+        """Map inputs to the scale of the data.
+
+        A known normalisation is undone. Images of unknown normalisation are stretched to [0, 1]. Other inputs are
+        returned unchanged.
+        """
         inputs = inputs.detach().double().cpu()
         known = self.normalisation(inputs.shape[1]) if inputs.shape[1] else None
         if known is not None:
@@ -90,8 +103,18 @@ class Presentation:
         return inputs if self.shape is None or not inputs.shape[1] else on_unit_scale(inputs, self.shape)
 
 
-def _short(column: Tensor) -> tuple[float, ...]:
-    """One number for each run of equal ones where these are equally long: channels of an image."""
+def shown_width(result: AuditResult) -> int:
+    """Return how many numbers an input has in the layer that the report shows. 0 if the report shows no layer."""
+    return 0 if result.shown is None or result.shown.inversion is None else result.shown.inversion.inputs.shape[1]
+
+
+def shows_features(result: AuditResult) -> bool:
+    """Return whether the report shows features of an inner layer instead of the model's inputs."""
+    return result.shown is not None and result.shown.layer.sees == "features"
+
+
+def _per_channel(column: Tensor) -> tuple[float, ...]:
+    """Shorten one number per feature to one per channel, if the values form runs of equal length."""
     values, counts = column.unique_consecutive(return_counts=True)
     short = values if len(counts.unique()) == 1 else column
     return tuple(float(each) for each in short.tolist())

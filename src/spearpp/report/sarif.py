@@ -1,17 +1,18 @@
-"""A verdict as SARIF 2.1.0, for gates that scan code."""
+"""Convert a report to SARIF 2.1.0, the format of code-scanning tools."""
 
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-RULE, UNPROVED = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
+LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
 
 
 def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``report.json`` as a SARIF log.
+    """Convert the content of ``report.json`` to a SARIF log.
 
-    It has an error where training data was recovered, a warning where inputs fit the gradient without being proved to
-    be samples, and no result where neither is so.
+    Returns:
+        A log with an error if training data was recovered, or with a warning if inputs fit the gradient but are not
+        proved to be samples. Otherwise the log contains no result.
     """
     source = content.get("source") or ["update"]
     names = ("batch_size", "recovered", "approximate", "fitting", "best_layer")
@@ -20,16 +21,15 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
         leaks = content["verdict"] == "LEAKS"
         results.append(
             {
-                "ruleId": RULE if leaks else UNPROVED,
+                "ruleId": LEAK_RULE if leaks else UNPROVED_RULE,
                 "level": "error" if leaks else "warning",
                 "message": {"text": content["summary"]},
                 "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(str(source[-1]))}}}],
                 "properties": {name: content[name] for name in names},
             }
         )
-    levels = {"error": "error", "warning": "warning", "note": "note"}
-    notices = [
-        {"level": levels[each["level"]], "message": {"text": f"{each['about']}: {each['message']}"}}
+    notifications = [
+        {"level": each["level"], "message": {"text": f"{each['about']}: {each['message']}"}}
         for each in content["findings"]
     ]
     driver = {
@@ -37,26 +37,26 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
         "version": str(content.get("versions", {}).get("spearpp", "")),
         "rules": [
             {
-                "id": RULE,
-                "shortDescription": {"text": "A client's update gives its training data away"},
+                "id": LEAK_RULE,
+                "shortDescription": {"text": "Training data can be recovered from a client's update"},
                 "fullDescription": {
-                    "text": "Training inputs can be computed from this update and the weights of its round."
+                    "text": "Training inputs can be computed from this update and the weights that the client received."
                 },
                 "defaultConfiguration": {"level": "error"},
                 "help": {
-                    "text": "Add noise (DP-SGD), or sum the updates of more clients, before the server sees them."
+                    "text": "Add noise (DP-SGD) before an update leaves the client, or sum the updates of more clients."
                 },
             },
             {
-                "id": UNPROVED,
-                "shortDescription": {"text": "Inputs fit a client's update, but are not proved to be training data"},
+                "id": UNPROVED_RULE,
+                "shortDescription": {
+                    "text": "Computed inputs fit a client's update, but they are not proved to be training data"
+                },
                 "fullDescription": {
-                    "text": "Inputs were computed that fit this update. They may be training samples, or means of them."
+                    "text": "Computed inputs fit this update. They may be training samples or means of several samples."
                 },
                 "defaultConfiguration": {"level": "warning"},
-                "help": {
-                    "text": "Look at the report: it says why they are not certified. Treat them as a likely leak."
-                },
+                "help": {"text": "The report says why the inputs are not certified. Treat them as a likely leak."},
             },
         ],
     }
@@ -66,7 +66,7 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
         "runs": [
             {
                 "tool": {"driver": driver},
-                "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notices}],
+                "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notifications}],
                 "results": results,
                 "properties": {"verdict": content["verdict"], "caveats": content["caveats"]},
             }
@@ -75,4 +75,5 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
+    """Convert a file path to a URI reference."""
     return quote(path.replace("\\", "/"))

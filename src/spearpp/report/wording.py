@@ -1,86 +1,98 @@
-"""An audit in the words of somebody who does not know the method."""
+"""Sentences of the report for readers who do not know the method."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from spearpp.auditing import AuditResult, Kind, Verdict
 
-SEES = {"inputs": "the model's inputs", "features": "features of an earlier layer"}
+LAYER_INPUTS = {"inputs": "the model's inputs", "features": "features of an earlier layer"}
 
 
-def sees(what: str) -> str:
-    """What a layer is fed, in words."""
-    return SEES.get(what, what)
+def describe_layer_input(sees: str) -> str:
+    """Describe in words what a layer receives."""
+    return LAYER_INPUTS.get(sees, sees)
 
 
 def headline(result: AuditResult) -> str:
-    """The verdict for a manager, in a sentence."""
+    """Return the verdict as one sentence for a manager."""
     best = result.best
     if best is None:
+        if result.fitting == 1:
+            return "One computed input fits this update. It may be a training sample or the mean of several."
         if result.fitting:
-            if result.fitting == 1:
-                return "An input was computed that fits this update. It may be training data, or a mean of it."
-            count = result.fitting
-            return f"{count} inputs were computed that fit this update. They may be training data, or means of it."
+            return f"{result.fitting} computed inputs fit this update. They may be training samples or means of them."
         if result.verdict is Verdict.NOT_FOUND:
-            return "No training data was recovered from this update with the time it was given."
-        return "This audit does not apply to this update."
-    count, of = len(result.inputs), best.batch_size
-    how = "exactly" if best.recovered == count else "recognisably, up to a stated error"
+            return "The audit recovered no training data from this update within its time limit."
+        return "This audit cannot be applied to this update."
+    recovered, total = len(result.inputs), best.batch_size
+    how = "exactly" if best.recovered == recovered else "recognisably, up to a stated error"
     if best.layer.sees == "features":
-        return (
-            f"This update gives training data away: the inner features of {count} of {of} samples were recovered {how}."
-        )
-    return f"This update gives training data away: {count} of {of} training samples were recovered {how}."
+        what = f"the inner features of {recovered} of {total} samples"
+    else:
+        what = f"{recovered} of {total} training samples"
+    return f"This update leaks training data: {what} were recovered {how}."
 
 
 def meaning(result: AuditResult) -> str:
-    """What that means, in a sentence or two."""
+    """Explain the verdict in one to three sentences."""
     if result.best is not None and result.best.layer.sees == "features":
         return (
-            "Whoever can see this update and the weights the client had been sent can compute what the model's inner "
-            "layer knew of each sample: not the data itself, but all that the layers behind it need to recognise it."
+            "Anyone who has this update and the weights that the client received can compute the inner features of "
+            "these samples. The features are not the data itself, but they contain everything that the later layers "
+            "use to recognise a sample."
         )
     if result.verdict is Verdict.LEAKS:
         return (
-            "Whoever can see this update and the weights the client had been sent can compute the data it was trained "
-            "on. No guess is involved, and no access to the client."
+            "Anyone who has this update and the weights that the client received can compute these training samples. "
+            "The computation involves no guessing and needs no access to the client."
         )
     if result.fitting:
         return (
-            f"Not certified: {result.why_not_certified}. Treat this as a likely leak until you know better; a gate "
-            "with --fail-on leak stops this update."
+            f"The audit does not certify these inputs: {result.why_not_certified}. Treat them as a likely leak until "
+            "you know more. A gate with --fail-on leak rejects this update."
         )
     if result.verdict is Verdict.NOT_FOUND:
         return (
-            "That is no proof of safety: a longer search, another attack, or another round may find what this one did "
-            "not. The audit only ever proves that data leaks, never that it does not."
+            "This result does not prove that the update is safe. A longer search, another attack or another round may "
+            "recover data. An audit can prove that data leaks, but never that it does not."
         )
-    return "No layer could be inverted; the table below says why for each. Other attacks may still work."
+    return "No layer can be inverted. The table below gives the reason for each layer. Other attacks may still work."
 
 
 STATES = {
     Kind.ONE: ("certified", "one sample"),
-    Kind.ONE_OR_MEAN: ("certified", "one or a mean"),
+    Kind.ONE_OR_MEAN: ("certified", "one sample or a mean"),
     Kind.APPROXIMATE: ("close", "approximate"),
     Kind.SEVERAL: ("approximate", "several samples"),
     Kind.FITS: ("approximate", "fits, not certified"),
     Kind.NONE: ("approximate", "nothing claimed"),
 }
-"""The style and the words for each kind of claim."""
+"""CSS class and label for each kind of claim."""
 
 
 def evidence(sample: Mapping[str, Any], scale_known: bool) -> tuple[str, str, str]:
-    """What is claimed of an input: its style, a few words, and a sentence."""
-    size = "" if scale_known else " Its brightness is unknown, since the layer has no bias."
-    style, words = STATES[Kind(sample["claim"])]
+    """Describe the claim about one input.
+
+    Args:
+        sample: The entry of this input in ``report.json``.
+        scale_known: Whether the scale of the input is known. It is unknown for a layer without a bias.
+
+    Returns:
+        CSS class, label and explanation.
+    """
+    style, label = STATES[Kind(sample["claim"])]
     error = "" if sample["error"] is None else f" Largest relative error: {sample['error']:.0e}."
+    scale = "" if scale_known else " The scale of the input is unknown, because the layer has no bias."
     why = str(sample["why"])
-    return style, words, f"{why[:1].upper()}{why[1:]}.{error}{size}"
+    return style, label, f"{why[:1].upper()}{why[1:]}.{error}{scale}"
 
 
 def number(value: Any) -> str:
-    """A number as people read it."""
+    """Format a value for people.
+
+    >>> number(12345), number(0.123456), number(None), number(True)
+    ('12,345', '0.1235', 'not known', 'yes')
+    """
     if value is None:
         return "not known"
     if isinstance(value, bool):

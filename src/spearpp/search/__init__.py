@@ -1,4 +1,4 @@
-"""Searches for sparse directions: one file each, all interchangeable in ``spearpp.invert``."""
+"""Searches for sparse directions: one module each, interchangeable in ``spearpp.invert``."""
 
 from spearpp.search.base import Proposals, Search
 from spearpp.search.gated import Gated

@@ -1,4 +1,4 @@
-"""What a search is: a source of candidate directions."""
+"""The protocol of a search, and helpers that searches share."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,50 +15,67 @@ from spearpp.types import Float, Tensor
 
 @dataclass(frozen=True)
 class Proposals:
-    """Directions from one chunk of a search, and the work they took."""
+    """Candidate directions from one round of a search, and the work they took."""
 
     directions: Float[Tensor, "k b"]
     starts: int
-    """Starting points (or submatrices) spent on this chunk."""
+    """Starting points, or submatrices, used in this round."""
     steps: int
-    """Gradient steps taken, summed over the starts."""
+    """Gradient steps, summed over the starts."""
     matches: Matches | None = None
-    """The same inputs with their points, where two witnesses gave them."""
+    """The same inputs with their points, if they match the equations of two layers."""
     pairs: Pairs | None = None
-    """The same inputs with their points, where single rows gave them."""
+    """The same inputs with their points, if single rows of the gradient revealed them."""
     solved: bool = False
-    """Whether each was solved for its own zeros already (``candidates.refit``)."""
+    """Whether each direction has already been solved for its own zeros (``spearpp.inversion.pool.refit``)."""
 
 
 @runtime_checkable
 class Search(Protocol):
-    """A frozen description of a search; ``propose`` runs it."""
+    """A search for sparse directions. A frozen dataclass describes it, and ``propose`` runs it."""
 
     @property
     def sparsity(self) -> float | None:
-        """τ: the least share of zeros that makes a direction a candidate; None for the default."""
+        """τ: the smallest share of zeros that makes a direction a candidate; None for the default."""
         ...
 
     @property
     def starts(self) -> int:
-        """How many starts (or submatrices) there will be if nothing stops the search."""
+        """The number of starts, or submatrices, if nothing stops the search earlier."""
         ...
 
-    def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
-        """Directions, chunk by chunk; the caller stops iterating when it has what it needs."""
+    def place(self, problem: Problem) -> Problem:
+        """The problem on the device where this search wants its proposals to be selected and checked.
+
+        Most searches return the problem unchanged.
+        """
+        ...
+
+    def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
+        """Propose directions, round by round. The caller stops iterating when the whole batch is found.
+
+        Args:
+            problem: the layer.
+            generator: source of randomness.
+            deadline: time on ``time.monotonic()``'s clock after which no further round should begin; inf for none. The
+                caller checks the deadline after every round, so a search may ignore it if its rounds are short.
+        """
         ...
 
 
 FIRST_CHUNK = 2048
+"""Starts of the first chunk. A design choice: easy batches are found within so many starts, and stop there."""
 CACHE_BYTES = 2**22
+"""Working set of a chunk on a CPU: about the cache that one core has."""
 DEVICE_BYTES = 2**29
+"""Working set of a chunk on a GPU: large enough to occupy the GPU, small against its memory."""
 
 
 def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | None) -> Iterator[int]:
-    """Cut ``starts`` into chunks whose working set (``row_bytes`` for each start) stays bounded.
+    """Split ``starts`` into chunks whose working set (``row_bytes`` for each start) stays bounded.
 
-    The first is small, so that easy batches stop early; the others are as large as a CPU's cache or
-    half a gigabyte of a GPU allows. A given ``chunk`` is the size of all of them.
+    The first chunk is small, so that easy batches stop early. The others are as large as a CPU's cache, or half a
+    gigabyte of a GPU, allows. If ``chunk`` is given, all chunks have this size.
     """
     bound = CACHE_BYTES if device.type == "cpu" else DEVICE_BYTES
     limit = max(128, bound // row_bytes) if chunk is None else chunk
@@ -70,11 +87,11 @@ def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | 
 
 
 def check_options(search: object, starts: int, sparsity: float | None, chunk: int | None) -> None:
-    """Refuse options outside their range, naming the search."""
+    """Reject options outside their range with an error that names the search."""
     name = type(search).__name__
     for option, value in (("starts", starts), ("chunk", chunk)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise OptionError(f"{name}({option}={value!r}): a whole number")
+            raise OptionError(f"{name}({option}={value!r}): expected a whole number")
     if starts < 1:
         raise OptionError(f"{name}(starts={starts}): at least one start is needed")
     if sparsity is not None and not 0 <= sparsity <= 1:

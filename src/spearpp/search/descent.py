@@ -1,7 +1,7 @@
-"""Descent on the sphere from many random starts: what its variants share.
+"""Descent on the sphere from many random starts: the code that all descents share.
 
-A descent minimises φ(L q) over unit q. The Euclidean gradient is Lᵀ φ'(L q); how a step uses it is
-what the variants differ in.
+A descent minimises φ(L q) over unit vectors q. The Euclidean gradient is Lᵀ φ'(L q). The variants differ in how a step
+uses the gradient.
 """
 
 import math
@@ -25,21 +25,27 @@ Step = Callable[[Tensor, Tensor, float], None]
 
 @dataclass(frozen=True)
 class Descent(ABC):
-    """The options of a descent. Searches stop at λ = 1, so ``starts`` is an upper bound."""
+    """Options of a descent.
+
+    A search stops as soon as every input is recovered, so ``starts`` is an upper bound.
+    """
 
     loss: Loss = L1()
+    """φ."""
     starts: int = 1_000_000
+    """Maximum number of starts."""
     steps: int = 500
+    """Steps per start."""
     rates: tuple[tuple[int, float], ...] = ((0, 1e-1),)
     """(first step, learning rate) pairs: ((0, 1e-1), (200, 1e-3)) drops the rate after 200 steps."""
     rounding: Rounding | None = None
-    """None: by sampling for smooth losses, none for L1."""
+    """How end points are rounded. None: by sampling for smooth losses, not at all for L1."""
     sparsity: float | None = None
-    """τ, the least share of zeros of a candidate; None: the 1e-9 quantile of Bin(m, ½) over m."""
+    """τ, the minimum share of zeros of a candidate direction. None: the 1e-9 quantile of Bin(m, ½), divided by m."""
     chunk: int | None = None
-    """Starts at a time; None: from the cache or memory of the device."""
+    """Starts per chunk. None: as many as the cache or memory of the device allows."""
     dtype: torch.dtype = torch.float32
-    """Precision of the search; what it finds is solved again in float64."""
+    """Precision of the search. Candidate directions are refined in float64."""
 
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
@@ -49,32 +55,39 @@ class Descent(ABC):
         if not isinstance(self.steps, int) or self.steps < 1:
             raise OptionError(f"{name}(steps={self.steps}): at least one step is needed")
         if not self.rates or self.rates[0][0] != 0 or not all(0 < rate < math.inf for _, rate in self.rates):
-            raise OptionError(f"{name}(rates={self.rates}): (first step, rate) pairs from step 0 on, rates positive")
+            raise OptionError(
+                f"{name}(rates={self.rates}): pass (first step, rate) pairs from step 0 on, all rates positive"
+            )
 
     @abstractmethod
     def stepper(self, points: Float[Tensor, "starts b"]) -> Step:
-        """A new step rule, with whatever it remembers, for these points."""
+        """Return a new step rule for these points, including its state."""
 
     def descend(self, rows: Float[Tensor, "m b"], points: Float[Tensor, "starts b"]) -> Float[Tensor, "starts b"]:
-        """All steps from the given points, which are moved in place and returned.
+        """Take all steps from the given points, which change in place, and return them.
 
-        A step costs two thin matrix products, 4·m·b operations for each start.
+        A step costs two thin matrix products: 4·m·b operations per start.
         """
         step = self.stepper(points)
-        across = rows.T.contiguous()
+        transposed = rows.T.contiguous()
         y = rows.new_empty(points.shape[0], rows.shape[0])
         gradient = torch.empty_like(points)
-        changes = dict(self.rates)
-        rate = changes[0]
-        for done in range(self.steps):
-            rate = changes.get(done, rate)
-            torch.mm(points, across, out=y)
+        rates = dict(self.rates)
+        rate = rates[0]
+        for index in range(self.steps):
+            rate = rates.get(index, rate)
+            torch.mm(points, transposed, out=y)
             torch.mm(self.loss.gradient(y, out=y), rows, out=gradient)
             step(points, gradient, rate)
         return points
 
-    def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
-        """The end points of all starts, rounded if the loss needs it, chunk by chunk."""
+    def place(self, problem: Problem) -> Problem:
+        """The problem unchanged: this search selects candidates on the device of the update."""
+        return problem
+
+    def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
+        """Yield the end points of all starts, chunk by chunk, rounded if the loss needs rounding."""
+        del deadline  # chunks are short, and the caller checks the deadline after each
         rounding = self.rounding or (NoRounding() if self.loss.sparse_minima else SamplingRounding())
         rows = problem.live_rows.to(self.dtype)
         row_bytes = rows.shape[0] * rows.element_size()

@@ -1,5 +1,6 @@
-"""SPEAR's own search: kernels of random submatrices."""
+"""The search of SPEAR: kernels of random submatrices."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,27 +13,32 @@ from spearpp.search.base import Proposals, check_options, chunk_sizes
 
 @dataclass(frozen=True)
 class KernelSampling:
-    """Draw b-1 rows of L at random; if one sample is silent in all of them, their kernel is its q.
+    """Sample b-1 rows of L at random. If one sample activates none of these neurons, its q is their kernel.
 
-    With half of D zero a draw succeeds with probability about b·2^{1-b}, so the work grows
-    exponentially with the batch: 0.06 a draw at b = 8, 0.006 at b = 12, 3e-6 at b = 24.
+    If half of the entries of D are zero, a submatrix succeeds with probability about b·2^{1-b}. The work grows
+    exponentially with the batch size: the probability is 0.06 at b = 8, 0.006 at b = 12 and 3e-6 at b = 24.
 
     >>> KernelSampling(starts=1000).starts
     1000
     """
 
     starts: int = 1_000_000
-    """Submatrices drawn."""
+    """Maximum number of submatrices."""
     sparsity: float | None = None
-    """τ; None: the 1e-9 quantile of Bin(m, ½) over m."""
+    """τ, the minimum share of zeros of a candidate direction. None: the 1e-9 quantile of Bin(m, ½), divided by m."""
     chunk: int | None = None
-    """Submatrices at a time; None: from the cache or memory of the device."""
+    """Submatrices per chunk. None: as many as the cache or memory of the device allows."""
 
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
 
-    def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
-        """The one-dimensional kernels, chunk by chunk."""
+    def place(self, problem: Problem) -> Problem:
+        """The problem unchanged: this search selects candidates on the device of the update."""
+        return problem
+
+    def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
+        """Yield the one-dimensional kernels, chunk by chunk."""
+        del deadline  # chunks are short, and the caller checks the deadline after each
         rows = problem.live_rows
         m, b = rows.shape
         row_bytes = 8 * (3 * b * b + m)

@@ -1,4 +1,4 @@
-"""Projected gradient descent on the sphere, the paper's second optimiser."""
+"""Projected gradient descent on the sphere: the second optimiser of the paper."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from spearpp.types import Float, Tensor
 class ProjectedGradient(Descent):
     """Minimise φ(L q): q ← retract(q - rate · Lᵀ φ'(L q)), with the Euclidean gradient.
 
-    The defaults are the paper's.
+    The defaults are those of the paper.
 
     >>> ProjectedGradient().rates
     ((0, 0.01), (200, 0.0001), (400, 1e-06))
@@ -21,7 +21,7 @@ class ProjectedGradient(Descent):
     rates: tuple[tuple[int, float], ...] = ((0, 1e-2), (200, 1e-4), (400, 1e-6))
 
     def stepper(self, points: Float[Tensor, "starts b"]) -> Step:
-        """The same for all points: nothing is remembered."""
+        """Return the step rule, which has no state."""
         return _step
 
 

@@ -1,8 +1,8 @@
-"""From the minimum of a smooth loss to the sparse direction next to it.
+"""Rounding: from the minimum of a smooth loss to the sparse direction next to it.
 
-Smooth losses have their minima near the sparse directions, not at them. Each rounding takes
-approximate directions and returns exact ones, which may be fewer (no kernel) or more (several
-draws for each).
+The minima of smooth losses are near the sparse directions, but not exactly there. A rounding takes approximate
+directions and returns exact ones. It may return fewer directions (if there is no kernel) or more (several draws per
+direction).
 """
 
 import math
@@ -21,48 +21,48 @@ from spearpp.types import Float, Tensor
 
 @runtime_checkable
 class Rounding(Protocol):
-    """What a search needs of a rounding."""
+    """Interface between a search and a rounding."""
 
     def round(
         self, problem: Problem, directions: Float[Tensor, "k b"], generator: torch.Generator
     ) -> Float[Tensor, "found b"]:
-        """Sparse unit directions near the given ones."""
+        """Return sparse unit directions near the given ones."""
         ...
 
 
 @dataclass(frozen=True)
 class NoRounding:
-    """Leaves directions as they are."""
+    """Return directions unchanged."""
 
     def round(
         self, problem: Problem, directions: Float[Tensor, "k b"], generator: torch.Generator
     ) -> Float[Tensor, "found b"]:
-        """The directions themselves."""
+        """Return the given directions."""
         return directions
 
 
 @dataclass(frozen=True)
 class SamplingRounding:
-    """The paper's: the kernel of b rows drawn from the r rows on which |L q̂| is least.
+    """The rounding of the paper: the kernel of b rows sampled from the r rows with the smallest |L q̂|.
 
-    A draw counts if the kernel has dimension one.
+    Draws whose kernel does not have dimension one are discarded.
     """
 
     ratio: float | None = None
-    """r / b; None takes the paper's choice, 3 for layers of up to 200 neurons and 1.5 for wider ones."""
+    """r / b. None: the choice of the paper, which is 3 for layers of at most 200 neurons and 1.5 for wider layers."""
     draws: int = 1
-    """Independent draws for each direction."""
+    """Number of independent draws per direction."""
 
     def __post_init__(self) -> None:
         if self.ratio is not None and not 1 <= self.ratio < math.inf:
-            raise OptionError(f"SamplingRounding(ratio={self.ratio}): r must be at least b, so ratio at least 1")
+            raise OptionError(f"SamplingRounding(ratio={self.ratio}): the ratio r/b must be finite and at least 1")
         if self.draws < 1:
-            raise OptionError(f"SamplingRounding(draws={self.draws}): draw at least once")
+            raise OptionError(f"SamplingRounding(draws={self.draws}): at least one draw is needed")
 
     def round(
         self, problem: Problem, directions: Float[Tensor, "k b"], generator: torch.Generator
     ) -> Float[Tensor, "found b"]:
-        """Kernel vectors of the sampled rows, ``draws`` for each direction, where there is a kernel."""
+        """Return the kernel vectors of sampled rows, at most ``draws`` for each direction."""
         rows = problem.live_rows
         m, b = rows.shape
         ratio = (3.0 if m <= 200 else 1.5) if self.ratio is None else self.ratio
@@ -78,23 +78,23 @@ class SamplingRounding:
 
 @dataclass(frozen=True)
 class LinearProgramRounding:
-    """The classical way: minimise ‖L q‖₁ subject to q̂·q = 1, solved exactly with HiGHS.
+    """Minimise ‖L q‖₁ subject to q̂·q = 1, exactly, with the solver HiGHS.
 
-    One linear program with m + b variables for each direction; the paper found it slow.
+    This classical method solves one linear program with m + b variables per direction. The paper found it slow.
     """
 
     def round(
         self, problem: Problem, directions: Float[Tensor, "k b"], generator: torch.Generator
     ) -> Float[Tensor, "found b"]:
-        """The minimiser for each direction, normalised; directions whose program fails are left out."""
+        """Return the normalised minimiser for each direction. Directions whose linear program fails are skipped."""
         from scipy.optimize import linprog
         from scipy.sparse import csr_array, hstack, identity, vstack
 
         rows = problem.live_rows.cpu().numpy()
         m, b = rows.shape
-        # Variables (q, t) with -t ≤ L q ≤ t; minimise Σ t.
-        left, eye = csr_array(rows), identity(m, format="csr")
-        inequalities = vstack([hstack([left, -eye]), hstack([-left, -eye])], format="csr")
+        # The variables are (q, t) with -t ≤ L q ≤ t. The program minimises Σ t.
+        matrix, eye = csr_array(rows), identity(m, format="csr")
+        inequalities = vstack([hstack([matrix, -eye]), hstack([-matrix, -eye])], format="csr")
         cost = numpy.concatenate([numpy.zeros(b), numpy.ones(m)])
         bounds = [(None, None)] * b + [(0, None)] * m
         found = []

@@ -1,4 +1,4 @@
-"""Clients to attack: networks, data that is there offline, and what a client would send."""
+"""Simulated clients: networks, data sets that need no download, and the updates that a client would send."""
 
 from spearpp.simulate.batch import Batch
 from spearpp.simulate.clients import DPSGD, Change, Client, FedAvg, FedSGD, OpacusDPSGD, SumOfClients

@@ -1,4 +1,4 @@
-"""What one client trains on, and the file it is kept in: the truth that a recovery is compared with."""
+"""The training batch of one client, and its file format. Recovered inputs are compared with this batch."""
 
 import math
 from dataclasses import dataclass
@@ -12,29 +12,30 @@ from spearpp.types import Float, Int, Tensor
 from spearpp.update.files import FileName, read_tensors, write_tensors
 
 FORMAT = 1
+"""Version number in the header of the files that ``Batch.save`` writes."""
 INPUTS, LABELS = ("inputs", "x"), ("labels", "y")
-"""Under which names a file may hold them."""
+"""Names under which a file may hold the inputs and the labels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What one client trains on."""
+    """The training batch of one client."""
 
     inputs: Float[Tensor, "b n"]
-    """As the network is fed them."""
+    """The inputs as they are fed to the network, one sample per row."""
     labels: Int[Tensor, "b"]
     normalisation: Normalisation
-    """How the inputs came from the [0, 1] scale."""
+    """The map from the [0, 1] scale to the inputs."""
     image_shape: tuple[int, int, int] | None = None
-    """(channels, height, width) where a row is an image."""
+    """(channels, height, width) if a row is an image, else None."""
     feature_names: tuple[str, ...] | None = None
-    """Column names where a row is a record."""
+    """Column names if a row is a record of a table, else None."""
 
     def save(self, path: FileName) -> None:
-        """Write it as safetensors, whole or not at all.
+        """Write the batch to a safetensors file. The file is written completely or not at all.
 
         Raises:
-            DataError: if it cannot be written.
+            DataError: if the name does not end in ``.safetensors``, or the file cannot be written.
         """
         tensors = {
             "inputs": self.inputs,
@@ -49,32 +50,31 @@ class Batch:
 
     @classmethod
     def load(cls, path: FileName) -> "Batch":
-        """Read a batch that ``save`` wrote, or any file of tensors with ``inputs`` (or ``x``), one row a sample.
+        """Load a batch that ``save`` wrote, or any file of tensors that contains ``inputs`` (or ``x``).
 
-        Inputs are those the network was fed. Rows of more than one dimension are images, channels first. ``labels``
-        (or ``y``), ``mean`` and ``std`` may be there: one number, one a channel, or one a column.
+        The inputs are those that were fed to the network, with one row per sample. Rows with two or three dimensions
+        are images, channels first. The tensors ``labels`` (or ``y``), ``mean`` and ``std`` are optional. ``mean`` and
+        ``std`` hold one number, one number per channel, or one number per column.
 
         Raises:
-            DataError: if it holds no batch.
+            DataError: if the file does not hold a batch.
         """
         tensors, header = read_tensors(path)
         inputs, labels = (
             next((tensors[name] for name in names if name in tensors), None) for names in (INPUTS, LABELS)
         )
         if inputs is None or inputs.ndim < 2 or not inputs.numel():
-            raise DataError(f"{path} holds {sorted(tensors)[:6]}: expected inputs (or x) with one row for each sample")
+            raise DataError(f"{path} holds {sorted(tensors)[:6]}: expected inputs (or x) with one row per sample")
         if not inputs.is_floating_point() or not bool(torch.isfinite(inputs).all()):
-            raise DataError(
-                f"{path} holds inputs that are not finite floats: expected them as the network was fed them"
-            )
+            raise DataError(f"{path} holds inputs that are not finite floats: save the inputs of the network")
         b, n = len(inputs), inputs[0].numel()
         if labels is None:
             labels = torch.full((b,), -1)
         if labels.shape != (b,) or labels.is_floating_point():
-            raise DataError(f"{path} holds {b} inputs and labels of shape {tuple(labels.shape)}: one whole number each")
-        shape = _shape(header.get("image_shape"), n) or _image(inputs)
+            raise DataError(f"{path} holds {b} inputs and labels of shape {tuple(labels.shape)}: expected {b} integers")
+        shape = _stored_shape(header.get("image_shape"), n) or _shape_of(inputs)
         names = header.get("feature_names")
-        given = isinstance(names, list) and len(names) == n
+        has_names = isinstance(names, list) and len(names) == n
         normalisation = Normalisation.identity(n)
         if "mean" in tensors and "std" in tensors:
             normalisation = normalisation_of(tensors["mean"], tensors["std"], n, shape)
@@ -83,35 +83,43 @@ class Batch:
             labels.long(),
             normalisation,
             shape,
-            tuple(str(name) for name in names) if given and names else None,
+            tuple(str(name) for name in names) if has_names and names else None,
         )
 
 
 def normalisation_of(mean: Tensor, std: Tensor, features: int, shape: tuple[int, int, int] | None) -> Normalisation:
-    """A normalisation of so many columns from one number, one a channel, or one a column.
+    """Build a normalisation from one number, one number per channel, or one number per column.
+
+    Args:
+        mean: the means.
+        std: the standard deviations.
+        features: number of columns of the inputs.
+        shape: (channels, height, width) of the images, or None if the inputs are not images.
 
     >>> normalisation_of(torch.tensor([0.5, 0.1]), torch.tensor([1.0, 2.0]), 8, (2, 2, 2)).mean
     tensor([0.5000, 0.5000, 0.5000, 0.5000, 0.1000, 0.1000, 0.1000, 0.1000])
 
     Raises:
-        DataError: if there is another number of them, or a deviation is not positive.
+        DataError: if the number of values does not fit, or a standard deviation is not positive.
     """
     mean, std = mean.flatten().float(), std.flatten().float()
     channels = shape[0] if shape else 1
     if len(mean) != len(std) or len(mean) not in (1, channels, features):
-        raise DataError(f"{len(mean)} means and {len(std)} deviations: expected 1, {channels} or {features} of each")
+        raise DataError(f"{len(mean)} means and {len(std)} standard deviations: expected 1, {channels} or {features}")
     if not bool((std > 0).all()) or not bool(torch.isfinite(torch.cat([mean, std])).all()):
-        raise DataError("means and deviations must be finite, deviations positive")
-    each = features // len(mean)
-    return Normalisation(mean.repeat_interleave(each), std.repeat_interleave(each))
+        raise DataError("means and standard deviations must be finite, and standard deviations positive")
+    repeats = features // len(mean)
+    return Normalisation(mean.repeat_interleave(repeats), std.repeat_interleave(repeats))
 
 
-def _shape(given: Any, features: int) -> tuple[int, int, int] | None:
-    sound = isinstance(given, list) and len(given) == 3 and all(isinstance(size, int) and size > 0 for size in given)
-    return (given[0], given[1], given[2]) if sound and math.prod(given) == features else None
+def _stored_shape(stored: Any, features: int) -> tuple[int, int, int] | None:
+    """Return the image shape of a file's header, or None if it is missing or does not fit."""
+    valid = isinstance(stored, list) and len(stored) == 3 and all(isinstance(size, int) and size > 0 for size in stored)
+    return (stored[0], stored[1], stored[2]) if valid and math.prod(stored) == features else None
 
 
-def _image(inputs: Tensor) -> tuple[int, int, int] | None:
+def _shape_of(inputs: Tensor) -> tuple[int, int, int] | None:
+    """Return the image shape of a tensor with one grey (2-D) or colour (3-D) image per row, else None."""
     if inputs.ndim == 3:
         return 1, inputs.shape[1], inputs.shape[2]
     return (inputs.shape[1], inputs.shape[2], inputs.shape[3]) if inputs.ndim == 4 else None

@@ -1,7 +1,7 @@
-"""Clients of a federation, and what becomes of their updates on the way to the server.
+"""Simulated clients of federated learning.
 
-A client takes a model and its data and returns the ``ClientUpdate`` that the server sees. What happens to
-it on the way is written behind a bar: ``FedSGD() | TopK(0.1) | Quantise(8)``.
+A client is called with a model and a batch, and returns the ``ClientUpdate`` that the server sees. The operator ``|``
+adds a change to the update, for example compression: ``FedSGD() | TopK(0.1) | Quantise(8)``.
 """
 
 import copy
@@ -21,22 +21,32 @@ from spearpp.update import ClientUpdate
 
 
 class Client(ABC):
-    """Something that trains on a batch and sends an update."""
+    """Base class of clients, which train on a batch and send an update."""
 
     def __call__(self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None) -> ClientUpdate:
-        """What the server sees; ``generator`` is the source of the client's randomness, seed 0 if None."""
-        return self._train(model, batch, torch.Generator().manual_seed(0) if generator is None else generator)
+        """Train on a batch and return the update that the server sees.
+
+        Args:
+            model: the network with the weights that the server sent. Its parameters are not changed.
+            batch: the client's data.
+            generator: random generator of the client. None means a generator with seed 0.
+
+        Raises:
+            SpearError: if the batch does not fit the model.
+        """
+        return self.train(model, batch, torch.Generator().manual_seed(0) if generator is None else generator)
 
     @abstractmethod
-    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate: ...
+    def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        """Train on the batch and return what the server sees. A new kind of client overrides this method."""
 
     def __or__(self, change: "Change") -> "Client":
-        """The same client with its update changed on the way."""
+        """Return a client whose update is changed before the server sees it."""
         return _Changed(self, change)
 
 
 Change = Callable[[ClientUpdate], ClientUpdate]
-"""What the wire or a defence does to an update."""
+"""A function from update to update, such as compression or a defence."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +54,23 @@ class _Changed(Client):
     client: Client
     change: Change
 
-    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+    def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        """See ``Client.train``."""
         return self.change(self.client(model, batch, generator))
 
 
 @dataclass(frozen=True)
 class FedSGD(Client):
-    """One gradient of the mean cross-entropy over the batch. The server sees it as it is.
+    """Send the gradient of the mean cross-entropy over the batch.
 
     >>> from spearpp.simulate import mlp, random_batch
     >>> FedSGD()(mlp(8, [5], 10), random_batch(4, features=8))
     ClientUpdate(4 of 4 parameters, 105 numbers, from gradients)
     """
 
-    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
-        del generator  # nothing is random
+    def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        """See ``Client.train``."""
+        del generator  # this client is deterministic
         named = _trainable(model)
         gradients = torch.autograd.grad(_loss(model, batch), list(named.values()), allow_unused=True)
         used = {name: each for name, each in zip(named, gradients, strict=True) if each is not None}
@@ -67,10 +79,18 @@ class FedSGD(Client):
 
 @dataclass(frozen=True)
 class FedAvg(Client):
-    """SGD over shuffled mini-batches. The server sees the weights afterwards, and knows rate and epochs.
+    """Train with SGD on shuffled mini-batches, and send the weights after training.
 
-    (before - after) / (rate · epochs) is close to the gradient of the summed mini-batch losses at the weights
-    sent, and drifts from it as the weights move. Momentum makes it a weighted sum of the same gradients.
+    The server knows the learning rate and the number of epochs. The quotient (before - after) / (rate · epochs) is
+    close to the gradient of the summed mini-batch losses at the weights before training. The difference grows while the
+    weights change. With momentum, the quotient is a weighted sum of the gradients.
+
+    Args:
+        epochs: number of passes over the batch.
+        mini_batch: number of samples per step.
+        rate: learning rate.
+        momentum: momentum of SGD, within [0, 1).
+        weight_decay: weight decay of SGD, at least 0.
 
     >>> from spearpp.simulate import mlp, random_batch
     >>> FedAvg(epochs=2, mini_batch=2, rate=0.1)(mlp(8, [5], 10), random_batch(4, features=8))
@@ -86,13 +106,13 @@ class FedAvg(Client):
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.mini_batch < 1 or not self.rate > 0:
             given = f"epochs={self.epochs}, mini_batch={self.mini_batch}, rate={self.rate}"
-            raise OptionError(f"{given}: each must be positive")
+            raise OptionError(f"{given}: all three must be positive")
         if not 0 <= self.momentum < 1 or self.weight_decay < 0:
-            raise OptionError(
-                f"momentum={self.momentum}, weight_decay={self.weight_decay}: within [0, 1), and not negative"
-            )
+            given = f"momentum={self.momentum}, weight_decay={self.weight_decay}"
+            raise OptionError(f"{given}: momentum must be within [0, 1), and weight_decay at least 0")
 
-    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+    def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        """See ``Client.train``."""
         local = copy.deepcopy(model)
         optimiser = torch.optim.SGD(
             local.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.weight_decay
@@ -107,9 +127,11 @@ class FedAvg(Client):
 
 @dataclass(frozen=True)
 class DPSGD(Client):
-    """Per-sample gradients clipped to norm C and averaged, plus N(0, σ²): DP-SGD as the paper's table has it.
+    """Send the mean of clipped per-sample gradients plus Gaussian noise: DP-SGD as in the SPEAR++ paper.
 
-    The norm is of a sample's whole gradient. σ is added to each entry of the mean.
+    Args:
+        clip: clipping norm C. The norm of a sample is the norm of its gradient over all parameters.
+        noise: standard deviation σ of the noise, which is added to every entry of the mean.
 
     >>> from spearpp.simulate import mlp, random_batch
     >>> model, batch = mlp(8, [5], 10), random_batch(4, features=8)
@@ -123,20 +145,19 @@ class DPSGD(Client):
 
     def __post_init__(self) -> None:
         if not self.clip > 0 or self.noise < 0:
-            raise OptionError(
-                f"clip={self.clip}, noise={self.noise}: a positive clipping norm, a noise that is not negative"
-            )
+            raise OptionError(f"clip={self.clip}, noise={self.noise}: clip must be positive, and noise at least 0")
 
-    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+    def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        """See ``Client.train``."""
         named = _trainable(model)
         total = [torch.zeros_like(parameter) for parameter in named.values()]
         for row in range(len(batch.inputs)):
             one = replace(batch, inputs=batch.inputs[row : row + 1], labels=batch.labels[row : row + 1])
             gradients = torch.autograd.grad(_loss(model, one), list(named.values()))
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradients]))
-            share = (self.clip / norm.clamp_min(1e-30)).clamp_max(1.0) / len(batch.inputs)
+            factor = (self.clip / norm.clamp_min(1e-30)).clamp_max(1.0) / len(batch.inputs)
             for part, gradient in zip(total, gradients, strict=True):
-                part += share * gradient
+                part += factor * gradient
         drawn = [torch.randn(part.shape, generator=generator, device=generator.device).to(part) for part in total]
         noisy = [part + self.noise * extra for part, extra in zip(total, drawn, strict=True)]
         return ClientUpdate.from_gradients(model, dict(zip(named, noisy, strict=True)))
@@ -144,9 +165,15 @@ class DPSGD(Client):
 
 @dataclass(frozen=True)
 class OpacusDPSGD(Client):
-    """One step of DP-SGD by Opacus itself: Poisson sampling, per-sample clipping, noise (σC)² on the sum.
+    """Send one step of DP-SGD that Opacus computes: Poisson sampling, per-sample clipping and Gaussian noise.
 
-    The server sees (Σ clipped + noise) / expected batch size; how many samples were drawn, it is not told.
+    The server sees (sum of clipped gradients + noise) / (expected batch size). The noise has variance (σC)². The server
+    does not know how many samples were drawn.
+
+    Args:
+        clip: clipping norm C of a sample's gradient.
+        noise_multiplier: σ, the standard deviation of the noise divided by C.
+        sample_rate: probability with which each sample is drawn, within (0, 1].
 
     >>> client = OpacusDPSGD(clip=1.0, noise_multiplier=1.0, sample_rate=0.1)
     >>> round(client.epsilon(steps=10, delta=1e-5), 1)
@@ -160,9 +187,10 @@ class OpacusDPSGD(Client):
     def __post_init__(self) -> None:
         if not self.clip > 0 or self.noise_multiplier < 0 or not 0 < self.sample_rate <= 1:
             given = f"clip={self.clip}, noise_multiplier={self.noise_multiplier}, sample_rate={self.sample_rate}"
-            raise OptionError(f"{given}: positive, not negative, and within (0, 1]")
+            raise OptionError(f"{given}: must be positive, at least 0, and within (0, 1]")
 
-    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+    def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        """See ``Client.train``."""
         try:
             from opacus import GradSampleModule
             from opacus.optimizers import DPOptimizer
@@ -175,11 +203,11 @@ class OpacusDPSGD(Client):
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.clip,
             expected_batch_size=max(1, round(self.sample_rate * len(batch.inputs))),
-            generator=_beside(next(local.parameters()), generator),
+            generator=_on_device_of(next(local.parameters()), generator),
         )
         if not bool(drawn.any()):
-            raise OptionError("Poisson sampling drew no sample: an empty round")
-        with warnings.catch_warnings():  # inputs need no gradient, which is what its hooks warn of
+            raise OptionError("Poisson sampling drew no sample: use another seed, or a larger sample_rate")
+        with warnings.catch_warnings():  # the hooks of Opacus warn because the inputs need no gradient
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             _loss(local, replace(batch, inputs=batch.inputs[drawn], labels=batch.labels[drawn])).backward()
         optimiser.pre_step()
@@ -188,7 +216,12 @@ class OpacusDPSGD(Client):
         )
 
     def epsilon(self, *, steps: int, delta: float) -> float:
-        """ε after so many steps, by Opacus' RDP accountant."""
+        """Return ε of (ε, δ)-differential privacy, computed by the RDP accountant of Opacus.
+
+        Args:
+            steps: number of steps that the client took.
+            delta: δ.
+        """
         try:
             from opacus.accountants import RDPAccountant
         except ImportError as error:
@@ -202,14 +235,22 @@ class OpacusDPSGD(Client):
 
 @dataclass(frozen=True)
 class SumOfClients(Client):
-    """Secure aggregation: the batch is dealt out to so many clients, and the server sees only the sum."""
+    """Secure aggregation: split the batch among clients, and send only the sum of their updates.
+
+    Args:
+        client: what each client does.
+        clients: number of clients.
+    """
 
     client: Client
     clients: int
 
-    def _train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+    def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
+        """See ``Client.train``."""
         if not 1 <= self.clients <= len(batch.inputs):
-            raise OptionError(f"clients={self.clients} for {len(batch.inputs)} samples: each client has one at least")
+            raise OptionError(
+                f"clients={self.clients} for {len(batch.inputs)} samples: each client needs at least one sample"
+            )
         parts = torch.arange(len(batch.inputs)).tensor_split(self.clients)
         own = [replace(batch, inputs=batch.inputs[part], labels=batch.labels[part]) for part in parts]
         return ClientUpdate.sum([self.client(model, each, generator) for each in own])
@@ -219,8 +260,8 @@ def _shuffled(count: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(count, generator=generator, device=generator.device).cpu()
 
 
-def _beside(tensor: Tensor, generator: torch.Generator) -> torch.Generator:
-    """A generator on the tensor's device: the same, or one whose seed is drawn from it."""
+def _on_device_of(tensor: Tensor, generator: torch.Generator) -> torch.Generator:
+    """Return the generator, or a generator on the tensor's device with a seed that the given generator draws."""
     if generator.device.type == tensor.device.type:
         return generator
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
@@ -233,13 +274,15 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
     if not 0 < len(batch.inputs) == len(batch.labels):
-        raise OptionError(f"a batch of {len(batch.inputs)} inputs and {len(batch.labels)} labels")
+        raise OptionError(
+            f"the batch has {len(batch.inputs)} inputs and {len(batch.labels)} labels: expected one label per input"
+        )
     inputs = batch.inputs.to(next(model.parameters()))
     try:
         outputs = model(inputs)
     except RuntimeError as error:
-        raise OptionError(f"the model does not take inputs of shape {tuple(inputs.shape)}: {error}") from error
+        raise OptionError(f"the model does not accept inputs of shape {tuple(inputs.shape)}: {error}") from error
     if not 0 <= int(batch.labels.min()) <= int(batch.labels.max()) < outputs.shape[1]:
-        seen = f"{int(batch.labels.min())} to {int(batch.labels.max())}"
-        raise OptionError(f"the batch has labels {seen}, the model {outputs.shape[1]} outputs")
+        labels = f"{int(batch.labels.min())} to {int(batch.labels.max())}"
+        raise OptionError(f"the batch has labels {labels}, the model {outputs.shape[1]} outputs")
     return nn.functional.cross_entropy(outputs, batch.labels.to(inputs.device))

@@ -1,7 +1,7 @@
-"""Batches of data that is there offline: random, photographs, digits, a medical table, CIFAR-10.
+"""Batches of data that need no download: random numbers, photographs, digits, a medical table, and CIFAR-10 files.
 
-Every data set has a [0, 1] scale of its own; by default a network is fed the standard normalisation
-of it (mean and deviation of a colour channel for images, of a column for tables).
+Every data set has its own [0, 1] scale. By default, network inputs are standardised: with mean and standard deviation
+of every colour channel for images, and of every column for tables.
 """
 
 import os
@@ -16,10 +16,12 @@ from spearpp.normalisation import Normalisation
 from spearpp.simulate.batch import Batch
 from spearpp.simulate.dataset import Dataset, by_channel
 from spearpp.types import Tensor
+from spearpp.update.files import FileName
 from spearpp.update.npz import read_npz
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+"""Mean and standard deviation of the colour channels of CIFAR-10's training images, as training scripts use them."""
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "immunohistochemistry", "stereo_motorcycle")
 
 
@@ -31,7 +33,14 @@ def random_batch(
     normalise: bool = True,
     generator: torch.Generator | None = None,
 ) -> Batch:
-    """Independent uniform inputs with random labels.
+    """Return independent inputs, uniform in [0, 1], with random labels.
+
+    Args:
+        samples: number of samples.
+        features: number of values per sample.
+        classes: number of classes.
+        normalise: whether the network inputs are standardised. Otherwise they are on the [0, 1] scale.
+        generator: random generator. None means a generator with seed 0.
 
     >>> random_batch(5, features=3).inputs.shape
     torch.Size([5, 3])
@@ -48,9 +57,15 @@ def random_batch(
 def photographs(
     samples: int, *, size: int = 32, normalise: bool = True, generator: torch.Generator | None = None
 ) -> Batch:
-    """Square colour tiles cut at random from scikit-image's photographs, shrunk by four.
+    """Return square colour tiles, cut at random from scikit-image's photographs after shrinking them by four.
 
-    The label is the photograph that a tile is from.
+    The label of a tile is the index of its photograph.
+
+    Args:
+        samples: number of tiles.
+        size: height and width of a tile in pixels.
+        normalise: whether the network inputs are standardised. Otherwise they are on the [0, 1] scale.
+        generator: random generator. None means a generator with seed 0.
 
     >>> photographs(4).image_shape
     (3, 32, 32)
@@ -59,7 +74,7 @@ def photographs(
     pictures = _photographs()
     largest = min(min(picture.shape[1:]) for picture in pictures)
     if samples < 1 or not 1 <= size <= largest:
-        raise DataError(f"samples={samples}, size={size}: at least one tile, of 1 to {largest} pixels")
+        raise DataError(f"samples={samples}, size={size}: draw at least one tile, of 1 to {largest} pixels")
     tiles, labels = [], torch.randint(len(pictures), (samples,), generator=generator)
     for label in labels.tolist():
         picture = pictures[label]
@@ -72,7 +87,9 @@ def photographs(
 
 
 def digits(samples: int, *, normalise: bool = True, generator: torch.Generator | None = None) -> Batch:
-    """Handwritten digits of 8 x 8 grey pixels (scikit-learn), drawn without replacement.
+    """Draw handwritten digits of 8 x 8 grey pixels from scikit-learn's data set, without replacement.
+
+    The arguments are those of ``Dataset.draw``.
 
     >>> digits(3).inputs.shape
     torch.Size([3, 64])
@@ -81,9 +98,9 @@ def digits(samples: int, *, normalise: bool = True, generator: torch.Generator |
 
 
 def breast_cancer(samples: int, *, normalise: bool = True, generator: torch.Generator | None = None) -> Batch:
-    """Records of 30 measurements with a diagnosis (scikit-learn), drawn without replacement.
+    """Draw medical records with 30 measurements and a diagnosis from scikit-learn's data set, without replacement.
 
-    The [0, 1] scale is each column's own range.
+    The [0, 1] scale is the range of each column. The arguments are those of ``Dataset.draw``.
 
     >>> breast_cancer(3).feature_names[0]
     'mean radius'
@@ -94,18 +111,19 @@ def breast_cancer(samples: int, *, normalise: bool = True, generator: torch.Gene
 def cifar10(
     samples: int,
     *,
-    path: str | os.PathLike[str] | None = None,
+    path: FileName | None = None,
     normalise: bool = True,
     generator: torch.Generator | None = None,
 ) -> Batch:
-    """CIFAR-10 images, drawn without replacement from an npz file.
+    """Draw CIFAR-10 images from an npz file, without replacement.
 
     Args:
-        samples: how many.
-        path: a file with ``x`` uint8 (count, 3, 32, 32) and ``y`` (count,), or a folder that holds
-            ``cifar10_test.npz``; None takes it from the environment variable SPEARPP_DATA.
-        normalise: with the usual channel means and deviations.
-        generator: source of randomness; None is a generator with seed 0.
+        samples: number of images.
+        path: a file with ``x`` uint8 (count, 3, 32, 32) and ``y`` (count,), or a folder with a file
+            ``cifar10_test.npz``. None means the value of the environment variable SPEARPP_DATA.
+        normalise: whether the network inputs are standardised by the usual channel means and standard deviations.
+            Otherwise they are on the [0, 1] scale.
+        generator: random generator. None means a generator with seed 0.
 
     >>> cifar10(8, path="nowhere.npz")
     Traceback (most recent call last):
@@ -115,8 +133,8 @@ def cifar10(
     return cifar10_set(path).draw(samples, normalise=normalise, generator=generator)
 
 
-def cifar10_set(path: str | os.PathLike[str] | None = None) -> Dataset:
-    """The whole file; ``path`` as ``cifar10`` takes it."""
+def cifar10_set(path: FileName | None = None) -> Dataset:
+    """Load all images of a CIFAR-10 file. ``path`` has the same meaning as for ``cifar10``."""
     given = path if path is not None else os.environ.get("SPEARPP_DATA")
     if not given:
         raise DataError("no CIFAR-10 file: pass path=, or set SPEARPP_DATA to the npz file or its folder")
@@ -126,7 +144,7 @@ def cifar10_set(path: str | os.PathLike[str] | None = None) -> Dataset:
 
 @cache
 def _photographs() -> tuple[Tensor, ...]:
-    """The photographs on the [0, 1] scale, (3, height, width), each pixel the mean of 4 x 4."""
+    """Return the photographs on the [0, 1] scale, (3, height, width), after averaging blocks of 4 x 4 pixels."""
     try:
         import skimage.data
     except ImportError as error:
@@ -160,8 +178,8 @@ def _breast_cancer() -> Dataset:
         raise MissingExtraError("scikit-learn", "data") from error
     loaded = load_breast_cancer()
     records = torch.from_numpy(loaded.data)
-    least, most = records.amin(0), records.amax(0)
-    unit = ((records - least) / (most - least)).float()
+    low, high = records.amin(0), records.amax(0)
+    unit = ((records - low) / (high - low)).float()
     return Dataset(
         unit,
         torch.from_numpy(loaded.target).long(),
@@ -187,7 +205,7 @@ def _cifar10(file: Path) -> Dataset:
 
 
 def cifar10_of(pixels: numpy.ndarray, labels: numpy.ndarray) -> Dataset:
-    """CIFAR-10 from its pixels, uint8 (count, 3, 32, 32), and labels, with the usual normalisation."""
+    """Return CIFAR-10 with its usual normalisation, from pixels, uint8 (count, 3, 32, 32), and labels, (count,)."""
     unit = torch.from_numpy(pixels.reshape(len(pixels), -1)).float() / 255
     normalisation = by_channel(torch.tensor(CIFAR10_MEAN), torch.tensor(CIFAR10_STD), 1024)
     return Dataset(unit, torch.from_numpy(labels.astype(numpy.int64)), normalisation, (3, 32, 32))

@@ -1,4 +1,4 @@
-"""A whole data set in memory, and batches drawn from it."""
+"""A data set in memory, from which batches are drawn."""
 
 import hashlib
 from dataclasses import dataclass
@@ -13,37 +13,46 @@ from spearpp.types import Float, Int, Tensor
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A whole data set on its [0, 1] scale."""
+    """A data set on the [0, 1] scale, one sample per row."""
 
     unit: Float[Tensor, "count n"]
     labels: Int[Tensor, "count"]
     normalisation: Normalisation
     image_shape: tuple[int, int, int] | None = None
-    """(channels, height, width) where a row is an image."""
+    """(channels, height, width) if a row is an image, else None."""
     feature_names: tuple[str, ...] | None = None
-    """Column names where a row is a record."""
+    """Column names if a row is a record of a table, else None."""
 
     @property
     def classes(self) -> int:
-        """Labels run from 0 to one less."""
+        """Number of classes. Labels are 0 to classes - 1."""
         return int(self.labels.max()) + 1
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that two data sets share only if their values and labels are the same."""
+        """The first 16 hex digits of the SHA-256 hash of values and labels, to identify the data set."""
         content = hashlib.sha256(self.unit.contiguous().numpy().tobytes())
         content.update(self.labels.contiguous().numpy().tobytes())
         return content.hexdigest()[:16]
 
     def draw(self, samples: int, *, normalise: bool = True, generator: torch.Generator | None = None) -> Batch:
-        """A batch, drawn without replacement; ``generator`` None is one with seed 0."""
+        """Draw a batch at random without replacement.
+
+        Args:
+            samples: number of samples.
+            normalise: whether the network inputs are standardised. Otherwise they are on the [0, 1] scale.
+            generator: random generator. None means a generator with seed 0.
+
+        Raises:
+            DataError: if the data set has fewer samples.
+        """
         generator = generator or torch.Generator().manual_seed(0)
         if not 1 <= samples <= len(self.unit):
-            raise DataError(f"samples={samples}: the data set has {len(self.unit)}")
+            raise DataError(f"samples={samples}: must be within 1 to {len(self.unit)}, the size of the data set")
         return self.pick(torch.randperm(len(self.unit), generator=generator)[:samples], normalise=normalise)
 
     def pick(self, rows: Int[Tensor, "b"], *, normalise: bool = True) -> Batch:
-        """The batch of these rows."""
+        """Return the batch of the rows with these indices."""
         normalisation = self.normalisation if normalise else Normalisation.identity(self.unit.shape[1])
         return Batch(
             inputs=normalisation.apply(self.unit[rows]),
@@ -55,5 +64,5 @@ class Dataset:
 
 
 def by_channel(mean: Float[Tensor, "channels"], std: Float[Tensor, "channels"], pixels: int) -> Normalisation:
-    """One mean and deviation for all pixels of a channel."""
+    """Return a normalisation with one mean and one standard deviation for all pixels of a channel."""
     return Normalisation(mean.repeat_interleave(pixels), std.repeat_interleave(pixels))

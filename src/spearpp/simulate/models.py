@@ -1,4 +1,4 @@
-"""Networks to attack."""
+"""Networks for simulated clients."""
 
 import math
 from collections.abc import Sequence
@@ -19,17 +19,30 @@ def mlp(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> nn.Sequential:
-    """A fully connected ReLU network with PyTorch's default initialisation, drawn from ``generator``.
+    """Return a fully connected ReLU network with PyTorch's default initialisation.
 
-    Weights and biases of a layer with n inputs are uniform in ±1/√n. The paper's network is
+    The weights and biases of a layer with n inputs are uniform in ±1/√n. The network of the SPEAR++ paper is
     ``mlp(3072, [m, m, m], 10)``.
+
+    Args:
+        features: number of inputs.
+        hidden: number of neurons of every hidden layer.
+        classes: number of outputs.
+        bias: whether the layers have a bias.
+        generator: random generator for the initialisation. None means a generator with seed 0.
+        dtype: dtype of the parameters.
+
+    Raises:
+        OptionError: if there is no hidden layer, or a width is less than 1.
 
     >>> [layer.weight.shape[0] for layer in mlp(8, [6, 5], 3) if hasattr(layer, "weight")]
     [6, 5, 3]
     """
     widths = [features, *hidden, classes]
     if min(widths) < 1 or not hidden:
-        raise OptionError(f"an MLP of widths {widths}: at least one hidden layer, every width at least 1")
+        raise OptionError(
+            f"widths {widths}: an MLP needs at least one hidden layer, and every width must be at least 1"
+        )
     generator = generator or torch.Generator().manual_seed(0)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):

@@ -1,4 +1,4 @@
-"""One round, Linear layer by Linear layer: what ``spearpp.invert`` takes."""
+"""Simulate one round of federated learning, and return the arguments of ``spearpp.invert`` for every Linear layer."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from spearpp.update import ClientUpdate
 
 
 class LayerGradient(NamedTuple):
-    """What the server sees of one Linear layer, in the order ``spearpp.invert`` takes it."""
+    """What the server sees of one Linear layer, in the order of the arguments of ``spearpp.invert``."""
 
     grad_weight: Float[Tensor, "m n"]
     grad_bias: Float[Tensor, "m"] | None
@@ -20,7 +20,7 @@ class LayerGradient(NamedTuple):
     bias: Float[Tensor, "m"] | None
 
     def to(self, target: torch.dtype | torch.device | str) -> "LayerGradient":
-        """The same in another wire precision or on another device."""
+        """Return the layer with another dtype or on another device."""
         return LayerGradient(
             grad_weight=self.grad_weight.to(target),
             grad_bias=None if self.grad_bias is None else self.grad_bias.to(target),
@@ -30,18 +30,18 @@ class LayerGradient(NamedTuple):
 
 
 def linear_layers(model: nn.Module, update: ClientUpdate) -> list[LayerGradient]:
-    """What an update says about each Linear layer of a model in turn."""
-    found = []
+    """Return gradient and parameters of every Linear layer of a model, in the order of definition."""
+    layers = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             prefix = f"{name}." if name else ""
-            seen = update.layer(f"{prefix}weight", None if module.bias is None else f"{prefix}bias")
-            found.append(LayerGradient(*seen))
-    return found
+            bias = None if module.bias is None else f"{prefix}bias"
+            layers.append(LayerGradient(*update.layer(f"{prefix}weight", bias)))
+    return layers
 
 
 def fedsgd(model: nn.Module, batch: Batch) -> list[LayerGradient]:
-    """One FedSGD round, layer by layer: the gradient of the mean cross-entropy over the batch.
+    """Simulate a FedSGD round and return every Linear layer: the gradient of the mean cross-entropy over the batch.
 
     >>> import torch
     >>> from spearpp.simulate import mlp, random_batch
@@ -60,7 +60,7 @@ def fedavg(
     rate: float,
     generator: torch.Generator | None = None,
 ) -> list[LayerGradient]:
-    """A FedAvg round, layer by layer: see ``FedAvg``."""
+    """Simulate a FedAvg round and return every Linear layer. ``FedAvg`` describes the arguments."""
     return linear_layers(model, FedAvg(epochs, mini_batch, rate)(model, batch, generator))
 
 
@@ -72,5 +72,5 @@ def dp_sgd(
     noise: float,
     generator: torch.Generator | None = None,
 ) -> list[LayerGradient]:
-    """A round of the paper's DP-SGD, layer by layer: see ``DPSGD``."""
+    """Simulate a round of the paper's DP-SGD and return every Linear layer. ``DPSGD`` describes the arguments."""
     return linear_layers(model, DPSGD(clip, noise)(model, batch, generator))

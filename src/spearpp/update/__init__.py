@@ -1,4 +1,4 @@
-"""What a client sent, and the weights it had been sent: everything an audit needs."""
+"""A client's update together with the weights that the server sent: everything that an audit needs."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,17 +24,20 @@ from spearpp.update.lazy import Lazy, Named, elementwise, pick, tensor_specs
 from spearpp.update.names import Tensors, match
 
 FORMAT = 1
+"""Version of the files that ``ClientUpdate.save`` writes. ``load`` rejects other versions."""
 Kind = Literal["gradients", "weights", "deltas"]
 KINDS: tuple[Kind, ...] = ("gradients", "weights", "deltas")
-THREAT = "the server sees one client's update and the weights it sent"
+THREAT_MODEL = "the server sees one client's update and the weights it sent"
 
 
 @dataclass(frozen=True, eq=False)
 class ClientUpdate:
-    """The weights a client had, and the gradient it sent for each of them, or what stands for one.
+    """The weights that a client started from, and the gradient that it sent for each of them.
 
-    Of a file, a tensor is read when it is asked for, anew each time, and kept by whoever asked: the update takes no
-    memory, and the file has to stay as it is. ``read`` gives one that does without it.
+    If the client sent weights or weight differences, they are converted to gradients.
+
+    An update that was loaded from a file reads a tensor at every access and keeps none in memory. The file must not
+    change meanwhile. ``read`` returns an update that does not need the file.
 
     >>> import torch
     >>> model = torch.nn.Linear(3, 2)
@@ -46,20 +49,22 @@ class ClientUpdate:
     """
 
     weights: Named
-    """By parameter name, as they were sent to the client."""
+    """The weights that the server sent to the client, by parameter name."""
     gradients: Named
-    """By parameter name: gradients, or (before - after) / (lr · steps). Parameters that were not sent are left out."""
+    """The gradients by parameter name, without parameters that the client did not send. If the client sent weights, a
+    gradient is (before - after) / (lr · steps)."""
     kind: Kind = "gradients"
     """What the client sent."""
     lr: float | None = None
-    """The learning rate, where it is known; the scale of the gradients is unknown without."""
+    """The client's learning rate, or None if it is unknown. Without it, the scale of the gradients is unknown."""
     steps: int | None = None
-    """Passes over the batch, where they are known: steps with the whole batch, or epochs."""
+    """Number of passes over the batch (full-batch steps, or epochs), or None if it is unknown."""
     clients: int = 1
-    """How many clients' updates are summed in it."""
-    threat_model: str = THREAT
+    """Number of clients whose updates are summed in this one."""
+    threat_model: str = THREAT_MODEL
+    """Who can see this update, in one sentence."""
     buffers: tuple[str, ...] = field(default=())
-    """Running statistics and counters that came along; they are not looked at."""
+    """Names of the running statistics and counters that the client also sent. The audit ignores them."""
 
     def __post_init__(self) -> None:
         if not self.gradients:
@@ -70,35 +75,34 @@ class ClientUpdate:
 
     def __repr__(self) -> str:
         numbers = sum(each.numel() for each in tensor_specs(self.gradients).values())
-        parts = [
-            f"{len(self.gradients)} of {len(self.weights)} parameters",
-            f"{numbers:,} numbers",
-            f"from {self.kind}",
-        ]
+        count = f"{len(self.gradients)} of {len(self.weights)} parameters"
+        parts = [count, f"{numbers:,} numbers", f"from {self.kind}"]
         known = {"lr": self.lr, "steps": self.steps, "clients": self.clients if self.clients > 1 else None}
         parts += [f"{name}={value}" for name, value in known.items() if value is not None]
         return f"ClientUpdate({', '.join(parts)})"
 
     @classmethod
     def from_gradients(cls, model: Tensors, grads: Tensors | Sequence[Tensor | None] | None = None) -> "ClientUpdate":
-        """What a FedSGD client sends.
+        """Build an update from gradients, which is what a FedSGD client sends.
 
         Args:
-            model: the weights it had: a module, a state dict, or a list in parameter order.
-            grads: by parameter name, or in parameter order with None for what was not sent; None takes the ``grad`` of
-                the module's parameters.
+            model: the weights that the client started from: a module, a state dict, or a list in parameter order.
+            grads: the gradients by parameter name, or a list in parameter order with None for parameters that were not
+                sent. If ``grads`` is None, the ``grad`` attributes of the module's parameters are used.
+
+        Returns:
+            An update with copies of all tensors.
 
         Raises:
-            SpearError: if names or shapes do not match, or something is not finite.
+            SpearError: if names or shapes do not match, or a value is not finite.
         """
         weights = copied_weights(model)
         if grads is None:
             if not isinstance(model, nn.Module):
-                raise OptionError("grads=None reads the gradients of a module's parameters: pass the module")
-            named = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-            if not named:
+                raise OptionError("grads=None takes the gradients from a module: pass a module, or pass grads")
+            grads = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+            if not grads:
                 raise DataError("the model's parameters have no gradients: call backward() first, or pass grads")
-            grads = named
         elif isinstance(grads, Sequence):
             if len(grads) != len(weights):
                 raise DataError(f"grads holds {len(grads)} tensors, the model has {len(weights)} parameters")
@@ -116,19 +120,23 @@ class ClientUpdate:
         steps: int | None = None,
         deltas: bool = False,
     ) -> "ClientUpdate":
-        """What a client sends that trains by itself: one step or many of SGD.
+        """Build an update from weights before and after local training with SGD, as in FedAvg.
 
-        The sum of its gradients is (before - after) / lr. An inversion does not need lr: inputs are ratios of it.
+        The sum of the client's gradients is (before - after) / lr. An inversion does not need ``lr``, because it
+        computes inputs as ratios of gradients.
 
         Args:
-            before: the weights it was sent: a module, a state dict, or a list in parameter order.
-            after: the weights it sent back, or
-            lr: its learning rate, if known.
-            steps: how many steps with the whole batch it took, or epochs, if known.
-            deltas: ``after`` holds after - before instead.
+            before: the weights that the client received: a module, a state dict, or a list in parameter order.
+            after: the weights that the client sent back, in one of the same forms.
+            lr: the client's learning rate, if known.
+            steps: number of full-batch steps, or of epochs, if known.
+            deltas: whether ``after`` holds the differences after - before instead of weights.
+
+        Returns:
+            An update with copies of all tensors that are in memory.
 
         Raises:
-            SpearError: if names or shapes do not match, or something is not finite.
+            SpearError: if names or shapes do not match, or a value is not finite.
         """
         lr, steps = plain_lr_and_steps(lr, steps)
         weights = copied_weights(before)
@@ -136,34 +144,40 @@ class ClientUpdate:
         sent = match(weights, in_floats(given), "deltas" if deltas else "after")
         scale = 1.0 / ((1.0 if lr is None else lr) * (steps or 1))
         if deltas:
-            gradients = elementwise(lambda moved: -moved * scale, sent)
+            gradients = elementwise(lambda delta: -delta * scale, sent)
         elif isinstance(sent, Lazy):
-            gradients = elementwise(lambda late, early: (early.to(late.device) - late) * scale, sent, weights)
-        else:  # the caller may train on, and a difference is as large as a copy
-            gradients = {name: (weights[name].to(late.device) - late) * scale for name, late in sent.items()}
+            gradients = elementwise(lambda new, old: (old.to(new.device) - new) * scale, sent, weights)
+        else:  # compute now, because the caller may continue to train, and a copy would take the same memory
+            gradients = {name: (weights[name].to(new.device) - new) * scale for name, new in sent.items()}
         kind: Kind = "deltas" if deltas else "weights"
         return cls(weights, gradients, kind, lr=lr, steps=steps, buffers=buffers)
 
     @classmethod
     def sum(cls, updates: "Iterable[ClientUpdate]") -> "ClientUpdate":
-        """What secure aggregation shows: the sum of several clients' updates, one large batch.
+        """Add the updates of several clients, which is what a server sees with secure aggregation.
+
+        Args:
+            updates: updates that were computed on the same weights, with the same kind, lr and steps.
+
+        Returns:
+            One update, equal to that of a single client with all samples.
 
         Raises:
-            SpearError: if they were not computed on the same weights.
+            SpearError: if the updates differ in weights, kind, lr or steps.
         """
         updates = list(updates)
         if not updates:
-            raise OptionError("sum([]): at least one update")
+            raise OptionError("sum([]): pass at least one update")
         first = updates[0]
         if not all(isinstance(each, ClientUpdate) for each in updates):
-            raise OptionError("sum: expected client updates")
+            raise OptionError("sum: every element must be a ClientUpdate")
         for other in updates[1:]:
             if (first.kind, first.lr, first.steps) != (other.kind, other.lr, other.steps):
-                raise DataError("the updates differ in kind, lr or steps: their sum has no one scale")
+                raise DataError("the updates differ in kind, lr or steps: their sum has no common scale")
             same = first.weights.keys() == other.weights.keys() and first.gradients.keys() == other.gradients.keys()
             if not same or not all(torch.equal(first.weights[n], other.weights[n]) for n in first.weights):
                 raise DataError(
-                    "the updates were not computed on the same weights: their sum is no gradient of one model"
+                    "the updates were not computed on the same weights: their sum is not the gradient of one model"
                 )
         total = {name: torch.stack([u.gradients[name] for u in updates]).sum(0) for name in first.gradients}
         return replace(
@@ -174,24 +188,29 @@ class ClientUpdate:
         )
 
     def layer(self, weight: str, bias: str | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-        """(dL/dW, dL/db, W, b) of one layer, as ``spearpp.invert`` takes them."""
+        """Return (dL/dW, dL/db, W, b) of one layer, in the order of the arguments of ``spearpp.invert``.
+
+        Args:
+            weight: name of the layer's weight.
+            bias: name of the layer's bias. If it is None, the second and the fourth value are None.
+        """
         if bias is None:
             return self.gradients[weight], None, self.weights[weight], None
         return self.gradients[weight], self.gradients[bias], self.weights[weight], self.weights[bias]
 
     def to(self, device: torch.device | str) -> "ClientUpdate":
-        """The same on another device."""
+        """Return the update on another device."""
         return replace(self, weights=moved_to(self.weights, device), gradients=moved_to(self.gradients, device))
 
     def read(self) -> "ClientUpdate":
-        """The same with every tensor in memory: files that it came from may go."""
+        """Return the update with every tensor in memory. Its files are no longer needed afterwards."""
         return replace(self, weights=dict(self.weights), gradients=dict(self.gradients))
 
     def verify(self) -> None:
-        """Look through all that is still in files, a block at a time, so that damage is told before any work is done.
+        """Read everything that is still in files, block by block, to report damage before any other work starts.
 
         Raises:
-            SpearError: if a file is damaged, was changed or is gone, or holds NaN or Inf.
+            SpearError: if a file is damaged, was changed or removed, or holds NaN or Inf.
         """
         for tensors in (self.weights, self.gradients):
             if isinstance(tensors, Lazy):
@@ -199,10 +218,15 @@ class ClientUpdate:
                     tensors.nonzero(name)
 
     def save(self, path: FileName) -> None:
-        """Write it as safetensors, whole or not at all; what is known goes into the header as JSON.
+        """Write the update to a safetensors file. The file is written completely or not at all.
+
+        Args:
+            path: name of the file, which must end in ``.safetensors``. The file's metadata hold ``kind``, ``lr``,
+                ``steps`` and the other attributes as JSON.
 
         Raises:
-            DataError: if it cannot be written.
+            OptionError: if the name has another ending.
+            DataError: if the file cannot be written.
         """
         tensors = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
         tensors |= {f"gradients/{name}": tensor for name, tensor in self.gradients.items()}
@@ -230,53 +254,60 @@ class ClientUpdate:
         lr: float | None = None,
         steps: int | None = None,
     ) -> "ClientUpdate":
-        """Read an update that ``save`` wrote, or any file of tensors together with the weights before.
+        """Load an update that ``save`` wrote, or a file of tensors together with the weights before training.
+
+        Nothing in the file is executed. Tensors are read when they are used, so damaged numbers raise an error only
+        then. Call ``verify`` to check them now.
 
         Args:
-            path: ``.safetensors``, ``.pt``, ``.pth`` or ``.npz``.
-            before: the weights sent, as a module, a state dict, a list or another file; not needed for our own files.
-            kind: what a foreign file holds: "weights" after training, "deltas" or "gradients".
+            path: a ``.safetensors``, ``.pt``, ``.pth``, ``.bin``, ``.ckpt`` or ``.npz`` file.
+            before: the weights that the server sent: a module, a state dict, a list or another file. Files that
+                ``save`` wrote contain these weights, so ``before`` must be None for them.
+            kind: what a file of another program holds: "weights" after training, "deltas" or "gradients".
             lr: the learning rate, if known.
-            steps: local steps, if known.
+            steps: number of local steps, if known.
 
         Raises:
-            SpearError: for anything that is not a whole update; nothing in the file is run. Tensors are read when they
-                are looked at, and an error in the numbers comes then: call ``verify`` to have it now.
+            SpearError: if the file does not hold a complete update.
         """
         tensors, header = open_tensors(path)
         if header:
             if before is not None or lr is not None or steps is not None:
-                raise OptionError(f"{path} is a whole update with its weights and lr: leave out before, lr and steps")
-            return _ours(tensors, header, path)
+                raise OptionError(f"{path} holds weights, lr and steps already: leave out before, lr and steps")
+            return _from_own_file(tensors, header, path)
         if kind not in KINDS:
-            raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
+            raise OptionError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
         if before is None:
-            raise OptionError(f"{path} holds tensors and not the weights that the client had: pass before=")
+            raise OptionError(f"{path} does not hold the weights that the client started from: pass before=")
         if isinstance(before, str | os.PathLike):
-            sent, ours = open_tensors(before)
-            before = _ours(sent, ours, before).weights if ours else sent
+            sent, sent_header = open_tensors(before)
+            before = _from_own_file(sent, sent_header, before).weights if sent_header else sent
         if kind == "gradients":
             return cls.from_gradients(before, tensors)
         return cls.from_weights(before, tensors, lr=lr, steps=steps, deltas=kind == "deltas")
 
 
-def _ours(tensors: Lazy, header: Mapping[str, Any], path: FileName) -> ClientUpdate:
+def _from_own_file(tensors: Lazy, header: Mapping[str, Any], path: FileName) -> ClientUpdate:
+    """Return the update of a file that ``ClientUpdate.save`` wrote, after checking every field of its header."""
     if header.get("format") != FORMAT:
         raise DataError(f"{path} has format {str(header.get('format'))[:20]}, this version reads {FORMAT}")
     groups: dict[str, dict[str, str]] = {"weights": {}, "gradients": {}}
-    for name, outline in tensor_specs(tensors).items():
-        group, _, rest = name.partition("/")
-        if group not in groups or not rest or not outline.dtype.is_floating_point:
+    for name, spec in tensor_specs(tensors).items():
+        group, _, parameter = name.partition("/")
+        if group not in groups or not parameter or not spec.dtype.is_floating_point:
             raise DataError(f"{path} holds {name[:80]!r}, which is neither a weight nor a gradient")
-        groups[group][rest] = name
+        groups[group][parameter] = name
     lr, steps, clients, kind = (header.get(name) for name in ("lr", "steps", "clients", "kind"))
-    buffers = header.get("buffers") or []
+    buffers, order = header.get("buffers") or [], header.get("order")
     if not isinstance(clients, int) or isinstance(clients, bool) or clients < 1 or not isinstance(buffers, list):
-        raise DataError(f"{path} has a header with wrong clients or buffers")
+        raise DataError(f"{path} has a header with invalid clients or buffers")
     if kind not in KINDS:
-        raise DataError(f"{path} has a header with a wrong kind: {str(kind)[:20]}")
+        raise DataError(f"{path} has a header with an invalid kind: {str(kind)[:20]}")
     lr, steps = plain_lr_and_steps(lr, steps)
-    weights = pick(tensors, _ordered(groups["weights"], header.get("order")))
+    names = groups["weights"]
+    if isinstance(order, list) and sorted(map(str, order)) == sorted(names):
+        names = {str(name): names[str(name)] for name in order}
+    weights = pick(tensors, names)
     return ClientUpdate(
         weights,
         match(weights, pick(tensors, groups["gradients"]), str(path)),
@@ -284,13 +315,6 @@ def _ours(tensors: Lazy, header: Mapping[str, Any], path: FileName) -> ClientUpd
         lr=lr,
         steps=steps,
         clients=clients,
-        threat_model=str(header.get("threat_model", THREAT)),
+        threat_model=str(header.get("threat_model", THREAT_MODEL)),
         buffers=tuple(str(name) for name in buffers),
     )
-
-
-def _ordered(names: dict[str, str], order: object) -> dict[str, str]:
-    """In the order they were written, where the header has it."""
-    if not isinstance(order, list) or sorted(map(str, order)) != sorted(names):
-        return names
-    return {str(name): names[str(name)] for name in order}

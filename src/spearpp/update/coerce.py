@@ -1,4 +1,4 @@
-"""What a caller gave, made ready: parameters apart from buffers, finite, in float32 at least, and nobody else's."""
+"""Convert what a caller passes to one form: parameters without buffers, finite, at least float32, and copied."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -9,28 +9,36 @@ from torch import nn
 
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.types import Tensor
-from spearpp.update.lazy import Lazy, Named, changed, elementwise, pick, tensor_specs
+from spearpp.update.lazy import Lazy, Named, elementwise, map_blocks, pick, tensor_specs
 from spearpp.update.names import Tensors, is_buffer, parameters_of, plain
 
 
 def plain_lr_and_steps(lr: Any, steps: Any) -> tuple[float | None, int | None]:
-    """Both as plain numbers, whatever kind of number they came as."""
+    """Convert a learning rate and a number of steps of any numeric type to a float and an int.
+
+    Raises:
+        OptionError: if a value is not a number, or is not positive.
+    """
     try:
         rate = None if lr is None else float(lr)
         count = None if steps is None else operator.index(steps)
+        if isinstance(lr, bool | str) or isinstance(steps, bool):
+            raise TypeError("a bool or a str is not a number here")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise OptionError(f"lr={lr!r}, steps={steps!r}: a number and a whole number, or None") from error
-    if isinstance(lr, bool | str) or isinstance(steps, bool):
-        raise OptionError(f"lr={lr!r}, steps={steps!r}: a number and a whole number, or None")
+        expected = "expected a number or None for lr, and a whole number or None for steps"
+        raise OptionError(f"lr={lr!r}, steps={steps!r}: {expected}") from error
     if rate is not None and not 0 < rate < float("inf"):
-        raise OptionError(f"lr={lr}: a learning rate is positive, or None if it is not known")
+        raise OptionError(f"lr={lr}: the learning rate must be positive and finite, or None if it is not known")
     if count is not None and count < 1:
-        raise OptionError(f"steps={steps}: a client takes one step at least, or None if that is not known")
+        raise OptionError(f"steps={steps}: the number of steps must be at least 1, or None if it is not known")
     return rate, count
 
 
 def parameters_and_buffers(model: Tensors, given: Tensors) -> tuple[Named, tuple[str, ...]]:
-    """Parameters, and the names of what a module has besides: buffers, and second names of tied weights."""
+    """Split tensors into the model's parameters and the names of all other tensors.
+
+    The other tensors are buffers, and the second names of tied weights.
+    """
     found, buffers = parameters_of(given), _buffers(given)
     if isinstance(model, nn.Module):
         own = {plain(name) for name, _ in model.named_parameters()}
@@ -41,9 +49,17 @@ def parameters_and_buffers(model: Tensors, given: Tensors) -> tuple[Named, tuple
 
 
 def finite(tensors: Named, what: str) -> Named:
-    """The same, of which nothing is NaN or Inf: now if they are in memory, else whenever one is read."""
+    """Check that no tensor holds NaN or Inf: now if the tensors are in memory, else whenever one is read.
 
-    def checking(name: str) -> Callable[[Tensor], Tensor]:
+    Args:
+        tensors: the tensors by name.
+        what: what the tensors are, for the error message.
+
+    Raises:
+        NonFiniteError: if a tensor holds NaN or Inf.
+    """
+
+    def check_of(name: str) -> Callable[[Tensor], Tensor]:
         def check(tensor: Tensor) -> Tensor:
             if not bool(torch.isfinite(tensor).all()):
                 raise NonFiniteError(f"{what}: {name} holds NaN or Inf: training diverged, or the file is damaged")
@@ -52,35 +68,35 @@ def finite(tensors: Named, what: str) -> Named:
         return check
 
     if isinstance(tensors, Lazy):
-        return Lazy({name: changed(checking(name), each) for name, each in tensors.stored.items()})
-    for name, each in tensors.items():
-        checking(name)(each)
+        return Lazy({name: map_blocks(check_of(name), stored) for name, stored in tensors.stored.items()})
+    for name, tensor in tensors.items():
+        check_of(name)(tensor)
     return tensors
 
 
 def copied_weights(tensors: Tensors) -> Named:
-    """A copy: the model may train on."""
+    """Return a copy of the parameters in at least float32, because the caller may continue to train the model."""
     return copied(in_floats(parameters_of(tensors)))
 
 
 def copied(tensors: Named) -> Named:
-    """A copy of what is in memory; files are nobody else's already."""
-    return tensors if isinstance(tensors, Lazy) else {name: each.clone() for name, each in tensors.items()}
+    """Return a copy of tensors in memory. Tensors in files need no copy."""
+    return tensors if isinstance(tensors, Lazy) else {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def in_floats(tensors: Named) -> Named:
-    """In float32 at least: half precision is what the wire had, not what to compute in."""
-    return elementwise(lambda each: each.to(torch.promote_types(each.dtype, torch.float32)), tensors)
+    """Convert half precision to float32. A client may send half precision, but an audit does not compute in it."""
+    return elementwise(lambda tensor: tensor.to(torch.promote_types(tensor.dtype, torch.float32)), tensors)
 
 
 def moved_to(tensors: Named, device: torch.device | str) -> Named:
-    """On that device; as they are if they lie there already."""
-    there = all(each.device == torch.device(device) for each in tensor_specs(tensors).values())
-    return tensors if there else elementwise(lambda each: each.to(device), tensors)
+    """Move tensors to a device. Tensors that are on the device already are returned unchanged."""
+    there = all(spec.device == torch.device(device) for spec in tensor_specs(tensors).values())
+    return tensors if there else elementwise(lambda tensor: tensor.to(device), tensors)
 
 
 def _buffers(tensors: Tensors) -> tuple[str, ...]:
     if not isinstance(tensors, Mapping):
         return ()
     named = tensor_specs(tensors) if isinstance(tensors, Lazy) else tensors
-    return tuple(str(name) for name, each in named.items() if is_buffer(str(name), each))
+    return tuple(str(name) for name, tensor in named.items() if is_buffer(str(name), tensor))

@@ -1,49 +1,72 @@
-"""Files of tensors from strangers: safetensors, PyTorch and npz, read without running anything in them."""
+"""Read and write files of tensors in the formats safetensors, PyTorch and npz.
+
+Files come from strangers: nothing in a file is executed, sizes are checked before memory is allocated, and a damaged
+file leads to one ``DataError`` that names the file.
+"""
 
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from spearpp.errors import DataError
 from spearpp.types import Tensor
-from spearpp.update.lazy import Lazy, Stored, changed
+from spearpp.update.lazy import Lazy, Stored, map_blocks
 from spearpp.update.readers import HEADER, open_npz, open_safetensors, open_torch
 from spearpp.update.source import Source
 
 LARGEST = 2**33
-"""Bytes that the tensors of one file may take, unless the caller allows more."""
+"""Largest size of a file and of its tensors, in bytes, unless the caller allows more.
+
+A design choice: 8 GiB holds two billion float32 weights and still fits into the memory of a workstation.
+"""
 FileName = str | os.PathLike[str]
 
 
-def open_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[Lazy, dict[str, Any]]:
-    """The tensors of a file by name, read when they are asked for, on the CPU; and our header if there is one.
+Reader = Callable[[Source, int], tuple[dict[str, Stored], dict[str, Any]]]
+"""Opens one file format: from a file and the number of bytes allowed to the tensors by name and the file's header."""
+READERS: dict[str, Reader] = {
+    ".safetensors": open_safetensors,
+    ".npz": open_npz,
+    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), open_torch),
+}
+"""The reader of each file name suffix. To support another format, add its reader here."""
 
-    ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` (tensors only: a pickle that calls anything is
-    refused); ``.npz`` (no pickled objects). A list of tensors gets the names "0", "1", …
+
+def open_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[Lazy, dict[str, Any]]:
+    """Open a file of tensors without reading their elements.
+
+    Supported formats: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` (tensors only: a pickle that calls
+    anything is rejected); ``.npz`` (no pickled objects). The tensors of a list are named "0", "1", …
+
+    Args:
+        path: the file.
+        largest: number of bytes that the file, its unpacked content and its tensors may take.
+
+    Returns:
+        The tensors by name, on the CPU, each read whenever it is accessed; and the header that ``write_tensors``
+        stored, which is empty for files of other programs.
 
     Raises:
-        DataError: if the file is missing, damaged, too large, of another kind, or holds code. Damage to the numbers
-            themselves, and a file that is changed or removed meanwhile, are found when they are read.
+        DataError: if the file is missing, damaged, too large, in another format, or holds code. Damaged elements, and a
+            file that changes or disappears later, raise the error when a tensor is read.
     """
     try:
         path = Path(path)
     except TypeError as error:
-        raise DataError(f"{path!r} is no file name") from error
+        raise DataError(f"{path!r} is not a file name") from error
     suffix = path.suffix.lower()
-    readers = {".safetensors": open_safetensors, ".npz": open_npz}
-    readers |= dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), open_torch)
-    if suffix not in readers:
-        raise DataError(f"{path.name}: expected a file ending in {', '.join(readers)}")
+    if suffix not in READERS:
+        raise DataError(f"{path.name}: expected a file ending in {', '.join(READERS)}")
     source = Source.of(path)
     if source.size > largest:
         raise DataError(f"{path} has {source.size:,} bytes, more than the {largest:,} allowed")
-    found, header = readers[suffix](source, largest)
-    stored = {name: _dense(name, each) for name, each in found.items()}
-    claimed = sum(each.outline.nbytes for each in stored.values())
-    if claimed > largest:  # a tensor of one element can claim any shape by strides of zero
+    found, header = READERS[suffix](source, largest)
+    stored = {name: _as_dense(name, each) for name, each in found.items()}
+    claimed = sum(each.spec.nbytes for each in stored.values())
+    if claimed > largest:  # with strides of zero, a file with one element can state a tensor of any shape
         raise DataError(f"{path} holds tensors of {claimed:,} bytes, more than the {largest:,} allowed")
     if not stored:
         raise DataError(f"{path} holds no tensors")
@@ -51,43 +74,40 @@ def open_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[Lazy, dict[
 
 
 def read_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The same, all of them read at once.
+    """Read all tensors of a file into memory. Arguments and return values are those of ``open_tensors``.
 
     Raises:
-        DataError: as ``open_tensors``, and for damaged numbers too.
+        DataError: for the same reasons as ``open_tensors``, including damaged elements.
     """
     tensors, header = open_tensors(path, largest=largest)
     return dict(tensors), header
 
 
-def _dense(name: str, stored: Stored) -> Stored:
-    """As ``dense`` has it."""
-    if stored.outline.dtype.is_complex:
+def _as_dense(name: str, stored: Stored) -> Stored:
+    """Convert a stored tensor as ``names.dense`` converts a tensor in memory: float8 becomes float32."""
+    dtype = stored.spec.dtype
+    if dtype.is_complex:
         raise DataError(f"{name[:80]!r} is complex: send floating-point numbers")
-    small = stored.outline.dtype.is_floating_point and stored.outline.dtype.itemsize == 1
-    return changed(Tensor.float, stored) if small else stored
+    return map_blocks(Tensor.float, stored) if dtype.is_floating_point and dtype.itemsize == 1 else stored
 
 
 def write_tensors(path: FileName, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """Write a safetensors file with our header, whole or not at all.
+    """Write tensors and a JSON header to a safetensors file. The file is written completely or not at all.
 
     Raises:
-        DataError: if it cannot be written.
+        DataError: if the file cannot be written.
     """
-    try:
-        from safetensors.torch import save
-    except ImportError as error:
-        raise DataError("safetensors is not installed: pip install safetensors") from error
+    from safetensors.torch import save
+
     own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    content = save(own, _metadata(header))
-    write_whole(Path(path), content)
+    write_whole(Path(path), save(own, {HEADER: json.dumps(header, sort_keys=True)}))
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place and move it there, so that nobody ever sees half of it.
+    """Write a file under a temporary name and rename it, so that no other process sees a partial file.
 
     Raises:
-        DataError: if it cannot be written; nothing is left behind.
+        DataError: if the file cannot be written. The temporary file is removed.
     """
     scratch = None
     try:
@@ -105,10 +125,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _umask() -> int:
-    now = os.umask(0o077)
-    os.umask(now)
-    return now
-
-
-def _metadata(header: Mapping[str, Any]) -> dict[str, str]:
-    return {HEADER: json.dumps(header, sort_keys=True)}
+    """Return the process's file mode creation mask, which can be read only by setting another one."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

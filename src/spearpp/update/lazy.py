@@ -1,12 +1,13 @@
-"""Tensors that stay where they are until someone looks, and then come a block of rows at a time.
+"""Tensors that stay in their file until they are used, and are then read in blocks of rows.
 
-One layer of a large model fits into memory where the whole update does not, so nothing here keeps what it has read.
-What is done to every number alike (a difference, another dtype) is done to blocks, with the same bits as to a whole.
+A single layer of a large model fits into memory where the whole update may not. For this reason nothing in this
+module caches the numbers it reads. Elementwise operations (a difference, a change of dtype) are applied to one block
+at a time. The result has the same bits as the operation on the whole tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,14 +16,17 @@ from spearpp.types import Tensor
 if TYPE_CHECKING:
     Named = Mapping[str, Tensor]
 else:
-    Named = Mapping  # what checks types at run time looks at a value, and would have it read
+    Named = Mapping  # a run-time type checker would inspect a value of the mapping, and so read it from its file
 NUMBERS = 2**20
-"""Numbers in a block, unless a single row has more."""
+"""Largest number of elements per block, unless a single row has more elements.
+
+A design choice: a block takes 4 MiB in float32, which is small beside any layer and large enough to read efficiently.
+"""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What is known of a tensor without reading it."""
+    """Shape, dtype and device of a tensor, known without reading the tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -30,54 +34,57 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorSpec":
-        """The outline of a tensor that is there."""
+        """Return the specification of a tensor in memory."""
         return cls(tensor.shape, tensor.dtype, tensor.device)
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """Number of dimensions."""
         return len(self.shape)
 
     def numel(self) -> int:
-        """How many numbers it holds."""
+        """Return the number of elements."""
         return self.shape.numel()
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes when it is read."""
+        """Number of bytes that the tensor takes in memory."""
         return self.numel() * self.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """One tensor that can be read, again and again."""
+    """One tensor that can be read any number of times."""
 
-    outline: TensorSpec
+    spec: TensorSpec
     blocks: Callable[[], Iterator[Tensor]]
-    """Its rows in order, so many at a time as ``row_blocks`` says."""
-    held: Tensor | None = None
-    """Itself, where it is in memory."""
+    """Return the rows in order, in the blocks that ``row_blocks`` lists."""
+    tensor: Tensor | None = None
+    """The tensor itself if it is in memory, else None."""
 
     @classmethod
-    def holding(cls, tensor: Tensor) -> "Stored":
-        """A tensor that is in memory."""
+    def in_memory(cls, tensor: Tensor) -> "Stored":
+        """Wrap a tensor that is in memory."""
         rows = tensor if tensor.ndim else tensor[None]
-        return cls(TensorSpec.of(tensor), lambda: (rows[slice(*each)] for each in row_blocks(tensor.shape)), tensor)
+        return cls(TensorSpec.of(tensor), lambda: (rows[slice(*block)] for block in row_blocks(tensor.shape)), tensor)
 
     def read(self) -> Tensor:
-        """All of it."""
-        if self.held is not None:
-            return self.held
-        whole = torch.empty(self.outline.shape, dtype=self.outline.dtype, device=self.outline.device)
-        flat, place = whole.view(-1), 0
+        """Return the whole tensor."""
+        if self.tensor is not None:
+            return self.tensor
+        whole = torch.empty(self.spec.shape, dtype=self.spec.dtype, device=self.spec.device)
+        flat, position = whole.view(-1), 0
         for block in self.blocks():
-            flat[place : place + block.numel()] = block.reshape(-1)
-            place += block.numel()
+            flat[position : position + block.numel()] = block.reshape(-1)
+            position += block.numel()
         return whole
 
 
 class Lazy(Named):
-    """Tensors by name, each read anew when it is asked for: whoever needs one twice keeps it, or pays twice."""
+    """Mapping from names to tensors that reads a tensor from its file at every access.
+
+    The mapping keeps no tensor. A caller that needs a tensor twice should keep it.
+    """
 
     def __init__(self, stored: Mapping[str, Stored]) -> None:
         self.stored = dict(stored)
@@ -105,20 +112,23 @@ class Lazy(Named):
         return f"Lazy({len(self)} tensors)"
 
     def __reduce__(self) -> tuple[Callable[..., dict[str, Tensor]], tuple[dict[str, Tensor]]]:
-        return dict, (dict(self),)  # whoever gets a copy may not have the files
+        return dict, (dict(self),)  # the process that unpickles a copy may not have the files
 
     def nonzero(self, name: str) -> bool:
-        """Whether any of its numbers is not zero. All of it is read for that, once."""
+        """Return whether a tensor has any nonzero element.
+
+        The first call reads the whole tensor, block by block. Later calls return the remembered answer.
+        """
         if name not in self._nonzero:
-            found = [bool(block.any()) for block in self.stored[name].blocks()]
+            found = [bool(block.any()) for block in self.stored[name].blocks()]  # reads to the end to detect damage
             self._nonzero[name] = any(found)
         return self._nonzero[name]
 
 
 def row_blocks(shape: torch.Size) -> Iterator[tuple[int, int]]:
-    """The first row of each block, and the first of the next; a single number is one row.
+    """Return the (first row, last row + 1) of every block. A tensor without dimensions counts as one row.
 
-    >>> list(heights(torch.Size([5, 2**19])))
+    >>> list(row_blocks(torch.Size([5, 2**19])))
     [(0, 2), (2, 4), (4, 5)]
     """
     rows = shape[0] if shape else 1
@@ -127,51 +137,51 @@ def row_blocks(shape: torch.Size) -> Iterator[tuple[int, int]]:
 
 
 def tensor_specs(tensors: Named) -> dict[str, TensorSpec]:
-    """What is known of each without reading any."""
+    """Return the specification of every tensor, by name, without reading any tensor."""
     if isinstance(tensors, Lazy):
-        return {name: each.outline for name, each in tensors.stored.items()}
-    return {name: TensorSpec.of(each) for name, each in tensors.items()}
+        return {name: stored.spec for name, stored in tensors.stored.items()}
+    return {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
 
 
 def blocks(tensors: Named, name: str) -> Iterator[Tensor]:
-    """The rows of one of them in order, some at a time."""
+    """Return the rows of one tensor in order, in the blocks that ``row_blocks`` lists."""
     return _stored(tensors, name).blocks()
 
 
 def nonzero(tensors: Named, name: str) -> bool:
-    """Whether any number of one of them is not zero."""
+    """Return whether one tensor has any nonzero element."""
     return tensors.nonzero(name) if isinstance(tensors, Lazy) else bool(tensors[name].any())
 
 
 def pick(tensors: Named, names: Mapping[str, str]) -> Named:
-    """Some of them under other names: new name, old name."""
+    """Select and rename tensors. ``names`` maps every new name to the old one."""
     if isinstance(tensors, Lazy):
         return Lazy({new: tensors.stored[old] for new, old in names.items()})
     return {new: tensors[old] for new, old in names.items()}
 
 
 def elementwise(change: Callable[..., Tensor], tensors: Named, *others: Named) -> Named:
-    """``change(tensor, …)`` for every one, with those of the same name: now if all are in memory, else when read.
+    """Apply ``change(tensor, *others)`` to every tensor and to the tensors of the same name in ``others``.
 
-    It is called with blocks, so it must do the same to every number.
+    If all tensors are in memory, ``change`` runs now. Otherwise it runs whenever a result is read. ``change`` receives
+    blocks of rows, so it must treat every element alike.
     """
-    given = (tensors, *others)
-    if not any(isinstance(each, Lazy) for each in given):
-        return {name: change(*(each[name] for each in given)) for name in tensors}
-    return Lazy({name: changed(change, *(_stored(each, name) for each in given)) for name in tensors})
+    operands = (tensors, *others)
+    if not any(isinstance(operand, Lazy) for operand in operands):
+        return {name: change(*(operand[name] for operand in operands)) for name in tensors}
+    return Lazy({name: map_blocks(change, *(_stored(each, name) for each in operands)) for name in tensors})
 
 
-def changed(change: Callable[..., Tensor], *parts: Stored) -> Stored:
-    """The same of one tensor."""
-    empty = (torch.empty(0, dtype=each.outline.dtype, device=each.outline.device) for each in parts)
-    kind: Any = change(*empty)
-    outline = TensorSpec(parts[0].outline.shape, kind.dtype, kind.device)
+def map_blocks(change: Callable[..., Tensor], *operands: Stored) -> Stored:
+    """Apply an elementwise function to stored tensors of one shape, block by block, whenever the result is read."""
+    empty = change(*(torch.empty(0, dtype=each.spec.dtype, device=each.spec.device) for each in operands))
+    spec = TensorSpec(operands[0].spec.shape, empty.dtype, empty.device)
 
-    def made() -> Iterator[Tensor]:
-        return (change(*each) for each in zip(*(part.blocks() for part in parts), strict=True))
+    def mapped() -> Iterator[Tensor]:
+        return (change(*parts) for parts in zip(*(operand.blocks() for operand in operands), strict=True))
 
-    return Stored(outline, made)
+    return Stored(spec, mapped)
 
 
 def _stored(tensors: Named, name: str) -> Stored:
-    return tensors.stored[name] if isinstance(tensors, Lazy) else Stored.holding(tensors[name])
+    return tensors.stored[name] if isinstance(tensors, Lazy) else Stored.in_memory(tensors[name])

@@ -1,4 +1,4 @@
-"""One name for each parameter, whoever wrapped the model."""
+"""Parameter names that do not depend on how the model was wrapped."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,56 +10,65 @@ from spearpp.errors import DataError, OptionError, ShapeError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Named, TensorSpec, pick, tensor_specs
 
-WRAPPED = re.compile(r"^(?:_module\.|module\.|_orig_mod\.)+")
-"""What Opacus, DistributedDataParallel and torch.compile put before names."""
+WRAPPER_PREFIX = re.compile(r"^(?:_module\.|module\.|_orig_mod\.)+")
+"""Prefixes that Opacus, DistributedDataParallel and torch.compile add to parameter names."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Names of the buffers of PyTorch's normalisation layers."""
 Tensors = nn.Module | Named | Sequence[Tensor]
+"""A module, a state dict, or a list of tensors in parameter order."""
 
 
 def plain(name: str) -> str:
-    """The name without the prefixes of wrappers.
+    """Return a parameter name without the prefixes of wrappers.
 
     >>> plain("_module.module.fc1.weight")
     'fc1.weight'
     """
-    return WRAPPED.sub("", name)
+    return WRAPPER_PREFIX.sub("", name)
 
 
 def parameters_of(tensors: Tensors) -> Named:
-    """The parameters of a model, a state dict or a list, by plain name; buffers left out.
+    """Return the parameters of a module, a state dict or a list, by plain name and in their own order.
 
-    A model's own order of parameters is kept; of a state dict, integers and running statistics are no parameters.
+    Integer tensors and running statistics are buffers, not parameters, and are left out.
+
+    Raises:
+        DataError: if two names are equal without the prefixes of wrappers, or a value is not a usable tensor.
     """
-    whole: Named = tensors if isinstance(tensors, Lazy) else _dense_ones(tensors)
-    kept = [name for name, each in tensor_specs(whole).items() if not is_buffer(name, each)]
+    named: Named = tensors if isinstance(tensors, Lazy) else _dense_tensors(tensors)
+    kept = [name for name, spec in tensor_specs(named).items() if not is_buffer(name, spec)]
     found = {plain(name): name for name in kept}
     if len(found) < len(kept):
         raise DataError("two names are the same without the prefixes of wrappers (module., _module.)")
-    return pick(whole, found)
+    return pick(named, found)
 
 
-def _dense_ones(tensors: Tensors) -> dict[str, Tensor]:
+def _dense_tensors(tensors: Tensors) -> dict[str, Tensor]:
     if isinstance(tensors, nn.Module):
         named: Mapping[str, object] = dict(tensors.named_parameters())
     elif isinstance(tensors, Mapping):
         named = tensors
     elif isinstance(tensors, Sequence):
-        named = {str(i): each for i, each in enumerate(tensors)}
+        named = {str(index): tensor for index, tensor in enumerate(tensors)}
     else:
-        raise OptionError(f"a {type(tensors).__name__}: expected a module, a state dict or a list of tensors")
-    return {str(name): dense(str(name), each) for name, each in named.items()}
+        raise OptionError(f"got a {type(tensors).__name__}: expected a module, a state dict or a list of tensors")
+    return {str(name): dense(str(name), tensor) for name, tensor in named.items()}
 
 
 def dense(name: str, tensor: object) -> Tensor:
-    """A tensor of plain numbers: sparse ones are filled, float8 becomes float32.
+    """Convert a tensor to a dense one without gradient. float8 becomes float32.
+
+    Args:
+        name: name of the tensor, for error messages.
+        tensor: the value to convert.
 
     Raises:
-        DataError: for what holds no numbers, or holds them in another way.
+        DataError: if the value is not a tensor, holds no numbers, or is quantised, complex or nested.
     """
     if not isinstance(tensor, Tensor):
         raise DataError(f"{name[:80]!r} is a {type(tensor).__name__}, not a tensor")
     if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) or tensor.is_meta:
-        raise DataError(f"{name[:80]!r} holds no numbers yet: run the model once, or load its weights")
+        raise DataError(f"{name[:80]!r} is not initialised: run the model once, or load its weights")
     if tensor.is_quantized or tensor.is_complex() or tensor.is_nested:
         raise DataError(f"{name[:80]!r} is quantised, complex or nested: send floating-point numbers")
     tensor = tensor.detach()
@@ -69,14 +78,24 @@ def dense(name: str, tensor: object) -> Tensor:
 
 
 def is_buffer(name: str, tensor: Tensor | TensorSpec) -> bool:
-    """Whether it is a running statistic or a counter."""
+    """Return whether a tensor is a running statistic or an integer counter."""
     return name.rsplit(".", 1)[-1] in STATISTICS or not tensor.dtype.is_floating_point
 
 
 def match(parameters: Named, given: Named, what: str) -> Named:
-    """``given`` under the names of the parameters: by name, or in order where its names are numbers.
+    """Rename tensors to the names of the parameters that they belong to.
 
-    Parameters that are not given are left out. Raises DataError for unknown names, ShapeError for other shapes.
+    Tensors are matched by name. If all names are numbers, as those of a list are, they are matched by position.
+    Parameters without a tensor are left out.
+
+    Args:
+        parameters: the parameters of the model, by name.
+        given: the tensors to match.
+        what: where the tensors come from, for error messages.
+
+    Raises:
+        DataError: if a name is not in the model, or a list has another length.
+        ShapeError: if a shape differs from that of the parameter.
     """
     wanted, found = tensor_specs(parameters), tensor_specs(given)
     order = {name: name for name in found}
@@ -89,12 +108,12 @@ def match(parameters: Named, given: Named, what: str) -> Named:
         raise DataError(f"{what} has names that are not in the model: {_some(unknown)}; the model has {_some(wanted)}")
     for name, own in order.items():
         if found[own].shape != wanted[name].shape:
-            raise ShapeError(
-                f"{what}: {name} has shape {tuple(found[own].shape)}, in the model it is {tuple(wanted[name].shape)}"
-            )
+            shapes = f"shape {tuple(found[own].shape)}, in the model it has {tuple(wanted[name].shape)}"
+            raise ShapeError(f"{what}: {name} has {shapes}")
     return pick(given, {name: order[name] for name in wanted if name in order})
 
 
 def _some(names: Iterable[str]) -> str:
-    names = [repr(name[:80]) for name in names]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """Return the first three names as text, and the number of the others."""
+    quoted = [repr(name[:80]) for name in names]
+    return ", ".join(quoted[:3]) + (f" and {len(quoted) - 3} more" if len(quoted) > 3 else "")

@@ -1,7 +1,13 @@
-"""Three formats of tensors from strangers, each read without running anything, a tensor at a time.
+"""Readers for safetensors, PyTorch and npz files from strangers. No reader runs anything that a file contains.
 
-Opening a file reads names, shapes and places alone. What is odd in a PyTorch file (an old format without an archive,
-sparse or quantised tensors, another byte order) is read whole instead.
+Opening a file reads names, shapes and byte offsets only. A tensor's elements are read later, block by block. The
+exceptions are unusual PyTorch files (the format before archives, sparse or quantised tensors, compressed archives,
+another byte order): ``torch.load`` reads them whole.
+
+``torch.load(mmap=True)`` and ``safetensors.safe_open(...).get_slice`` map the file into memory. If the file shrinks
+while it is mapped, the next access ends the process with SIGBUS instead of raising an error. ``numpy.load`` ignores
+``mmap_mode`` for npz files. This module therefore takes only the layout from these libraries, and reads the elements
+with ordinary file reads.
 """
 
 import json
@@ -19,11 +25,11 @@ from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Stored, TensorSpec, row_blocks
 from spearpp.update.names import dense
-from spearpp.update.npz import BinaryFile, Member, members, numbers_of
-from spearpp.update.source import Source, fill, plain_numbers
+from spearpp.update.npz import ArrayHeader, BinaryFile, open_array, read_headers
+from spearpp.update.source import Source, contiguous, fill
 
 HEADER = "spearpp"
-"""The entry of a safetensors file's metadata that is ours."""
+"""Key of the metadata of a safetensors file under which this package stores its own header."""
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -42,102 +48,97 @@ DTYPES = {
     "BOOL": torch.bool,
     "C64": torch.complex64,
 }
-"""By the names that safetensors has for them."""
-WRAPPERS = ("state_dict", "model_state_dict", "model", "weights", "params", "gradients", "grads")
-"""Under which names training scripts put a state dict into a checkpoint."""
-LOCAL_HEADER = 30
-"""Bytes before the name of a file in an archive."""
+"""Supported dtypes by their names in the safetensors format."""
+STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "weights", "params", "gradients", "grads")
+"""Keys under which training scripts store a state dict in a checkpoint."""
+ZIP_LOCAL_HEADER_BYTES = 30
+"""Size of the fixed part of a local file header in a zip archive, from the zip specification."""
 
 
 def open_safetensors(source: Source, _largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """The tensors of a safetensors file, and our header."""
+    """Open a safetensors file. Return its tensors by name, and the header that this package stored, if any."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise DataError("safetensors is not installed: pip install safetensors") from error
-    try:
-        with safe_open(source.path, framework="pt") as checked:  # it vouches for sizes and places
+        with safe_open(source.path, framework="pt") as checked:  # validates the file's sizes and offsets
             names, header = list(checked.keys()), json.loads((checked.metadata() or {}).get(HEADER, "{}"))
         with source.open() as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            described = json.loads(file.read(length))
-        stored = {name: _described(described[name], source, 8 + length) for name in names}
+            entries = json.loads(file.read(length))
+        stored = {name: _safetensors_entry(entries[name], source, 8 + length) for name in names}
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise DataError(f"{source.path} is not a readable safetensors file: {error}") from error
     if not isinstance(header, dict):
-        raise DataError(f"{source.path} has a header that is no JSON object")
+        raise DataError(f"{source.path} has a spearpp header that is not a JSON object")
     return stored, header
 
 
-def _described(entry: Mapping[str, Any], source: Source, base: int) -> Stored:
-    """One tensor as the header of a safetensors file has it."""
+def _safetensors_entry(entry: Mapping[str, Any], source: Source, data_start: int) -> Stored:
+    """Return one tensor from its entry in the JSON header of a safetensors file."""
     if entry["dtype"] not in DTYPES:
-        raise ValueError(f"it holds numbers of the kind {str(entry['dtype'])[:20]}")
-    outline = TensorSpec(torch.Size(entry["shape"]), DTYPES[entry["dtype"]])
+        raise ValueError(f"the dtype {str(entry['dtype'])[:20]} is not supported")
+    spec = TensorSpec(torch.Size(entry["shape"]), DTYPES[entry["dtype"]])
     start, stop = entry["data_offsets"]
-    if stop - start != outline.nbytes or not 0 <= start <= stop <= source.size - base:
-        raise ValueError("a tensor lies outside of it")
-    return plain_numbers(source, base + start, outline)
+    if stop - start != spec.nbytes or not 0 <= start <= stop <= source.size - data_start:
+        raise ValueError("a tensor lies outside of the file")
+    return contiguous(source, data_start + start, spec)
 
 
 def open_npz(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """The arrays of an npz file."""
+    """Open an npz file. Return its arrays by name, and an empty header."""
     with source.open() as file:
-        found = members(file, source.path, largest=largest)
+        headers = read_headers(file, source.path, largest=largest)
     try:
-        return {name.removeprefix("arr_"): _array(source, member) for name, member in found.items()}, {}
+        return {name.removeprefix("arr_"): _npz_array(source, header) for name, header in headers.items()}, {}
     except (TypeError, ValueError) as error:
-        raise DataError(f"{source.path} holds an array that is no numbers: {error}") from error
+        raise DataError(f"{source.path} holds an array whose elements are not numbers: {error}") from error
 
 
-def _array(source: Source, member: Member) -> Stored:
-    native = member.dtype.newbyteorder("=")
-    dtype = torch.from_numpy(numpy.empty(0, native)).dtype
-    outline = TensorSpec(torch.Size(member.shape), dtype)
+def _npz_array(source: Source, header: ArrayHeader) -> Stored:
+    native = header.dtype.newbyteorder("=")
+    spec = TensorSpec(torch.Size(header.shape), torch.from_numpy(numpy.empty(0, native)).dtype)
 
-    def numbers(file: BinaryFile, shape: tuple[int, ...]) -> Tensor:
-        block = torch.empty(shape, dtype=dtype)
+    def elements(file: BinaryFile, shape: tuple[int, ...]) -> Tensor:
+        block = torch.empty(shape, dtype=spec.dtype)
         fill(file, block, source.path)
-        if member.dtype != native:
+        if header.dtype != native:
             block.numpy().byteswap(inplace=True)
         return block
 
     def read() -> Iterator[Tensor]:
-        with source.open() as raw, numbers_of(raw, member, source.path) as file:
-            whole = (
-                numbers(file, member.shape[::-1]).permute(*range(len(member.shape))[::-1]) if member.fortran else None
-            )
-            for start, stop in row_blocks(outline.shape):
-                shape = (stop - start, *member.shape[1:])
-                yield numbers(file, shape) if whole is None else whole[start:stop]
-            file.read(1)  # at its end the archive's checksum is compared
+        with source.open() as raw, open_array(raw, header, source.path) as file:
+            whole = elements(file, header.shape[::-1]).permute(*range(spec.ndim)[::-1]) if header.fortran else None
+            for start, stop in row_blocks(spec.shape):
+                yield elements(file, (stop - start, *header.shape[1:])) if whole is None else whole[start:stop]
+            file.read(1)  # zipfile compares the checksum when it reaches the end of the entry
 
-    return Stored(outline, read)
+    return Stored(spec, read)
 
 
 def open_torch(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """The tensors of a PyTorch file; a pickle that calls anything is refused."""
+    """Open a PyTorch file. Return its tensors by name, and an empty header. Reject a pickle that calls anything."""
     path = source.path
     try:
         with source.open() as file:
-            archived = zipfile.is_zipfile(file)
-            pickles = _pickles(file, source, largest) if archived else path.read_bytes()
-        if b"bytearray" in pickles:  # it is allowed to be called, with any size
+            is_archive = zipfile.is_zipfile(file)
+            pickles = _read_pickles(file, source, largest) if is_archive else path.read_bytes()
+        if b"bytearray" in pickles:  # weights_only allows this call, and with it an allocation of any size
             raise DataError(f"{path} holds more than tensors, and was not loaded")
-        stored = _in_places(source) if archived else None
+        stored = _tensors_by_offset(source) if is_archive else None
         if stored is None:
             content = torch.load(path, map_location="cpu", weights_only=True)
-            stored = {name: Stored.holding(dense(name, each)) for name, each in _named(content, source).items()}
+            named = _named_tensors(content, source)
+            stored = {name: Stored.in_memory(dense(name, tensor)) for name, tensor in named.items()}
     except DataError:
         raise
     except pickle.UnpicklingError as error:
         raise DataError(f"{path} holds more than tensors, or is damaged, and was not loaded") from error
-    except Exception as error:  # a hostile pickle can make the reader fail in any way
+    except Exception as error:  # a hostile pickle can make torch.load raise any exception
         raise DataError(f"{path} is not a readable PyTorch file: {type(error).__name__}") from error
     return stored, {}
 
 
-def _pickles(file: BinaryFile, source: Source, largest: int) -> bytes:
+def _read_pickles(file: BinaryFile, source: Source, largest: int) -> bytes:
     with zipfile.ZipFile(file) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > largest:
@@ -145,34 +146,35 @@ def _pickles(file: BinaryFile, source: Source, largest: int) -> bytes:
         return b"".join(archive.read(entry) for entry in archive.infolist() if entry.filename.endswith(".pkl"))
 
 
-def _in_places(source: Source) -> dict[str, Stored] | None:
-    """The tensors of an archive by where their numbers lie in the file; None if that cannot be told of each."""
+def _tensors_by_offset(source: Source) -> dict[str, Stored] | None:
+    """Locate every tensor of a PyTorch archive in the file. Return None if any tensor cannot be located."""
     with source.open() as file:
-        room = _rooms(file)
+        entry_sizes = _entry_sizes(file)
         file.seek(0)
-        try:  # without its numbers: PyTorch says where in the file these are
+        try:  # on the meta device, PyTorch reads no elements and records the offset of every storage
             content = torch.load(file, map_location="meta", weights_only=True)
         except pickle.UnpicklingError:
             raise
-        except Exception:  # what cannot be described may still be read
+        except Exception:  # the meta device does not support all tensors: read the file whole instead
             return None
-    if room is None:
+    if entry_sizes is None:
         return None
-    stored = {name: _placed(each, source, room) for name, each in _named(content, source).items()}
-    whole = {name: each for name, each in stored.items() if each is not None}
-    return whole if len(whole) == len(stored) else None
+    found = {name: _locate(tensor, source, entry_sizes) for name, tensor in _named_tensors(content, source).items()}
+    located = {name: stored for name, stored in found.items() if stored is not None}
+    return located if len(located) == len(found) else None
 
 
-def _rooms(file: BinaryFile) -> dict[int, int] | None:
-    """Where the content of each entry of an archive begins, and its bytes; None if it is not there as it was written.
+def _entry_sizes(file: BinaryFile) -> dict[int, int] | None:
+    """Return the size in bytes of every entry of an archive, by the offset at which its content begins.
 
-    PyTorch may count places up instead of looking, so tensors have to be in their order.
+    Return None if the content is compressed, encrypted or in another byte order. Return None also if the tensors are
+    not in the order in which PyTorch writes them, because PyTorch may compute offsets from this order.
     """
-    found = {}
+    sizes = {}
     with zipfile.ZipFile(file) as archive:
         entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
         order = [entry.filename.rpartition("/")[2] for entry in entries if "/data/" in entry.filename]
-        if order != sorted(order, key=lambda each: int(each) if each.isdecimal() else -1):
+        if order != sorted(order, key=lambda name: int(name) if name.isdecimal() else -1):
             return None
         for entry in entries:
             if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
@@ -180,47 +182,46 @@ def _rooms(file: BinaryFile) -> dict[int, int] | None:
             if entry.filename.endswith("byteorder") and archive.read(entry) != sys.byteorder.encode():
                 return None
             file.seek(entry.header_offset)
-            head = file.read(LOCAL_HEADER)
-            name, extra = struct.unpack("<HH", head[26:])
-            found[entry.header_offset + LOCAL_HEADER + name + extra] = entry.file_size
-    return found
+            name_length, extra_length = struct.unpack("<HH", file.read(ZIP_LOCAL_HEADER_BYTES)[26:])
+            sizes[entry.header_offset + ZIP_LOCAL_HEADER_BYTES + name_length + extra_length] = entry.file_size
+    return sizes
 
 
-def _placed(tensor: Tensor, source: Source, room: Mapping[int, int]) -> Stored | None:
-    """A tensor that was loaded without its numbers, where they lie in the file; None if that is not clear."""
+def _locate(tensor: Tensor, source: Source, entry_sizes: Mapping[int, int]) -> Stored | None:
+    """Locate the elements of a tensor that was loaded on the meta device. Return None if this is not possible."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     storage = tensor.untyped_storage()
     base = getattr(storage, "_checkpoint_offset", None)
-    if not isinstance(base, int) or tensor.is_neg() or storage.nbytes() > room.get(base, -1):
+    if not isinstance(base, int) or tensor.is_neg() or storage.nbytes() > entry_sizes.get(base, -1):
         return None
-    outline = TensorSpec(tensor.shape, tensor.dtype)
+    spec = TensorSpec(tensor.shape, tensor.dtype)
     strides, start, size = tensor.stride(), int(tensor.storage_offset()), tensor.dtype.itemsize
-    span = sum((n - 1) * step for n, step in zip(tensor.shape, strides, strict=True)) + 1 if tensor.numel() else 0
+    span = sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True)) + 1 if tensor.numel() else 0
     if min(start, *strides, 0) < 0 or (start + span) * size > storage.nbytes():
         return None
     if tensor.is_contiguous():
-        return plain_numbers(source, base + start * size, outline)
-    flat = plain_numbers(source, base + start * size, TensorSpec(torch.Size([span]), tensor.dtype))
+        return contiguous(source, base + start * size, spec)
+    flat = contiguous(source, base + start * size, TensorSpec(torch.Size([span]), tensor.dtype))
 
     def read() -> Iterator[Tensor]:
-        whole = flat.read().as_strided(outline.shape, strides)
-        return (whole[slice(*each)] for each in row_blocks(outline.shape))
+        whole = flat.read().as_strided(spec.shape, strides)
+        return (whole[slice(*block)] for block in row_blocks(spec.shape))
 
-    return Stored(outline, read)
+    return Stored(spec, read)
 
 
-def _named(content: object, source: Source) -> dict[str, Tensor]:
-    """The tensors of what a checkpoint holds: a state dict, one wrapped in a dict, or a list."""
+def _named_tensors(content: object, source: Source) -> dict[str, Tensor]:
+    """Return the tensors of a loaded checkpoint: a state dict, a state dict inside of a dict, or a list."""
     if isinstance(content, list | tuple) and all(isinstance(each, Tensor) for each in content):
         return {str(index): each for index, each in enumerate(content)}
     if isinstance(content, Mapping):
-        for inner in (*(content.get(name) for name in WRAPPERS), content):
+        for inner in (*(content.get(key) for key in STATE_DICT_KEYS), content):
             if isinstance(inner, Mapping):
                 found = {str(name): each for name, each in inner.items() if isinstance(each, Tensor)}
                 if found:
                     return found
             elif isinstance(inner, list | tuple) and inner and all(isinstance(each, Tensor) for each in inner):
                 return {str(index): each for index, each in enumerate(inner)}
-    what = type(content).__name__
-    raise DataError(f"{source.path} holds a {what} without tensors: expected a state dict or a list of tensors")
+    kind = type(content).__name__
+    raise DataError(f"{source.path} holds a {kind} without tensors: expected a state dict or a list of tensors")

@@ -1,7 +1,8 @@
-"""A file that is read in parts, and must be the same file each time.
+"""A file that is read in parts and must not change between the reads.
 
-It is opened for every look and closed again: an open or mapped file could not be replaced on Windows, and one that is
-cut while it is mapped ends the process.
+The file is opened for every read and closed again, and is never memory-mapped. There are two reasons. Windows cannot
+replace a file that is open or mapped. A mapped file that another process truncates ends this process with SIGBUS, which
+Python cannot catch.
 """
 
 from collections.abc import Iterator
@@ -21,19 +22,19 @@ from spearpp.update.npz import BinaryFile
 
 @dataclass(frozen=True)
 class Source:
-    """A file as it was when it was first looked at."""
+    """A file with the size and modification time that it had when it was first opened."""
 
     path: Path
     size: int
-    changed: int
-    """When it was last written to, in nanoseconds."""
+    modified_ns: int
+    """Time of the last modification, in nanoseconds."""
 
     @classmethod
     def of(cls, path: Path) -> "Source":
-        """The file as it is now.
+        """Record the current state of a file.
 
         Raises:
-            DataError: if there is none.
+            DataError: if there is no file at this path.
         """
         try:
             state = path.stat()
@@ -45,51 +46,51 @@ class Source:
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """The file, for as long as it is needed.
+        """Open the file, and check before and after its use that it is unchanged.
 
         Raises:
-            DataError: if it is gone, or was written to since.
+            DataError: if the file was removed or modified.
         """
         try:
-            self._same()
+            self._check_unchanged()
             with self.path.open("rb") as file:
                 yield file
-            self._same()
+            self._check_unchanged()
         except OSError as error:
             raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
-    def _same(self) -> None:
+    def _check_unchanged(self) -> None:
         state = self.path.stat()
-        if (state.st_size, state.st_mtime_ns) != (self.size, self.changed):
-            raise DataError(f"{self.path} was changed while it was in use: leave it as it is until the work is done")
+        if (state.st_size, state.st_mtime_ns) != (self.size, self.modified_ns):
+            raise DataError(f"{self.path} was changed while it was in use: do not modify the file during the audit")
 
 
 def fill(file: BinaryFile, tensor: Tensor, path: Path) -> None:
-    """Read as many bytes as a new tensor takes into it.
+    """Read the elements of a new, contiguous tensor from a file.
 
     Raises:
-        DataError: if there are fewer.
+        DataError: if the file ends too early.
     """
     if not tensor.numel():
         return
-    rest: numpy.ndarray = tensor.view(-1).view(torch.uint8).numpy()
-    while len(rest):
-        part = file.read(min(len(rest), 2**20))
+    unread: numpy.ndarray = tensor.view(-1).view(torch.uint8).numpy()
+    while len(unread):
+        part = file.read(min(len(unread), 2**20))  # bounds the memory of this second copy to 1 MiB
         if not part:
-            raise DataError(f"{path} ends before its tensors do: it is damaged")
-        rest[: len(part)] = numpy.frombuffer(part, numpy.uint8)
-        rest = rest[len(part) :]
+            raise DataError(f"{path} ends before its tensors do: the file is damaged")
+        unread[: len(part)] = numpy.frombuffer(part, numpy.uint8)
+        unread = unread[len(part) :]
 
 
-def plain_numbers(source: Source, place: int, outline: TensorSpec) -> Stored:
-    """A tensor whose numbers lie one after another in a file, from one byte on."""
+def contiguous(source: Source, offset: int, spec: TensorSpec) -> Stored:
+    """Return a tensor whose elements lie in row-major order in a file, starting at a byte offset."""
 
     def read() -> Iterator[Tensor]:
         with source.open() as file:
-            file.seek(place)
-            for start, stop in row_blocks(outline.shape):
-                block = torch.empty((stop - start, *outline.shape[1:]), dtype=outline.dtype)
+            file.seek(offset)
+            for start, stop in row_blocks(spec.shape):
+                block = torch.empty((stop - start, *spec.shape[1:]), dtype=spec.dtype)
                 fill(file, block, source.path)
                 yield block
 
-    return Stored(outline, read)
+    return Stored(spec, read)

@@ -1,4 +1,4 @@
-"""Who measures cells: a pool of processes on this machine, or a Ray cluster."""
+"""Engines measure cells: a pool of processes on this machine, or a Ray cluster."""
 
 from spearpp.experiments.engines.base import Done, Engine, Failed, Outcome
 from spearpp.experiments.engines.local import Local

@@ -1,4 +1,4 @@
-"""What an engine is, and the work that all of them do."""
+"""The protocol of an engine, and the work that a worker process of any engine does."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,30 +21,31 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """A cell that was not, and why. Nothing is stored for it, so the next run tries again."""
+    """A cell that could not be measured. It is not stored, so the next run tries it again."""
 
     cell: Cell
     why: str
+    """The reason, in one line."""
 
 
 Outcome = Done | Failed
 
 
 class Engine(Protocol):
-    """Measures cells, in any order, and yields each as soon as it is done."""
+    """Measures cells in any order."""
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Closing the iterator ends the work that is still under way."""
+        """Yield each cell as soon as it is measured. Closing the iterator stops the remaining work."""
         ...
 
     def close(self) -> None:
-        """Let go of processes or cluster, which are kept from one run to the next."""
+        """Stop the processes or leave the cluster. Both are kept between runs."""
         ...
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker hands back, as plain values."""
+    """What a worker process returns, as values that can be pickled."""
 
     result: dict[str, Any]
     versions: dict[str, str]
@@ -52,24 +53,29 @@ class Work:
 
 
 def measure(cell: str, device: str) -> Work:
-    """The work itself, in the worker's process; ``cell`` as ``Cell.to_json`` wrote it.
+    """Measure a cell, in a worker process.
 
-    One thread a process: results then do not depend on how many there are, and the cores are shared evenly.
+    Each process uses one thread. Results therefore do not depend on the number of processes, and the processes share
+    the cores evenly.
+
+    Args:
+        cell: the cell, as ``Cell.to_json`` wrote it.
+        device: name of the torch device.
     """
     torch.set_num_threads(1)
-    where = torch.device(device)
-    return Work(Cell.from_json(cell).measure(where), versions(where), code_version())
+    on = torch.device(device)
+    return Work(Cell.from_json(cell).measure(on), versions(on), code_version())
 
 
 def judged(cell: Cell, work: Work) -> Outcome:
-    """Refuse what other code measured."""
+    """Return the outcome of a cell. The cell fails if the worker runs another version of the code."""
     if work.code != code_version():
         return Failed(
-            cell, f"the worker runs spearpp {work.code}, this process {code_version()}: install the same there"
+            cell, f"the worker runs spearpp {work.code}, this process {code_version()}: install the same version"
         )
     return Done(cell, work.result, work.versions)
 
 
 def worded(error: BaseException) -> str:
-    """An error of a worker in one line."""
+    """Return the class and the first line of the message of an error."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"

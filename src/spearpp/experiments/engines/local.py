@@ -1,4 +1,4 @@
-"""A pool of processes on this machine, one queue for each device."""
+"""Measures cells in a pool of processes on this machine, with one queue for each device."""
 
 import multiprocessing
 import os
@@ -19,13 +19,17 @@ from spearpp.experiments.cell import Cell
 from spearpp.experiments.engines.base import Failed, Outcome, Work, judged, measure, worded
 
 ATTEMPTS = 2
-"""How often a cell may take a worker down with it before it counts as failed."""
-LOOK_SECONDS = 0.2
+"""A cell fails if its process is killed this many times.
+
+The first kill may have another cause, such as memory that other processes used. A second attempt tells.
+"""
+POLL_SECONDS = 0.2
+"""How often a worker process checks whether to stop. Design choice: not noticeable to a user, and no load."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """``workers`` processes for each device; a cell runs on one of them. Processes are spawned, not forked.
+    """Runs each cell in one process. Processes are spawned, not forked.
 
     >>> Local(devices=("cpu",), workers=2)
     Local(devices=('cpu',), workers=2)
@@ -33,27 +37,32 @@ class Local:
 
     devices: tuple[str, ...] = ("cpu",)
     workers: int = 1
-    """Processes a device."""
+    """Number of processes for each device."""
     _queues: list["_Queue"] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Kept between runs: a process takes seconds to start."""
+    """Kept between runs, because a process takes seconds to start."""
 
     def __post_init__(self) -> None:
         if self.workers < 1 or not self.devices:
-            raise OptionError(f"devices={self.devices}, workers={self.workers}: at least one of each")
+            raise OptionError(f"devices={self.devices}, workers={self.workers}: at least one of each is needed")
 
     @classmethod
     def here(cls, device: str | None = None, workers: int | None = None) -> "Local":
-        """All GPUs with one process each, or all cores; or as told."""
+        """Return an engine for this machine.
+
+        Args:
+            device: name of a torch device; None takes all GPUs, or the CPU if there is none.
+            workers: processes for each device; None takes one for a GPU, and one for each core of the CPU.
+        """
         if device is None:
             count = torch.cuda.device_count()
             devices = tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
         else:
-            devices = (str(_known(device)),)
+            devices = (str(_checked(device)),)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cls(devices, workers if workers is not None else cores if devices == ("cpu",) else 1)
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Deal the cells out, a device taking the next when it has room."""
+        """Measure the cells. A device takes the next cell when one of its processes is free."""
         waiting = deque((cell, 1) for cell in cells)
         queues = self._queues
         if not queues:
@@ -71,14 +80,14 @@ class Local:
                 self.close()
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Stop the processes, even if they are measuring."""
         while self._queues:
             self._queues.pop().stop()
 
 
 @dataclass
 class _Queue:
-    """The processes of one device and what they are doing."""
+    """The processes of one device, and the cells that they are measuring."""
 
     device: str
     workers: int
@@ -90,16 +99,16 @@ class _Queue:
     def _start(self) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._stopping = spawn.Event()
-        self._pool = ProcessPoolExecutor(self.workers, spawn, initializer=_begin, initargs=(self._stopping,))
+        self._pool = ProcessPoolExecutor(self.workers, spawn, initializer=_initialise, initargs=(self._stopping,))
 
     def fill(self, waiting: deque[tuple[Cell, int]]) -> None:
-        """Take as many cells as there are processes: what is not handed out is not lost with them."""
+        """Submit one cell for each free process. Cells that are not submitted are safe if a process dies."""
         while waiting and len(self.running) < self.workers:
             cell, attempt = waiting.popleft()
             self.running[self._pool.submit(measure, cell.to_json(), self.device)] = cell, attempt
 
     def collect(self, finished: set[Future[Work]], waiting: deque[tuple[Cell, int]]) -> Iterator[Outcome]:
-        """What is done. If a process died, all in flight are tried again in a new pool."""
+        """Yield the finished cells. If a process died, start a new pool and try its unfinished cells again."""
         broken = False
         for future in [each for each in self.running if each in finished]:
             cell, attempt = self.running.pop(future)
@@ -113,7 +122,9 @@ class _Queue:
                 if attempt < ATTEMPTS:
                     waiting.appendleft((cell, attempt + 1))
                 else:
-                    yield Failed(cell, f"its process was killed {ATTEMPTS} times, perhaps for lack of memory")
+                    yield Failed(
+                        cell, f"the process was killed {ATTEMPTS} times, perhaps because the machine ran out of memory"
+                    )
         if broken:
             waiting.extendleft((cell, attempt + 1) for cell, attempt in self.running.values())
             self.running.clear()
@@ -121,31 +132,31 @@ class _Queue:
             self._start()
 
     def stop(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Stop the processes, even if they are measuring."""
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(stopping: Event) -> None:
-    """In a new process: leave Ctrl-C to the parent, and end with it, also when it is killed."""
+def _initialise(stopping: Event) -> None:
+    """Run in a new process: ignore Ctrl-C, which the parent handles, and end when the parent ends or is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=_watch, args=(stopping,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(stopping,), daemon=True).start()
 
 
-def _watch(stopping: Event) -> None:
+def _exit_with_parent(stopping: Event) -> None:
     parent = multiprocessing.parent_process()
     while not stopping.is_set():
-        if parent is not None and wait_for([parent.sentinel], LOOK_SECONDS):
+        if parent is not None and wait_for([parent.sentinel], POLL_SECONDS):
             break
     os._exit(1)
 
 
-def _known(device: str) -> torch.device:
+def _checked(device: str) -> torch.device:
     try:
         found = torch.device(device)
         if found.type == "cuda" and not (found.index or 0) < torch.cuda.device_count():
-            raise OptionError(f"--device {device}: torch sees {torch.cuda.device_count()} CUDA devices here")
+            raise OptionError(f"--device {device}: torch finds {torch.cuda.device_count()} CUDA devices here")
     except RuntimeError as error:
         raise OptionError(f"--device {device}: expected cpu, cuda or cuda:0") from error
     return found

@@ -1,4 +1,4 @@
-"""A Ray cluster: Ray schedules CPUs and GPUs, and runs a cell again when its worker or node dies."""
+"""Measures cells on a Ray cluster. Ray schedules them, and runs a cell again if its worker or node dies."""
 
 import signal
 import socket
@@ -13,35 +13,40 @@ from spearpp.experiments.cell import Cell
 from spearpp.experiments.engines.base import Failed, Outcome, Work, judged, measure, worded
 
 RETRIES = 3
-"""Times that Ray runs a cell again after a worker or node died under it."""
-AHEAD = 2
-"""Cells handed to Ray for each that can run at once."""
-REACH_SECONDS = 10.0
+"""How often Ray runs a cell again after its worker or node died. 3 is also the default of Ray."""
+SUBMITTED_PER_SLOT = 2
+"""Cells submitted for each cell that can run at the same time. The second one starts without delay when one ends."""
+CONNECT_SECONDS = 10.0
+"""Longest time to wait for a cluster to accept a connection. Ray itself would try for minutes."""
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Cells as Ray tasks. Every node needs the same spearpp, and data files under the same path.
+    """Runs each cell as a Ray task.
+
+    Every node needs the same version of spearpp, and data files under the same path.
 
     >>> Ray(gpus=0.25).cpus
     1.0
     """
 
     address: str | None = None
-    """Of a running cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine."""
+    """Address of a running cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine."""
     cpus: float = 1.0
-    """CPUs a cell takes."""
+    """Number of CPUs for each cell."""
     gpus: float = 0.0
-    """GPUs a cell takes; with a part of one, several cells share it."""
+    """Number of GPUs for each cell. With a fraction, several cells share one GPU."""
     _started: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Not empty once this object connected."""
+    """Not empty if this object started or joined the cluster. (A list, because the dataclass is frozen.)"""
 
     def __post_init__(self) -> None:
         if not self.cpus > 0 or self.gpus < 0:
-            raise OptionError(f"cpus={self.cpus}, gpus={self.gpus}: a positive number, and none that is negative")
+            raise OptionError(
+                f"cpus={self.cpus}, gpus={self.gpus}: cpus must be positive, and gpus must not be negative"
+            )
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Keep the cluster busy, a few cells ahead, and yield what comes back."""
+        """Measure the cells. Submit a few more cells than the cluster can run, so that it stays busy."""
         ray = _ray()
         if not ray.is_initialized():
             _connect(ray, self.address)
@@ -51,7 +56,7 @@ class Ray:
         running: dict[Any, Cell] = {}
         try:
             while waiting or running:
-                while waiting and len(running) < AHEAD * self._at_once(ray):
+                while waiting and len(running) < SUBMITTED_PER_SLOT * self._slots(ray):
                     cell = waiting.popleft()
                     running[task.remote(cell.to_json())] = cell
                 finished, _ = ray.wait(list(running), num_returns=1)
@@ -62,29 +67,27 @@ class Ray:
                 ray.cancel(reference, force=True)
 
     def close(self) -> None:
-        """Leave the cluster, or end it if it was started here."""
+        """Leave the cluster, and stop it if this object started it."""
         if self._started:
             self._started.clear()
             _ray().shutdown()
 
-    def _at_once(self, ray: Any) -> int:
-        """Cells that the cluster can run at a time, nodes that joined since included."""
-        there = ray.cluster_resources()
-        room = there.get("CPU", 0.0) / self.cpus
-        if self.gpus:
-            room = min(room, there.get("GPU", 0.0) / self.gpus)
-        if room < 1 and not there.get("CPU"):
-            raise SpearError("the Ray cluster has no CPUs left: all its nodes are gone")
-        if room < 1:
+    def _slots(self, ray: Any) -> int:
+        """Return the number of cells that the cluster can run at the same time, including nodes that joined later."""
+        resources = ray.cluster_resources()
+        cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+        slots = min(cpus / self.cpus, gpus / self.gpus) if self.gpus else cpus / self.cpus
+        if slots < 1 and not cpus:
+            raise SpearError("the Ray cluster has no CPUs: all its nodes are gone")
+        if slots < 1:
             raise OptionError(
-                f"a cell takes {self.cpus:g} CPUs and {self.gpus:g} GPUs, the Ray cluster has "
-                f"{there.get('CPU', 0.0):g} and {there.get('GPU', 0.0):g}"
+                f"a cell needs {self.cpus:g} CPUs and {self.gpus:g} GPUs, but the Ray cluster has {cpus:g} and {gpus:g}"
             )
-        return int(room)
+        return int(slots)
 
 
 def _task(cell: str) -> Work:
-    """In a Ray worker."""
+    """Measure a cell in a Ray worker."""
     return measure(cell, "cuda" if _ray().get_gpu_ids() else "cpu")
 
 
@@ -94,28 +97,28 @@ def _outcome(ray: Any, cell: Cell, reference: Any) -> Outcome:
     except ray.exceptions.RayTaskError as error:
         return Failed(cell, worded(error.cause if getattr(error, "cause", None) else error))
     except ray.exceptions.RayError as error:
-        return Failed(cell, f"Ray gave up after {RETRIES} retries: {worded(error)}")
+        return Failed(cell, f"Ray stopped after {RETRIES} retries: {worded(error)}")
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    terminated = signal.getsignal(signal.SIGTERM)
+    previous_handler = signal.getsignal(signal.SIGTERM)
     try:
         if address is not None:
-            _reach(address)
+            _check_connection(address)
         ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
-    except Exception as error:  # Ray raises what its parts raise
+    except Exception as error:  # Ray raises many kinds of errors here
         where = "on this machine" if address is None else f"at {address}"
         raise OptionError(f"no Ray {where}: {worded(error)}") from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, terminated)  # Ray takes it for itself
+            signal.signal(signal.SIGTERM, previous_handler)  # Ray replaces the handler
 
 
-def _reach(address: str) -> None:
-    """Whether anyone listens there: Ray itself goes on trying for many minutes."""
+def _check_connection(address: str) -> None:
+    """Raise an ``OSError`` if nothing listens at the address. Ray itself would try for many minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if port.isdigit():  # "auto" and "local" have none
-        socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+    if port.isdigit():  # "auto" and "local" have no port
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
 
 
 def _ray() -> Any:

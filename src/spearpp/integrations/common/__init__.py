@@ -1,4 +1,4 @@
-"""What all integrations share: jobs and their reports, the worker and its queue, policies, choice and names."""
+"""Code that all integrations share: jobs and reports, the worker and its queue, policies, sampling and names."""
 
 from spearpp.integrations.common.job import Job, Outcome, Settings, perform, tensors_of
 from spearpp.integrations.common.naming import Pseudonyms, round_name, round_number

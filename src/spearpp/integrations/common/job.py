@@ -1,4 +1,4 @@
-"""One audit inside a federation: what it needs, what comes of it, and its folder, whole or not at all."""
+"""One audit inside a federation: its settings, its input, its result, and its report folder."""
 
 import os
 import shutil
@@ -21,32 +21,33 @@ from spearpp.types import Tensor
 from spearpp.update import KINDS, ClientUpdate, Kind
 
 SCRATCH = ".partial-"
-"""How the folder of a report that is being written begins."""
+"""Prefix of the temporary folder in which a report is written."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How audits are done, wherever they are done."""
+    """Settings of the audits of one integration."""
 
     model: nn.Module | None = None
-    """The network, to tell its layers and to replay; without it every 2-D weight is tried."""
+    """The network, for its layers and for replays. Without it, every 2-D weight is tried."""
     budget: float | None = 30.0
-    """Seconds for one audit."""
+    """Time limit of one audit in seconds. None means no limit."""
     out: str | os.PathLike[str] | None = None
-    """Folder for reports; None writes none."""
+    """Folder for reports. None writes no reports."""
     redact: Redaction = "omit"
-    """What is kept of recovered inputs: they are personal data if the training data was."""
+    """How reports hide recovered inputs, which are personal data if the training data is."""
     seed: int = 0
+    """Random seed of the audits."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else every report shall hold."""
+    """Further fields for ``report.json`` of every report."""
     memory: int | None = MEMORY
-    """Bytes that the work on one layer may take; None for no bound."""
+    """Memory limit for one layer in bytes. None means no limit."""
 
     def __post_init__(self) -> None:
         if self.redact not in REDACTIONS:
-            raise OptionError(f"redact={self.redact!r}: one of {', '.join(REDACTIONS)}")
+            raise OptionError(f"redact={self.redact!r}: expected one of {', '.join(REDACTIONS)}")
         if self.budget is not None and not self.budget > 0:
-            raise OptionError(f"budget={self.budget}: seconds, or None for none")
+            raise OptionError(f"budget={self.budget}: expected a positive number of seconds, or None for no limit")
         check_memory(self.memory)
 
 
@@ -55,27 +56,34 @@ class Job:
     """One update to audit."""
 
     name: str
-    """Where its report goes below the folder for reports."""
+    """Path of the report below the folder for reports."""
     before: Mapping[str, Tensor] | None
-    """The weights sent to the client; None if ``after`` is a whole update."""
+    """The weights sent to the client. None if ``after`` is a complete update."""
     after: Mapping[str, Tensor] | ClientUpdate
-    """What it sent back."""
+    """What the client sent back."""
     kind: Kind = "weights"
+    """Content of ``after``."""
     training: Training = Training()
     about: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields for ``report.json`` of this report."""
     samples: int | None = None
-    """How many samples the client says it trained on."""
+    """Number of samples the client reports to have trained on. None if unknown."""
 
     def update(self, model: nn.Module | None = None) -> ClientUpdate:
-        """The client's update, in the model's names where it came as a list.
+        """Build the client's update.
+
+        Args:
+            model: The network. Tensors that arrived as a numbered list get the names of its parameters.
 
         Raises:
-            SpearError: if it is none.
+            SpearError: If the tensors do not form an update.
         """
         if isinstance(self.after, ClientUpdate):
             return self.after
         if self.before is None or self.kind not in KINDS:
-            raise OptionError(f"kind={self.kind!r} with weights before={self.before is not None}")
+            raise OptionError(
+                f"kind={self.kind!r}: expected one of {', '.join(KINDS)}, with the weights before training"
+            )
         before, after = _named(self.before, model), _named(self.after, model)
         if self.kind == "gradients":
             return ClientUpdate.from_gradients(before, after)
@@ -85,57 +93,61 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one audit."""
+    """Result of one audit."""
 
     name: str
     verdict: str | None
-    """LEAKS, NOT_FOUND or NOT_APPLICABLE; None if there was no audit."""
+    """LEAKS, NOT_FOUND or NOT_APPLICABLE. None if the update was not audited."""
     summary: str
-    """The verdict in a sentence, or why there is none."""
+    """The verdict in one sentence, or the reason why there is no verdict."""
     recovered: int = 0
-    """Inputs that were recovered, exactly or up to a stated error."""
+    """Number of inputs that were recovered, exactly or up to a stated error."""
     fitting: int = 0
-    """Further inputs that fit the update without being proved to be samples."""
+    """Number of further inputs that fit the update without proof that they are samples."""
     batch_estimate: int = 0
-    """Samples that the update shows; 0 where that cannot be read."""
+    """Number of samples in the update, estimated from its gradients. 0 if unknown."""
     seconds: float = 0.0
+    """Duration of the audit."""
     folder: str | None = None
-    """Where the report is; None if there is none."""
+    """Path of the report. None if there is no report."""
     problem: str | None = None
-    """What went wrong, with the audit or with its report."""
+    """Error of the audit or of its report. None if there was no error."""
 
     @property
     def leaks(self) -> bool:
-        """Whether training data came back."""
+        """Whether training data was recovered."""
         return self.verdict == "LEAKS"
 
     @classmethod
     def failed(cls, name: str, why: str) -> "Outcome":
-        """An audit that did not take place."""
+        """Create the outcome of an update that was not audited."""
         return cls(name, None, why, problem=why)
 
 
 def tensors_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A platform's arrays as tensors of their own memory: NumPy arrays, or tensors on any device.
+    """Copy a platform's arrays to CPU tensors.
+
+    Args:
+        arrays: NumPy arrays, or tensors on any device, by name.
 
     Raises:
-        DataError: for anything else.
+        DataError: If a value is not an array of numbers.
     """
-    found = {}
+    tensors = {}
     for name, each in arrays.items():
         if isinstance(each, Tensor):
-            found[str(name)] = each.detach().cpu().clone()
+            tensors[str(name)] = each.detach().cpu().clone()
             continue
         try:
             array = numpy.array(each)
-            found[str(name)] = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
+            tensors[str(name)] = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{str(name)[:80]!r} is no array of numbers: {error}") from error
-    return found
+            raise DataError(f"{str(name)[:80]!r} is not an array of numbers: {error}") from error
+    return tensors
 
 
 def perform(job: Job, settings: Settings) -> Outcome:
-    """Audit an update and write its report. Nothing that an update holds makes it raise."""
+    """Audit an update and write its report. The function never raises because of the content of an update."""
     try:
         update = job.update(settings.model)
         generator = torch.Generator().manual_seed(settings.seed)
@@ -149,8 +161,8 @@ def perform(job: Job, settings: Settings) -> Outcome:
         )
     except SpearError as error:
         return Outcome.failed(job.name, f"not audited: {error}")
-    except Exception as error:  # an update from outside may break anything
-        return Outcome.failed(job.name, f"not audited, a defect: {type(error).__name__}: {error}")
+    except Exception as error:  # An update from outside can raise any exception.
+        return Outcome.failed(job.name, f"not audited, internal error: {type(error).__name__}: {error}")
     folder, problem = None, None
     if settings.out is not None:
         about = {"received": repr(update), "threat_model": update.threat_model, **settings.about, **job.about}
@@ -173,33 +185,33 @@ def perform(job: Job, settings: Settings) -> Outcome:
     )
 
 
-def write_folder(result: AuditResult, place: Path, redact: Redaction, about: Mapping[str, Any]) -> Path:
-    """Write a report beside its place and move the whole folder there.
+def write_folder(result: AuditResult, path: Path, redact: Redaction, about: Mapping[str, Any]) -> Path:
+    """Write a report to a temporary folder, and then move the complete folder to its path.
 
     Raises:
-        SpearError, OSError: if it cannot be written; nothing is left behind.
+        SpearError, OSError: If the report cannot be written. The temporary folder is then removed.
     """
-    scratch = scratch_of(place)
+    scratch = scratch_of(path)
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.parent.mkdir(parents=True, exist_ok=True)
         reports.write(scratch, result, redact=redact, about=dict(about))
-        if place.exists():
-            shutil.rmtree(place)
-        scratch.replace(place)
+        if path.exists():
+            shutil.rmtree(path)
+        scratch.replace(path)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    return place
+    return path
 
 
-def scratch_of(place: Path) -> Path:
-    """Where a report is while it is being written."""
-    return place.with_name(SCRATCH + place.name)
+def scratch_of(path: Path) -> Path:
+    """Return the temporary folder in which the report for this path is written."""
+    return path.with_name(SCRATCH + path.name)
 
 
 def _named(tensors: Mapping[str, Tensor], model: nn.Module | None) -> Mapping[str, Tensor]:
-    """In the model's names, where the tensors have numbers for names and are as many."""
+    """Rename tensors from list positions to the model's parameter names, if their numbers match."""
     if model is None or not all(name.isdecimal() for name in tensors):
         return tensors
     names = list(model.state_dict())

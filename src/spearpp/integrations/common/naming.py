@@ -1,4 +1,4 @@
-"""Names of folders. A client's own name is in none of them."""
+"""Names of report folders. They never contain the name of a client."""
 
 import hashlib
 import secrets
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Pseudonyms:
-    """Names for clients that only the holder of the salt can tell: a keyed hash of theirs.
+    """Pseudonyms of clients: a keyed hash, which only the holder of the salt can link to a client.
 
-    Without a salt a random one is drawn and kept in memory alone: names then hold for one run.
+    The default salt is random and stays in memory, so pseudonyms are then valid for one run.
 
     >>> Pseudonyms("secret").of(17) == Pseudonyms("secret").of(17) != Pseudonyms("other").of(17)
     True
@@ -18,13 +18,13 @@ class Pseudonyms:
     salt: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     def of(self, client: object) -> str:
-        """The client's name for this run."""
+        """Return the pseudonym of a client."""
         key = hashlib.sha256(self.salt.encode()).digest()
         return "client-" + hashlib.blake2b(str(client).encode(), key=key, digest_size=6).hexdigest()
 
 
 def round_name(number: int | None) -> str:
-    """The folder of a round.
+    """Return the folder name of a round.
 
     >>> round_name(7), round_name(None)
     ('round-0007', 'round-unknown')
@@ -33,7 +33,7 @@ def round_name(number: int | None) -> str:
 
 
 def round_number(name: str) -> int:
-    """The round of an audit's name, 0 for one that is not known.
+    """Return the round in the name of an audit, or 0 if the round is unknown.
 
     >>> round_number("round-0007/client-1f9c"), round_number("round-unknown/own")
     (7, 0)

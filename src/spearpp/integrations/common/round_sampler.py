@@ -1,4 +1,4 @@
-"""Which updates of a round are audited."""
+"""Choose which updates of a round are audited."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,9 @@ from spearpp.errors import OptionError
 
 @dataclass(frozen=True)
 class RoundSampler:
-    """So many random updates in every so many rounds. One seed gives one choice, whatever else draws numbers.
+    """Choose ``count`` random updates in every ``every``-th round.
+
+    The choice depends only on the seed and the round. It does not change the global random state.
 
     >>> RoundSampler(count=2).among(1, ["a", "b", "c"]) == RoundSampler(count=2).among(1, ["a", "b", "c"])
     True
@@ -18,24 +20,24 @@ class RoundSampler:
     """
 
     count: int | None = 1
-    """How many of a round; None takes all."""
+    """Number of updates per round. None chooses all."""
     every: int = 1
-    """Rounds 1, 2, … that this number divides."""
+    """Audit only rounds whose number, counted from 1, is a multiple of this."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.every < 1 or (self.count is not None and self.count < 0):
-            raise OptionError(f"sample={self.count}, every={self.every}: not negative, and at least one")
+            raise OptionError(f"sample={self.count}, every={self.every}: expected sample >= 0 and every >= 1")
 
     def due(self, number: int) -> bool:
-        """Whether this round is audited."""
+        """Return whether this round is audited."""
         return number % self.every == 0
 
     def among(self, number: int, updates: Sequence[object]) -> list[int]:
-        """The indices of the chosen ones, in their order."""
+        """Return the indices of the chosen updates of a round, in ascending order."""
         if not self.due(number):
             return []
         if self.count is None or self.count >= len(updates):
             return list(range(len(updates)))
-        own = random.Random(f"{self.seed}/{number}")  # noqa: S311  # the platform draws from the global one
-        return sorted(own.sample(range(len(updates)), self.count))
+        generator = random.Random(f"{self.seed}/{number}")  # noqa: S311  # The choice needs no cryptographic quality.
+        return sorted(generator.sample(range(len(updates)), self.count))

@@ -1,4 +1,4 @@
-"""How a client trained, as far as a configuration says so."""
+"""Read from a configuration how a client trained."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any
 RATE = ("lr", "learningrate", "clientlr", "locallr")
 STEPS = ("localsteps", "localepochs", "epochs", "numepochs", "numlocalepochs")
 MOMENTUM = ("momentum", "clientmomentum", "sgdmomentum")
-"""Names, without dashes, dots and underscores, under which they are looked for. The first that is there counts."""
+"""Names of the configuration values, without dashes, dots and underscores. The first one that is present is used."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """Rate, passes over the data and momentum; None for what is not known.
+    """Learning rate, number of passes over the data and momentum of a client. None means unknown.
 
-    An inversion does not need them. What the update itself tells of them is in the audit's ``estimated``.
+    An inversion does not need these values. The audit also estimates them from the update itself (``estimated``).
 
     >>> Training.of({"learning-rate": 0.1, "local_epochs": 3})
     Training(lr=0.1, steps=3, momentum=None)
@@ -26,12 +26,12 @@ class Training:
 
     @classmethod
     def of(cls, *configs: Mapping[str, Any]) -> "Training":
-        """Read from configurations, earlier ones first; what makes no sense is taken for not known."""
-        named: dict[str, Any] = {}
+        """Read the values from configurations. Earlier configurations take precedence. Invalid values are ignored."""
+        values: dict[str, Any] = {}
         for config in configs:
             for name, value in config.items():
-                named.setdefault("".join(c for c in str(name).lower() if c.isalnum()), value)
-        lr, steps, momentum = (_number(named, names) for names in (RATE, STEPS, MOMENTUM))
+                values.setdefault("".join(c for c in str(name).lower() if c.isalnum()), value)
+        lr, steps, momentum = (_first_number(values, names) for names in (RATE, STEPS, MOMENTUM))
         return cls(
             lr if lr is not None and 0 < lr < float("inf") else None,
             int(steps) if steps is not None and 1 <= steps < float("inf") and steps == int(steps) else None,
@@ -40,11 +40,12 @@ class Training:
 
     @property
     def rate(self) -> float | None:
-        """The rate that one pass over the data amounts to.
+        """The effective learning rate of one pass over the data. None if it is unknown.
 
-        Momentum μ counts the gradient of step t of s again in every later one: with Σ_t (1 - μᵗ) / (1 - μ) over s steps
-        as a factor, the mean gradient is (before - after) / (rate · s). The first step is one of plain SGD. Without s,
-        momentum leaves the scale unknown.
+        With momentum μ, the gradient of one step contributes to every later step. Over s steps the mean gradient is
+        multiplied by lr · Σ_t (1 - μᵗ) / (1 - μ), t = 1 ... s. The rate is this factor divided by s, so the mean
+        gradient is (before - after) / (rate · s). The first step equals a step of plain SGD. If s is unknown, momentum
+        makes the rate unknown.
 
         >>> Training(lr=0.1, steps=1, momentum=0.9).rate, round(Training(lr=0.1, steps=2, momentum=0.5).rate, 3)
         (0.1, 0.125)
@@ -57,9 +58,10 @@ class Training:
         return self.lr * factor / self.steps
 
 
-def _number(named: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
+def _first_number(values: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
+    """Return the first value under these names that is a number and not NaN."""
     for name in names:
-        value = named.get(name)
+        value = values.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
             return value
     return None

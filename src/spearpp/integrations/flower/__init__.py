@@ -1,9 +1,9 @@
-"""Audits inside a Flower federation: a strategy around yours on the server, a mod on the client.
+"""Audits inside a Flower federation: a strategy that wraps yours on the server, and a mod on the client.
 
 server: strategy = AuditStrategy(FedAvg(), out="audits")
 client: app = ClientApp(mods=[audit_mod("block"), ...])
 
-The mod that comes first in Flower's list is the outermost: only there does it see exactly what leaves.
+The first mod in Flower's list is the outermost. Only there the audit sees exactly what the client sends.
 """
 
 from spearpp.errors import MissingExtraError

@@ -1,4 +1,4 @@
-"""The client's side: a mod that audits what is about to leave."""
+"""Client side of the Flower integration: a mod that audits an update before the client sends it."""
 
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -30,59 +30,62 @@ def audit_mod(
     redact: Redaction = "omit",
     seed: int = 0,
 ) -> Mod:
-    """A mod with which a client audits exactly what it is about to send; put it first in the list of mods.
+    """Create a mod that audits a client's update before it is sent. Put it first in the list of mods.
 
     Args:
-        policy: "warn" logs a leak and sends; "block" sends an error instead; "noise" hands what leaks over to ``noise``
-            and audits that again. "block" and "noise" do not send what cannot be audited.
-        noise: the mod to hand over to, e.g. ``flwr.clientapp.mod.LocalDpMod(...)``.
-        every: audit rounds that this number divides, where the server says which round it is.
-        budget: seconds for one audit; the reply waits for it.
-        out: folder for reports; None writes none.
-        model: the network, for labels and replays; without it every 2-D weight is tried.
-        kind: what replies hold: "weights" after training, "deltas" or "gradients".
-        redact: "omit", "blur" or "none" of what was recovered, in reports.
-        seed: of the audits.
+        policy: "warn" logs a leak and sends the update. "block" sends an error instead. "noise" passes a leaking update
+            to ``noise`` and audits the result. "block" and "noise" do not send an update that cannot be audited.
+        noise: Mod that applies the defence, e.g. ``flwr.clientapp.mod.LocalDpMod(...)``.
+        every: Audit only rounds whose number is a multiple of this, if the server sends the round number.
+        budget: Time limit of one audit in seconds. The reply waits for the audit.
+        out: Folder for reports. None writes no reports.
+        model: The network, for labels and replays. Without it, every 2-D weight is tried.
+        kind: Content of the replies: "weights" after training, "deltas" or "gradients".
+        redact: How reports hide recovered inputs: "omit", "blur" or "none".
+        seed: Random seed of the audits.
+
+    Returns:
+        A mod for ``flwr.clientapp.ClientApp``.
     """
     if kind not in KINDS:
-        raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
+        raise OptionError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
     gate = Gate(policy, Settings(model, budget, out, redact, seed, {"platform": "Flower"}), has_noise=noise is not None)
-    choice = RoundSampler(None, every)
+    sampler = RoundSampler(None, every)
 
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         if not str(message.metadata.message_type).startswith(MessageType.TRAIN):
             return call_next(message, context)
-        # A client may change what it was sent: remembered before.
+        # Copy the record now, because a client may change the message that it received.
         record = first_record(message.content.array_records)
         sent = None if record is None else (record[0], dict(record[1]))
         configs: list[Mapping[str, Any]] = [*message.content.config_records.values(), context.run_config]
         rounds = (each.get("server-round") for each in configs)
         number = next((each for each in rounds if isinstance(each, int)), None)
         reply = call_next(message, context)
-        if reply.has_error() or (number is not None and not choice.due(number)):
+        if reply.has_error() or (number is not None and not sampler.due(number)):
             return reply
         name = f"{round_name(number)}/own"
 
-        def job(what: Message) -> Job:
-            if what.has_error():
-                raise DataError(f"the noise mod gave an error: {what.error.reason}")
+        def job(update: Message) -> Job:
+            if update.has_error():
+                raise DataError(f"the noise mod returned an error: {update.error.reason}")
             if sent is None:
-                raise DataError("the server sent no arrays: there are no weights to audit against")
-            if policy != "warn" and len(what.content.array_records) > 1:
-                names = ", ".join(what.content.array_records)
-                raise DataError(f"the reply holds several records of arrays ({names}), of which one would be audited")
+                raise DataError("the server sent no arrays, so the weights before training are unknown")
+            if policy != "warn" and len(update.content.array_records) > 1:
+                names = ", ".join(update.content.array_records)
+                raise DataError(f"the reply contains several array records ({names}), but only one can be audited")
             training = Training.of(*configs)
-            samples = samples_of(what.content.metric_records)
-            return job_of(name, Sent(*sent, training), what.content.array_records, kind, training, number, samples)
+            samples = samples_of(update.content.metric_records)
+            return job_of(name, Sent(*sent, training), update.content.array_records, kind, training, number, samples)
 
-        def noised(what: Message) -> Message:
+        def add_noise(update: Message) -> Message:
             assert noise is not None  # noqa: S101
-            return noise(message, context, lambda _message, _context: what)
+            return noise(message, context, lambda _message, _context: update)
 
-        settled = gate.settle(name, reply, job, None if noise is None else noised)
-        leaves, why = settled
-        if leaves is not None:
-            return leaves
-        return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=why), reply_to=message)
+        decision = gate.decide(name, reply, job, None if noise is None else add_noise)
+        allowed, reason = decision
+        if allowed is not None:
+            return allowed
+        return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)
 
     return mod

@@ -1,4 +1,4 @@
-"""What Flower's messages hold of an update, on either side."""
+"""Read updates from Flower messages, for the server and the client."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,15 +13,16 @@ from spearpp.update import Kind
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What went to one client. Flower's arrays are bytes that nobody changes, so they are shared, not copied."""
+    """What the server sent to one client. Flower's arrays are immutable bytes, so they are shared, not copied."""
 
     key: str
+    """Name of the array record."""
     arrays: Mapping[str, Any]
     training: Training
 
 
 def first_record(records: Mapping[str, ArrayRecord]) -> tuple[str, ArrayRecord] | None:
-    """The first record of arrays and its name; None if there is none."""
+    """Return the name and the content of the first array record, or None if there is no record."""
     return next(iter(records.items()), None)
 
 
@@ -34,23 +35,34 @@ def job_of(
     number: int | None,
     samples: int | None = None,
 ) -> Job:
-    """What to audit: of several records that of the name the weights were sent under.
+    """Build the audit job for a reply.
+
+    If the reply contains several array records, the audit uses the one with the name under which the weights were sent.
+
+    Args:
+        name: Name of the audit.
+        sent: What the server sent to the client.
+        records: Array records of the reply.
+        kind: Content of the arrays.
+        training: How the client trained.
+        number: Round of the reply, if known.
+        samples: Number of samples the client trained on, if known.
 
     Raises:
-        SpearError: if there is none, or it holds no numbers.
+        SpearError: If there is no array record, or if it does not contain numbers.
     """
     if not records:
-        raise DataError("the reply holds no arrays")
+        raise DataError("the reply contains no arrays")
     arrays = records.get(sent.key) or next(iter(records.values()))
     before, after = (tensors_of({n: each.numpy() for n, each in part.items()}) for part in (sent.arrays, arrays))
     about: dict[str, Any] = {"round": number, "training": asdict(training)}
     if len(records) > 1:
-        about["not_audited"] = [name for name in records if records[name] is not arrays]
+        about["not_audited"] = [key for key in records if records[key] is not arrays]
     return Job(name, before, after, kind, training, about, samples)
 
 
 def samples_of(metrics: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """How many samples a client says it trained on: Flower's ``num-examples``; None if it does not say so."""
+    """Return how many samples a client reports to have trained on (``num-examples``), or None if it does not."""
     for record in metrics.values():
         value = record.get("num-examples")
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value == int(value):

@@ -1,4 +1,4 @@
-"""The server's side: a strategy around any other."""
+"""Server side of the Flower integration: a strategy that wraps another strategy and audits its clients."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from flwr.serverapp.strategy import Result
 
 VERDICTS = {"NOT_APPLICABLE": -1, "NOT_FOUND": 0, "LEAKS": 1}
-"""Verdicts as metrics, which hold numbers alone."""
+"""Verdicts as numbers, because Flower metrics contain only numbers."""
 METRICS = ("leak_verdict", "recovered", "batch_estimate")
 
 
 class AuditStrategy(Strategy):
-    """Any strategy, with audits of what its clients send.
+    """Wrap any strategy and audit what its clients send.
 
-    Every call reaches the inner strategy as it was made, and what it returns comes back: the model is trained as it
-    would be without. Only the round's metrics gain ``leak_verdict`` (1 leaks, 0 not found, -1 not applicable),
-    ``recovered`` and ``batch_estimate`` of the worst audit, and how many audits were done, failed or were dropped: of
-    all audits so far while rounds go on, of the round's own with ``wait`` and in what ``start`` returns. All other
-    attributes are the inner strategy's, to read and to write.
+    Every call goes to the inner strategy unchanged, and its result is returned, so the training is the same as without
+    audits. Only the metrics of a round get further entries: ``leak_verdict`` (1 leaks, 0 not found, -1 not applicable),
+    ``recovered`` and ``batch_estimate`` of the worst audit, and the number of audits that finished, failed or were
+    dropped. During training these entries cover all audits so far. With ``wait``, and in the result of ``start``, they
+    cover the audits of the round itself. Reading or writing any other attribute accesses the inner strategy.
 
     >>> from flwr.serverapp.strategy import FedAvg
     >>> strategy = AuditStrategy(FedAvg(min_train_nodes=3), every=5)
@@ -49,8 +49,8 @@ class AuditStrategy(Strategy):
     3
     """
 
-    _own = frozenset(
-        {"inner", "auditor", "choice", "kind", "wait", "_names", "_sent", "_dropped", "_configure", "_aggregate"}
+    _own_attributes = frozenset(
+        {"inner", "auditor", "kind", "wait", "_sampler", "_names", "_sent", "_dropped", "_configure", "_aggregate"}
     )
 
     def __init__(
@@ -72,65 +72,66 @@ class AuditStrategy(Strategy):
         """Wrap a strategy.
 
         Args:
-            inner: the strategy that does the work.
-            every: audit rounds that this number divides.
-            sample: how many replies of such a round, chosen at random by ``seed``; None for all.
-            budget: seconds for one audit.
-            out: folder for reports, one for each round and client; None for none.
-            model: the network, for labels and replays; without it every 2-D weight is tried.
-            kind: what replies hold: "weights" after training, "deltas" or "gradients".
-            redact: "omit", "blur" or, to keep what was recovered in the reports, "none".
-            waiting: audits that may wait; more are dropped, and counted.
-            wait: hold each round up until its audits are done, to have them in its own metrics.
-            seed: of the choice and of the audits.
-            salt: for the names of clients in folders; one salt gives one name. None draws one.
+            inner: The strategy that trains the model.
+            every: Audit only rounds whose number is a multiple of this.
+            sample: Number of replies to audit per round, chosen at random. None audits all replies.
+            budget: Time limit of one audit in seconds.
+            out: Folder for reports, with one folder per round and client. None writes no reports.
+            model: The network, for labels and replays. Without it, every 2-D weight is tried.
+            kind: Content of the replies: "weights" after training, "deltas" or "gradients".
+            redact: How reports hide recovered inputs: "omit", "blur" or "none".
+            waiting: Largest number of audits in the queue. Further audits are dropped and counted.
+            wait: Whether each round waits for its audits, so that its metrics contain their results.
+            seed: Random seed of the choice of replies and of the audits.
+            salt: Secret for the pseudonyms of clients in folder names. The same salt gives the same names. None draws a
+                random salt.
         """
         if not isinstance(inner, Strategy):
             raise OptionError(f"inner is a {type(inner).__name__}: expected a flwr.serverapp.strategy.Strategy")
         if kind not in KINDS:
-            raise OptionError(f"kind={kind!r}: one of {', '.join(KINDS)}")
+            raise OptionError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
         self.inner = inner
         self.auditor = Auditor(Settings(model, budget, out, redact, seed, {"platform": "Flower"}), waiting=waiting)
-        self.choice = RoundSampler(sample, every, seed)
+        self._sampler = RoundSampler(sample, every, seed)
         self.kind, self.wait = kind, wait
         self._names = Pseudonyms() if salt is None else Pseudonyms(salt)
         self._sent: dict[int, Sent] = {}
         self._dropped: Counter[int] = Counter()
-        """Audits that were dropped, by round."""
+        """Number of dropped audits per round."""
         self._configure, self._aggregate = inner.configure_train, inner.aggregate_train
 
     def __getattr__(self, name: str) -> Any:
-        if name in type(self)._own:  # not there yet: it is no attribute of the inner strategy either
+        if name in type(self)._own_attributes:  # The attribute is not set yet, for example while unpickling.
             raise AttributeError(name)
         return getattr(self.inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in type(self)._own:
+        if name in type(self)._own_attributes:
             object.__setattr__(self, name, value)
         else:
             setattr(self.inner, name, value)
 
     def start(self, *args: Any, **kwargs: Any) -> "Result":
-        """The inner strategy's own ``start``, whoever wrote it; then wait for the audits that are under way.
+        """Run the inner strategy's ``start``, and then wait for all audits.
 
-        The result's metrics are then complete: those of a round tell of its own audits.
+        The metrics in the result are complete: those of each round cover its own audits.
         """
         before = len(self.auditor.outcomes)
         self._dropped = Counter()
         hooks = {"configure_train": self.configure_train, "aggregate_train": self.aggregate_train}
-        kept = {name: vars(self.inner)[name] for name in hooks if name in vars(self.inner)}
-        vars(self.inner).update(hooks)  # before the class's own methods
+        replaced = {name: vars(self.inner)[name] for name in hooks if name in vars(self.inner)}
+        vars(self.inner).update(hooks)  # Instance attributes take precedence over the methods of the class.
         try:
             result = self.inner.start(*args, **kwargs)
         finally:
             for name in hooks:
                 del vars(self.inner)[name]
-            vars(self.inner).update(kept)
+            vars(self.inner).update(replaced)
             self.close()
-        own: dict[int, list[Outcome]] = {number: [] for number in self._dropped}
+        by_round: dict[int, list[Outcome]] = {number: [] for number in self._dropped}
         for outcome in self.auditor.outcomes[before:]:
-            own.setdefault(round_number(outcome.name), []).append(outcome)
-        for number, outcomes in own.items():
+            by_round.setdefault(round_number(outcome.name), []).append(outcome)
+        for number, outcomes in by_round.items():
             metrics = _with_audits(result.train_metrics_clientapp.get(number), outcomes, self._dropped[number])
             if metrics is not None:
                 result.train_metrics_clientapp[number] = metrics
@@ -139,10 +140,10 @@ class AuditStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: "Grid"
     ) -> Iterable[Message]:
-        """The inner strategy's messages; what each client is sent is remembered until the round ends."""
+        """Return the inner strategy's messages, and store what each client is sent until the round ends."""
         messages = list(self._configure(server_round, arrays, config, grid))
         self._sent = {}
-        if self.choice.due(server_round):
+        if self._sampler.due(server_round):
             for message in messages:
                 record = first_record(message.content.array_records)
                 if record is not None:
@@ -153,11 +154,11 @@ class AuditStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the inner strategy makes of all replies; chosen ones are audited meanwhile."""
+        """Submit the chosen replies for audit, and return the inner strategy's aggregate of all replies."""
         replies, before = list(replies), len(self.auditor.outcomes)
-        sound = [each for each in replies if not each.has_error() and each.metadata.src_node_id in self._sent]
-        for index in self.choice.among(server_round, sound):
-            self._submit(server_round, sound[index])
+        valid = [each for each in replies if not each.has_error() and each.metadata.src_node_id in self._sent]
+        for index in self._sampler.among(server_round, valid):
+            self._submit(server_round, valid[index])
         self._sent = {}
         arrays, metrics = self._aggregate(server_round, replies)
         if not self.wait:
@@ -168,28 +169,28 @@ class AuditStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: "Grid"
     ) -> Iterable[Message]:
-        """The inner strategy's."""
+        """Call the inner strategy."""
         return self.inner.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The inner strategy's."""
+        """Call the inner strategy."""
         return self.inner.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
-        """The inner strategy's."""
+        """Call the inner strategy."""
         self.inner.summary()
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """What came of the audits that are done."""
+        """Results of the finished audits."""
         return self.auditor.outcomes
 
     def finish(self) -> list[Outcome]:
-        """Wait for all audits; what came of them."""
+        """Wait for all audits and return their results."""
         return self.auditor.finish()
 
     def close(self) -> None:
-        """Wait for all audits, and end their worker."""
+        """Wait for all audits, and stop the worker."""
         self.auditor.close()
 
     def __enter__(self) -> Self:
@@ -201,27 +202,27 @@ class AuditStrategy(Strategy):
     def _submit(self, number: int, reply: Message) -> None:
         node = reply.metadata.src_node_id
         sent, name = self._sent[node], f"{round_name(number)}/{self._names.of(node)}"
-        # Taken now: a strategy may replace what a reply holds.
+        # Copy the records now, because a strategy may replace the content of a reply.
         records = {key: dict(record) for key, record in reply.content.array_records.items()}
         kind, training, samples = self.kind, sent.training, samples_of(reply.content.metric_records)
         if not self.auditor.submit(name, lambda: job_of(name, sent, records, kind, training, number, samples)):
             self._dropped[number] += 1
 
 
-def _with_audits(metrics: MetricRecord | None, done: Sequence[Outcome], dropped: int) -> MetricRecord | None:
-    """A round's metrics, with the worst of these audits and how many there were."""
-    if not done and not dropped:
+def _with_audits(metrics: MetricRecord | None, outcomes: Sequence[Outcome], dropped: int) -> MetricRecord | None:
+    """Add the worst of these audits, and the numbers of audits, to the metrics of a round."""
+    if not outcomes and not dropped:
         return metrics
     metrics = MetricRecord() if metrics is None else metrics
     for name in METRICS:
-        metrics.pop(name, None)  # of audits so far
-    audited = [each for each in done if each.verdict is not None]
+        metrics.pop(name, None)  # Remove entries of earlier audits.
+    audited = [each for each in outcomes if each.verdict is not None]
     if audited:
         worst = max(audited, key=lambda each: (VERDICTS[str(each.verdict)], each.recovered))
         metrics["leak_verdict"] = VERDICTS[str(worst.verdict)]
         metrics["recovered"] = worst.recovered
         metrics["batch_estimate"] = worst.batch_estimate
     metrics["audits_done"] = len(audited)
-    metrics["audits_failed"] = len(done) - len(audited)
+    metrics["audits_failed"] = len(outcomes) - len(audited)
     metrics["audits_dropped"] = dropped
     return metrics

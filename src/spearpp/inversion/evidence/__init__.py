@@ -1,22 +1,22 @@
-"""Evidence, without the truth, that a recovered input is one of the batch.
+"""Evidence, without ground truth, that a recovered input is a sample of the batch.
 
-``masks`` needs one layer and all of its directions; ``witnessed`` needs the next layer too, and then holds for each
-input on its own. Replaying an input alone through the model is stronger evidence than both
-(``spearpp.auditing.signals``).
+``one_layer`` uses the gradient of one layer and needs all b directions. ``two_layers`` also uses the next layer and
+then judges each input on its own. Both return ``Evidence``, and one rule decides which inputs are certified. Replaying
+an input alone through the model gives stronger evidence (``spearpp.auditing.signals``), where a model is known.
 """
 
 from spearpp.inversion.evidence.chance import chance_of_zeros, coins
-from spearpp.inversion.evidence.masks import EXACT, Certificates, certify, certify_many, certify_whole
-from spearpp.inversion.evidence.witnessed import WitnessCertificates, agreement, certify_sighted
+from spearpp.inversion.evidence.evidence import EXACT, Evidence
+from spearpp.inversion.evidence.one_layer import certify, certify_many, certify_whole
+from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers
 
 __all__ = [
     "EXACT",
-    "Certificates",
-    "WitnessCertificates",
+    "Evidence",
     "agreement",
     "certify",
     "certify_many",
-    "certify_sighted",
+    "certify_two_layers",
     "certify_whole",
     "chance_of_zeros",
     "coins",

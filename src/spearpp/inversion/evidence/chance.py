@@ -1,4 +1,4 @@
-"""How likely an agreement between an input and a gradient is by chance."""
+"""Probability that an input agrees with a gradient by chance."""
 
 import math
 
@@ -7,11 +7,11 @@ import torch
 from spearpp.types import Bool, Float, Int, Tensor
 
 UNLUCKY = 1e-6
-"""The probability that an input of the batch hides more neurons than it may."""
+"""Accepted probability that a sample of the batch has more firing neurons without a gradient than allowed."""
 
 
 def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
-    """The most that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
+    """The smallest count that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
     exceeds = torch.special.gammainc((counts + 1).to(mean), mean[..., None])  # P(N > count)
     return (exceeds > UNLUCKY).sum(-1)
@@ -20,10 +20,10 @@ def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
 def coins(
     neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], silent: Int[Tensor, "*k"], free: int
 ) -> Float[Tensor, "*k"]:
-    """How many fair coins agree by chance as rarely as all silent neurons lie among the zeros of a column.
+    """Number of fair coins that agree by chance as rarely as all inactive neurons lie among the zeros of a column.
 
-    ``free`` zeros are there for nothing. With n, k and s the numbers of neurons, zeros and silent neurons beyond those,
-    the chance is that of drawing s zeros in a row without putting any back: C(n - s, k - s) / C(n, k).
+    ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons beyond
+    those. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
 
     >>> import torch
     >>> round(float(coins(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6
@@ -42,14 +42,14 @@ def coins(
 def chance_of_zeros(
     zeros: Int[Tensor, "*u b"], relative: Float[Tensor, "*u b m"], live: Bool[Tensor, "*u 1 m"], batch_size: int
 ) -> Float[Tensor, "*u b"]:
-    """Chernoff's bound exp(-n KL(x ‖ π)) for n x or more of n entries to fall under the noise by chance.
+    """Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
 
-    A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are taken as Gaussian
-    with the root mean square of L q, so each is under its bound, ``relative`` to that, with
-    probability π = erf(relative/√2) on average.
+    A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are modelled as Gaussian with the root
+    mean square of L q. Each is below its bound, ``relative`` to the root mean square, with probability
+    π = erf(relative/√2) on average.
     """
     free = batch_size - 1
-    if free == 0:  # there is one direction, nothing to find by chance
+    if free == 0:  # the only direction cannot be found by chance
         return torch.zeros_like(zeros, dtype=torch.float64)
     neurons = live.sum(-1).double()
     others = (neurons - free).clamp_min(1)

@@ -1,13 +1,13 @@
-"""The low-rank structure of a gradient: factors, rank (the batch size) and noise floor.
+"""The low-rank structure of a gradient: its factors, its rank (the batch size) and its noise.
 
-Ĝ = D X̂ᵀ has rank b. Its truncated singular value decomposition gives L = U_b, with orthonormal
-columns, and R = Σ_b V_bᵀ; there is one Q with D = L Q and X̂ᵀ = Q⁻¹ R.
+Ĝ = D X̂ᵀ has rank b. Its truncated singular value decomposition gives L = U_b, with orthonormal columns, and
+R = Σ_b V_bᵀ. There is exactly one matrix Q with D = L Q and X̂ᵀ = Q⁻¹ R.
 
-What is observed is Ĝ + E. Since L = (D X̂ᵀ + E) V_b Σ_b⁻¹, the true direction q_i gives
-L q_i = d_i + E V_b Σ_b⁻¹ q_i exactly, so entry k carries noise of standard deviation
-σ_k ‖Σ_b⁻¹ q_i‖, where σ_k is that of row k of E. The part of Ĝ outside the b leading singular
-directions is nothing but noise and tells σ_k: rounding of any float format, DP noise and the
-drift of local training all arrive here as one number a row.
+The observed gradient is Ĝ + E, where E is noise. Since L = (D X̂ᵀ + E) V_b Σ_b⁻¹, a true direction q_i satisfies
+L q_i = d_i + E V_b Σ_b⁻¹ q_i exactly. Entry k of L q_i therefore has noise with standard deviation σ_k ‖Σ_b⁻¹ q_i‖,
+where σ_k is the standard deviation of row k of E. The part of the gradient outside the b leading singular directions is
+only noise, and σ_k is estimated from it. Rounding to any float format, noise for differential privacy and the drift of
+local training are all described by this one number for each row.
 """
 
 from functools import partial
@@ -17,8 +17,8 @@ import torch
 from spearpp.errors import RankError
 from spearpp.inversion.factors.batched import SameRank, decompose_many
 from spearpp.inversion.factors.factors import Factors
-from spearpp.inversion.factors.noise import left_over, not_zero, row_noise
-from spearpp.inversion.factors.rank import CLEAR_GAP
+from spearpp.inversion.factors.noise import not_zero, row_noise, squared_residuals
+from spearpp.inversion.factors.rank import has_clear_gap
 from spearpp.inversion.factors.triplets import by_gram, by_sketch, ranked
 from spearpp.inversion.observation import Observation
 from spearpp.types import Bool, Float, Tensor
@@ -29,14 +29,20 @@ __all__ = ["Factors", "SameRank", "decompose", "decompose_many"]
 def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     """Factor a gradient into its leading singular triplets, in float64.
 
-    The fastest of three ways that can vouch for its result: ``by_gram``, ``by_sketch``, a complete decomposition.
+    Three methods are tried, the fastest first: ``by_gram``, ``by_sketch`` and a complete decomposition. The first
+    method that can guarantee its precision determines the result.
 
     Args:
-        seen: the layer.
-        batch_size: b, or None to read it off the spectrum.
+        seen: the gradient of the layer.
+        batch_size: the number of samples in the batch, if it is known. It is used only if the singular values do not
+            show a clear rank.
+
+    Returns:
+        The factors and the noise of the gradient.
 
     Raises:
-        RankError: if the rank fills the matrix, cannot be read, or is below the batch size given.
+        RankError: if the gradient has full rank, or if its rank is not clear and the batch size is unknown or too
+            large.
 
     >>> import torch
     >>> from spearpp.inversion.observation import observe
@@ -58,14 +64,14 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
         or by_sketch(core, epsilon, batch_size)
         or ranked(core, partial(torch.linalg.svd, full_matrices=False), epsilon)
     )
-    b = _agreed_rank(rank, batch_size, s, seen)
+    b = _number_of_factors(rank, batch_size, s, seen)
     left, right, norms = u[:, :b], s[:b, None] * vt[:b], torch.linalg.vector_norm(core, dim=1)
-    squares = left_over(core, left, right)
+    squares = squared_residuals(core, left, right)
     noise = row_noise((live.sum(), used.sum()), left, s, squares, norms, epsilon)
     if not all_rows:
-        left, noise, norms = (_with_zeros(each, live) for each in (left, noise, norms))
+        left, noise, norms = (_scatter_rows(each, live) for each in (left, noise, norms))
     if not all_columns:
-        right = _with_zeros(right.T, used).T
+        right = _scatter_rows(right.T, used).T
     return Factors(
         left=left.contiguous(),
         right=right.contiguous(),
@@ -78,41 +84,33 @@ def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     )
 
 
-def _with_zeros(rows: Float[Tensor, "some ..."], where: Bool[Tensor, "all"]) -> Float[Tensor, "all ..."]:
-    """These rows where they belong, and zeros elsewhere."""
-    whole = rows.new_zeros(len(where), *rows.shape[1:])
-    whole[where] = rows
-    return whole
+def _scatter_rows(rows: Float[Tensor, "some ..."], where: Bool[Tensor, "all"]) -> Float[Tensor, "all ..."]:
+    """Return a tensor with these rows where ``where`` is true, and zeros elsewhere."""
+    scattered = rows.new_zeros(len(where), *rows.shape[1:])
+    scattered[where] = rows
+    return scattered
 
 
-def _agreed_rank(rank: int | None, batch_size: int | None, spectrum: Tensor, seen: Observation) -> int:
+def _number_of_factors(rank: int | None, batch_size: int | None, spectrum: Tensor, seen: Observation) -> int:
+    """The number of samples that the gradient shows: its rank if that is clear, else the batch size if it is known.
+
+    A clear rank may be smaller than the batch size: samples may repeat, activate no neuron, or lie below the noise.
+    """
     rows, columns = seen.gradient.shape
     full = min(rows, columns)
-    if batch_size is None:
-        if rank is not None:
-            return rank
-        raise RankError(
-            f"rank {len(spectrum)} fills the ({rows}, {columns}) gradient: no gap in its spectrum tells samples from "
-            "noise. Either the batch has more samples than this layer can hold, or the noise hides it; "
-            "pass batch_size= if you know it"
-        )
-    if batch_size < 1:
+    if batch_size is not None and batch_size < 1:
         raise RankError(f"batch_size={batch_size}: a batch has at least one sample")
+    if rank is not None and (batch_size is None or has_clear_gap(spectrum, rank)):
+        return rank
+    if batch_size is None:
+        raise RankError(
+            f"rank {len(spectrum)} fills the ({rows}, {columns}) gradient: its singular values have no gap between "
+            "samples and noise. Either the batch has more samples than this layer can show, or noise hides the gap. "
+            "Pass batch_size= if you know it"
+        )
     if batch_size >= full:
         raise RankError(
-            f"batch_size={batch_size}, but a ({rows}, {columns}) gradient can hold at most {full - 1} samples "
-            "and still show which they are"
+            f"batch_size={batch_size}: a ({rows}, {columns}) gradient allows the recovery of at most {full - 1} samples"
         )
-    floor = torch.finfo(torch.float64).eps * max(rows, columns)
-    visible = int((spectrum > floor * spectrum[:1].sum()).sum())
-    if batch_size > visible or (rank is not None and batch_size > rank and _clear(spectrum, rank)):
-        rank = visible if rank is None else rank
-        raise RankError(
-            f"batch_size={batch_size}, but the gradient has rank {rank}: the other {batch_size - rank} samples repeat "
-            f"one in the batch, fire no neuron or lie below the noise. Pass batch_size={rank} or leave it out"
-        )
-    return batch_size
-
-
-def _clear(spectrum: Tensor, rank: int) -> bool:
-    return rank == 0 or bool(spectrum[rank - 1] >= CLEAR_GAP * spectrum[rank])
+    float64_rounding = torch.finfo(torch.float64).eps * max(rows, columns)
+    return min(batch_size, int((spectrum > float64_rounding * spectrum[:1].sum()).sum()))

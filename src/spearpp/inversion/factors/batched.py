@@ -1,4 +1,4 @@
-"""Many small gradients factored at once: a GPU waits for launches where there is one at a time."""
+"""Factor many small gradients at once, because a GPU is not busy with one small gradient."""
 
 from dataclasses import dataclass, replace
 
@@ -7,51 +7,58 @@ import torch
 from spearpp.inversion.factors.factors import Factors
 from spearpp.inversion.factors.noise import not_zero, row_noise
 from spearpp.inversion.factors.rank import ROUNDING, clear_ranks, numerical_rank
-from spearpp.inversion.factors.triplets import COARSE, STEEP, Triplets, within
+from spearpp.inversion.factors.triplets import COARSE, STEEP, Triplets, sketched_triplets
 from spearpp.types import Float, Int, Tensor
 
 SKETCHES = 32, 96
-"""Columns of the first sketch, and of the second."""
-SPARE = 8
-"""Columns that a sketch must have beyond the rank."""
+"""Number of columns of the first and of the second sketch. Design choice: 32 columns suffice for
+batches of up to 24 samples, and the second sketch is computed only for gradients that need it."""
+MARGIN = 8
+"""Number of columns that a sketch must have beyond the rank. Design choice: Halko, Martinsson and Tropp (2011)
+recommend 5 to 10 for a randomised range finder."""
 
 
 @dataclass(frozen=True, eq=False)
 class SameRank:
-    """Gradients of one shape that turned out to have one rank."""
+    """Gradients of one shape that have the same rank."""
 
     which: Int[Tensor, "u"]
-    """Their places among all that were given."""
+    """Index of each gradient among all gradients that were passed."""
     factors: Factors
-    """Theirs, along a first dimension."""
+    """The factors of these gradients, stacked along a first dimension."""
 
 
 def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) -> list[SameRank]:
-    """The factors of many small gradients, those of one rank together.
+    """Factor many small gradients at once, and group them by their rank.
 
-    Within a sketch of a few columns, where what is outside is no more than rounding (``triplets.within``); a larger one
-    for those whose rank it does not hold. Left out are gradients of which neither can vouch for the rank:
-    ``decompose`` them one by one.
+    Each gradient is factored within a sketch of 32 columns, if the part of the gradient outside the sketch is no larger
+    than rounding (``sketched_triplets``). Gradients whose rank is too large for this sketch are factored within a
+    sketch of 96 columns. The result omits gradients whose rank is uncertain after that. ``decompose`` factors such
+    gradients one by one.
+
+    Args:
+        gradients: Ĝ of each layer.
+        epsilon: machine epsilon of the dtype in which the gradients were passed.
     """
     if epsilon < COARSE:
         return []
     live, used = not_zero(gradients)
     sizes, norms = (live.sum(1), used.sum(1)), torch.linalg.vector_norm(gradients, dim=2)
-    small, left, found = min(gradients.shape[1:]), list(range(len(gradients))), []
+    small, remaining, found = min(gradients.shape[1:]), list(range(len(gradients))), []
     for k in [each for each in SKETCHES if 2 * each <= small] or [small]:
-        some = torch.tensor(left, device=gradients.device)
-        u, s, vt, outside = within(gradients[some], k)
-        rounding = (ROUNDING * epsilon) ** 2 / 12 * norms[some].square().sum(1)
-        spread = (outside / max(1, small - k)).sqrt()[:, None].expand(-1, small - k)
-        spectra, shapes = torch.cat([s, spread], dim=1).cpu(), torch.stack(sizes, dim=1)[some].tolist()
+        tried = torch.tensor(remaining, device=gradients.device)
+        u, s, vt, outside = sketched_triplets(gradients[tried], k)
+        rounding = (ROUNDING * epsilon) ** 2 / 12 * norms[tried].square().sum(1)
+        tail = (outside / max(1, small - k)).sqrt()[:, None].expand(-1, small - k)
+        spectra, shapes = torch.cat([s, tail], dim=1).cpu(), torch.stack(sizes, dim=1)[tried].tolist()
         certain = torch.nonzero(outside <= rounding)[:, 0].tolist()
-        for b, places in _by_rank(spectra, shapes, certain, (gradients.shape[1], gradients.shape[2]), k, epsilon):
-            at = torch.tensor(places, device=gradients.device)
-            factors = _factors(gradients, some[at], (u[at], s[at], vt[at]), b, live, sizes, norms, epsilon)
-            found.append(SameRank(some[at], replace(factors, spectrum=spectra[places].to(s.device))))
-        done = {i for alike in found for i in alike.which.tolist()}
-        left = [i for i in left if i not in done]
-        if not left:
+        for b, indices in _by_rank(spectra, shapes, certain, (gradients.shape[1], gradients.shape[2]), k, epsilon):
+            at = torch.tensor(indices, device=gradients.device)
+            factors = _factors(gradients, tried[at], (u[at], s[at], vt[at]), b, live, sizes, norms, epsilon)
+            found.append(SameRank(tried[at], replace(factors, spectrum=spectra[indices].to(s.device))))
+        done = {i for group in found for i in group.which.tolist()}
+        remaining = [i for i in remaining if i not in done]
+        if not remaining:
             break
     return found
 
@@ -60,21 +67,30 @@ def _by_rank(
     spectra: Float[Tensor, "u r"],
     shapes: list[list[int]],
     certain: list[int],
-    largest: tuple[int, int],
+    full_shape: tuple[int, int],
     k: int,
     epsilon: float,
 ) -> list[tuple[int, list[int]]]:
-    """Each rank that a sketch of k columns holds with some to spare, and which of the certain matrices have it."""
-    ranks = clear_ranks(spectra, largest, epsilon)
-    told: dict[int, list[int]] = {}
+    """Return each rank that a sketch of k columns contains with ``MARGIN``, and the indices of gradients of this rank.
+
+    Args:
+        spectra: singular values of each gradient.
+        shapes: number of rows and columns of each gradient that are not zero.
+        certain: indices of the gradients without signal outside their sketch.
+        full_shape: number of rows and columns of the gradients, including zeros.
+        k: number of columns of the sketch.
+        epsilon: machine epsilon of the dtype in which the gradients were passed.
+    """
+    ranks = clear_ranks(spectra, full_shape, epsilon)
+    by_rank: dict[int, list[int]] = {}
     for i in certain:
         rows, columns = shapes[i]
         rank = ranks[i]
-        if (rows, columns) != largest:
+        if (rows, columns) != full_shape:
             rank = numerical_rank(spectra[i, : min(rows, columns)], (rows, columns), epsilon)
-        if rank is not None and 1 < rank <= k - SPARE and spectra[i, rank - 1] >= STEEP * spectra[i, 0]:
-            told.setdefault(rank, []).append(i)
-    return sorted(told.items())
+        if rank is not None and 1 < rank <= k - MARGIN and spectra[i, rank - 1] >= STEEP * spectra[i, 0]:
+            by_rank.setdefault(rank, []).append(i)
+    return sorted(by_rank.items())
 
 
 def _factors(
@@ -87,6 +103,7 @@ def _factors(
     norms: Tensor,
     epsilon: float,
 ) -> Factors:
+    """Return the factors of the gradients with indices ``at``, which all have rank b, from their singular triplets."""
     u, s, vt = triplets
     left, right = torch.where(live[at, :, None], u[:, :, :b], 0.0), s[:, :b, None] * vt[:, :b]
     squares = (gradients[at] - left @ right).square().sum(2)

@@ -1,42 +1,57 @@
-"""The noise of every row of a gradient, read off what its leading singular triplets leave over."""
+"""Estimate the noise in every row of a gradient from the part outside its leading singular triplets."""
 
 import torch
 
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Bool, Float, Int, Tensor
 
+PRIOR = 8.0
+"""Weight of the mean noise of all rows in the estimate for one row, in degrees of freedom. Design choice: it matters
+only for rows whose own residual has few degrees of freedom."""
+
 
 def not_zero(gradient: Float[Tensor, "*u m columns"]) -> tuple[Bool[Tensor, "*u m"], Bool[Tensor, "*u columns"]]:
-    """Rows and columns that are not zero."""
+    """Return which rows and which columns contain an entry that is not zero."""
     entries = gradient != 0
     return entries.any(-1), entries.any(-2)
 
 
-def left_over(core: Tensor, u: Tensor, right: Tensor) -> Float[Tensor, "rows"]:
-    """The squared norm of each row of Ĝ - L R, some rows at a time."""
+def squared_residuals(core: Tensor, left: Tensor, right: Tensor) -> Float[Tensor, "rows"]:
+    """Return the squared norm of each row of Ĝ - L R, computed in chunks of rows to limit memory."""
     size = chunk_size(core.device, core.element_size() * max(1, core.shape[1]))
-    parts = zip(core.split(size), u.split(size), strict=True)
-    return torch.cat([(part - some @ right).square().sum(1) for part, some in parts])
+    chunks = zip(core.split(size), left.split(size), strict=True)
+    return torch.cat([(rows - left_rows @ right).square().sum(1) for rows, left_rows in chunks])
 
 
 def row_noise(
     sizes: tuple[Int[Tensor, "*u"], Int[Tensor, "*u"]],
-    u: Float[Tensor, "*u rows b"],
-    s: Float[Tensor, "*u r"],
+    left: Float[Tensor, "*u rows b"],
+    singular_values: Float[Tensor, "*u r"],
     squares: Float[Tensor, "*u rows"],
     norms: Float[Tensor, "*u rows"],
     epsilon: float,
 ) -> Float[Tensor, "*u rows"]:
-    """σ_k from the squared norm of row k of the residual, drawn towards the mean where that has few degrees of freedom.
+    """Return σ_k, the standard deviation of the noise in each row of Ĝ.
 
-    Never below the rounding of the dtype that the gradient arrived in, uniform within half a
-    spacing and so of standard deviation ε/√12 relative to the entry.
+    The residual of row k has (columns - b) (1 - ‖ℓ_k‖²) degrees of freedom. Its mean square is combined with the mean
+    square of all rows, which counts as ``PRIOR`` degrees of freedom. The result is never below the rounding of the
+    dtype in which the gradient was passed: rounding is uniform within half a spacing, so its standard deviation is
+    ε/√12 relative to the entry. The result is also never below the float64 error of the decomposition.
+
+    Args:
+        sizes: number of rows and of columns of Ĝ that are not zero.
+        left: L, without or with the zero rows of Ĝ.
+        singular_values: singular values of Ĝ, largest first.
+        squares: squared norms of the rows of Ĝ - L R.
+        norms: norms of the rows of Ĝ.
+        epsilon: machine epsilon of the dtype in which the gradient was passed.
     """
     rows, columns = (each.double()[..., None] for each in sizes)
-    b, prior = u.shape[-1], 8.0
-    outside = squares.sum(-1, keepdim=True) / ((rows - b) * (columns - b)).clamp_min(1)
-    freedom = (columns - b) * (1 - u.square().sum(-1)).clamp_min(0)
-    measured = ((squares + prior * outside) / (freedom + prior)).sqrt()
+    b = left.shape[-1]
+    mean_square = squares.sum(-1, keepdim=True) / ((rows - b) * (columns - b)).clamp_min(1)
+    freedom = (columns - b) * (1 - left.square().sum(-1)).clamp_min(0)
+    measured = ((squares + PRIOR * mean_square) / (freedom + PRIOR)).sqrt()
     rounding = epsilon / 12**0.5 * norms / columns.clamp_min(1).sqrt()
-    arithmetic = torch.finfo(torch.float64).eps * s[..., :1] / torch.minimum(rows, columns).clamp_min(1).sqrt()
+    largest = singular_values[..., :1]
+    arithmetic = torch.finfo(torch.float64).eps * largest / torch.minimum(rows, columns).clamp_min(1).sqrt()
     return torch.maximum(torch.maximum(measured, rounding), arithmetic)

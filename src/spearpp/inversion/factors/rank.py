@@ -1,4 +1,4 @@
-"""The rank of a gradient, which is the batch size: where its spectrum ends and noise begins."""
+"""The rank of a gradient, which is the batch size: how many singular values are above the noise."""
 
 import math
 
@@ -7,41 +7,57 @@ import torch
 from spearpp.types import Float, Tensor
 
 CLEAR_GAP = 10.0
-"""A ratio s_b / s_{b+1} that noise alone does not show (its own neighbours differ by less)."""
+"""Smallest ratio s_b / s_{b+1} of a clear gap. Measured on 60 combinations of size, dtype and noise: neighbouring
+singular values of noise differ by less (``docs/lab/notebook.md``, "Reading the batch size")."""
 FLAT_TAIL = 3.0
-"""How uneven the tail may be and still be noise: 1 for i.i.d. noise, up to 3.04 seen for rounding."""
+"""Largest flatness of singular values that are noise. Measured on the same 60 combinations: 1 for i.i.d. noise, and up
+to 3.04 for rounding. A tail at the level of rounding may follow a clear gap whatever its flatness."""
 IID_TAIL = 1.15
-"""The same for noise that is i.i.d., as DP noise is; its singular values, too, may be off by this factor."""
+"""Largest flatness of i.i.d. noise, such as the noise of differential privacy. Also the largest factor by which a
+singular value of i.i.d. noise may differ from the expected value. Measured on the same 60 combinations."""
 ROUNDING = 8.0
-"""How many times the rounding of its dtype a matrix may be off and still hold no more than rounding:
-a client's sums round more often than once."""
-STEP = 2.0
-"""How far above rounding a sample must stand to count, where samples sink into it."""
-FEWEST = 50
-"""Singular values needed to tell strong noise from signal by their distribution."""
+"""Largest noise that is only rounding, as a multiple of the rounding error of the dtype. Measured: 2.8 to 3.5 for
+float32, because the sums of a client round more than once (``docs/lab/notebook.md``, "The sketch")."""
+ABOVE_ROUNDING = 2.0
+"""Smallest ratio of the singular value of a sample and the largest singular value of rounding noise, if there is no
+clear gap between them. Design choice: the input of a weaker sample would be mostly noise."""
+ABOVE_NOISE = 1.25
+"""Smallest ratio of the singular value of a sample and the edge of i.i.d. noise. Design choice: larger than
+``IID_TAIL``, the factor by which noise itself may exceed the edge."""
+SHORTEST_TAIL = 50
+"""Smallest number of singular values whose distribution can be compared with that of noise. Design choice: nine deciles
+of fewer values are too uncertain."""
+NEGLIGIBLE = 0.01
+"""Singular values below this multiple of ε s_1 are raised to it. Design choice: values far below rounding, as of exact
+copies of a column, would otherwise form gaps."""
 
 
 def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon: float) -> int | None:
-    """How many singular values stand above the noise; None if no rank below full can be read.
+    """Return the number of singular values above the noise; None if no rank below full can be determined.
 
-    Args:
-        spectrum: singular values, falling.
-        shape: rows and columns of the matrix.
-        epsilon: relative spacing of the dtype it was stored in. Singular values under a hundredth
-            of that count as equal: exact copies of a column go down to zero and mean nothing.
-
-    For a noise matrix of p x q i.i.d. entries the largest singular value is close to
-    σ (√p + √q) and the norm to σ √(p q), so for the right k the flatness
+    For a matrix of p x q i.i.d. noise, the largest singular value is close to σ (√p + √q) and the norm is close to
+    σ √(p q). For the right rank k, the flatness of the tail
 
         t_k = s_{k+1} √(p q) / (‖s_{>k}‖ (√p + √q)),    p = rows - k, q = columns - k
 
-    is 1, and it is larger while signal is left in the tail. The rank is the last k with a clear gap
-    s_k / s_{k+1} and a flat tail, or one at the level of rounding: weak samples may follow on strong
-    ones after a gap of their own. If there is none, weak samples may sink into the rounding one by one,
-    as those do that a trained network is sure of: then the largest tail that is flat and no more than
-    rounding begins with the noise, and what is twice as large counts. Else the noise is strong, and the
-    rank is the least k ≤ r/2 for which s_k stands out by a quarter and the tail has the singular values of i.i.d. noise
-    (Marchenko and Pastur). A full-rank gradient has no such tail.
+    is therefore 1. It is larger if the tail still contains signal. The rank is determined by the first rule that
+    applies:
+
+    1. **Clear gap.** The last k with a gap s_k / s_{k+1} of at least 10 and a tail that is flat or at the level of
+       rounding. The last one counts, because weak samples may follow after strong ones with a gap between them.
+    2. **Samples that reach down to rounding.** There is no gap if the gradients of some samples are as small as
+       rounding, as for a network that fits its data. The noise then begins with the longest tail that is flat and no
+       larger than rounding. Singular values of at least twice the first value of this tail count as samples.
+    3. **Strong noise.** The smallest k ≤ r/2 for which s_k exceeds the edge of the noise by a quarter, and the tail
+       has the distribution of i.i.d. noise (the Marchenko-Pastur law).
+
+    A gradient of full rank satisfies none of these rules.
+
+    Args:
+        spectrum: singular values, largest first.
+        shape: number of rows and columns of the matrix.
+        epsilon: machine epsilon of the dtype in which the matrix was stored. Singular values below a hundredth of ε s_1
+            count as equal.
 
     >>> import torch
     >>> numerical_rank(torch.tensor([3.0, 2.0, 1e-7, 9e-8, 8e-8]).double(), (5, 9), 1e-7)
@@ -50,61 +66,75 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     r = len(spectrum)
     if r == 0:
         return 0
-    s = spectrum.double().cpu()  # a few hundred numbers and many questions
-    s = s.clamp_min(0.01 * epsilon * float(s[0]))
+    s = spectrum.double().cpu()  # Many small operations on a few hundred numbers are faster on the CPU.
+    s = s.clamp_min(NEGLIGIBLE * epsilon * float(s[0]))
     k = torch.arange(r, dtype=s.dtype)
     p, q = shape[0] - k, shape[1] - k
-    tail, flatness, gap = _looks(s, shape, epsilon)
-    if shape[1] == 1:  # all inputs are zero: one sample to the gradient
+    tail, flatness, gap = _tail_statistics(s, shape, epsilon)
+    if shape[1] == 1:  # Only the bias has a gradient: all inputs are zero and count as one sample.
         return 1
     clear = torch.nonzero(gap >= CLEAR_GAP)
     if len(clear):
-        return _with_faint(s, flatness, int(clear[-1]) + 1)
-    rounded = tail / (p * q).sqrt() <= ROUNDING * epsilon / 12**0.5 * tail[0] / (shape[0] * shape[1]) ** 0.5
-    sunk = torch.nonzero((flatness <= FLAT_TAIL) & rounded & (r - k >= FEWEST))
-    if len(sunk) and sunk[0] > 0:
-        return int((s >= STEP * s[sunk[0]]).sum())
-    above = torch.cat([s.new_zeros(1), s[:-1]]) * flatness / s  # s_k over the edge of the noise
-    strong = (flatness <= IID_TAIL) & (above >= 1.25) & (k <= r / 2) & (r - k >= FEWEST)
-    for candidate in torch.nonzero(strong)[:, 0].tolist():
-        if _is_noise(s[candidate:], shape[0] - candidate, shape[1] - candidate):
+        return _with_weak_samples(s, flatness, int(clear[-1]) + 1)
+    only_rounding = tail / (p * q).sqrt() <= ROUNDING * epsilon / 12**0.5 * tail[0] / (shape[0] * shape[1]) ** 0.5
+    rounding_tails = torch.nonzero((flatness <= FLAT_TAIL) & only_rounding & (r - k >= SHORTEST_TAIL))
+    if len(rounding_tails) and rounding_tails[0] > 0:
+        return int((s >= ABOVE_ROUNDING * s[rounding_tails[0]]).sum())
+    above = torch.cat([s.new_zeros(1), s[:-1]]) * flatness / s  # s_k divided by the edge of the noise
+    possible = (flatness <= IID_TAIL) & (above >= ABOVE_NOISE) & (k <= r / 2) & (r - k >= SHORTEST_TAIL)
+    for candidate in torch.nonzero(possible)[:, 0].tolist():
+        if _is_iid_noise(s[candidate:], shape[0] - candidate, shape[1] - candidate):
             return int(candidate)
     return None
 
 
-def _with_faint(s: Float[Tensor, "r"], flatness: Float[Tensor, "r"], rank: int) -> int:
-    """The rank beyond a clear gap: singular values of rounding's size count as samples if they make the tail uneven.
+def has_clear_gap(spectrum: Float[Tensor, "r"], rank: int) -> bool:
+    """Return whether the singular values have a clear gap after the first ``rank`` values, which must be fewer than r.
 
-    A direction that nearly equal samples share may be as small as the rounding of the largest singular value and still
-    stand above the rounding of its own entries. Left out, it would be an error of all other inputs.
+    >>> import torch
+    >>> has_clear_gap(torch.tensor([3.0, 2.0, 1e-7]), 2), has_clear_gap(torch.tensor([3.0, 2.0, 1e-7]), 1)
+    (True, False)
+    """
+    return rank == 0 or bool(spectrum[rank - 1] >= CLEAR_GAP * spectrum[rank])
+
+
+def _with_weak_samples(s: Float[Tensor, "r"], flatness: Float[Tensor, "r"], rank: int) -> int:
+    """Return the rank after a clear gap, including weak samples: singular values that make the tail uneven.
+
+    The difference of two nearly equal samples can have a singular value as small as the rounding of the largest
+    singular value, and still be above the rounding of its own entries. Without it, all other inputs would have an
+    error.
     """
     flat = torch.nonzero(flatness[rank:] <= FLAT_TAIL)
-    if not len(flat) or flat[0] == 0 or len(s) - rank - int(flat[0]) < FEWEST:
+    if not len(flat) or flat[0] == 0 or len(s) - rank - int(flat[0]) < SHORTEST_TAIL:
         return rank
-    after = rank + int(flat[0])
-    return after if s[after - 1] >= STEP * s[after] else rank
+    end = rank + int(flat[0])
+    return end if s[end - 1] >= ABOVE_ROUNDING * s[end] else rank
 
 
 def clear_ranks(spectra: Float[Tensor, "u r"], shape: tuple[int, int], epsilon: float) -> list[int | None]:
-    """``numerical_rank`` of many matrices of one shape, where a clear gap tells it; None for the others.
+    """Return the ``numerical_rank`` of many matrices of one shape; None for each matrix without a clear gap.
 
     >>> import torch
     >>> clear_ranks(torch.tensor([[3.0, 2.0, 1e-7, 9e-8, 8e-8], [3.0, 1e-7, 1e-7, 9e-8, 8e-8]]).double(), (5, 9), 1e-7)
     [2, 1]
     """
     s = spectra.double().cpu()
-    s = torch.maximum(s, 0.01 * epsilon * s[:, :1])
-    _, flatness, gap = _looks(s, shape, epsilon)
+    s = torch.maximum(s, NEGLIGIBLE * epsilon * s[:, :1])
+    _, flatness, gap = _tail_statistics(s, shape, epsilon)
     clear = gap >= CLEAR_GAP
     last = s.shape[1] - 1 - clear.flip(1).int().argmax(1)
-    told = clear.any(1) & (flatness.gather(1, last[:, None])[:, 0] <= FLAT_TAIL)
-    return [rank if sure else None for rank, sure in zip(last.tolist(), told.tolist(), strict=True)]
+    certain = clear.any(1) & (flatness.gather(1, last[:, None])[:, 0] <= FLAT_TAIL)
+    return [rank if sure else None for rank, sure in zip(last.tolist(), certain.tolist(), strict=True)]
 
 
-def _looks(
+def _tail_statistics(
     s: Float[Tensor, "*u r"], shape: tuple[int, int], epsilon: float
 ) -> tuple[Float[Tensor, "*u r"], Float[Tensor, "*u r"], Float[Tensor, "*u gaps"]]:
-    """The norm of each tail, its flatness, and the gap before it where the rest may be noise, else zero."""
+    """Return the norm of each tail s_{>k}, its flatness t_k, and the gap before it.
+
+    The gap is zero if the tail cannot be noise, because the tail is neither flat nor at the level of rounding.
+    """
     r = s.shape[-1]
     k = torch.arange(r, dtype=s.dtype)
     p, q = shape[0] - k, shape[1] - k
@@ -113,16 +143,16 @@ def _looks(
     rounding = s <= max(epsilon, 100 * torch.finfo(torch.float64).eps) * s[..., :1]
     gap = s[..., :-1] / s[..., 1:]
     possible = (flatness[..., 1:] <= FLAT_TAIL) | rounding[..., 1:]
-    # The last few singular values of a noise matrix fall towards zero by themselves.
+    # The last few singular values of a noise matrix are close to zero. Gaps between them count only if they are wide.
     short = r - 1 - torch.arange(r - 1) < max(3, r // 50)
     return tail, flatness, torch.where(possible & ~(short & (gap < CLEAR_GAP**2)), gap, 0.0)
 
 
-def _is_noise(tail: Float[Tensor, "t"], rows: int, columns: int) -> bool:
-    """Whether singular values are those of a rows x columns matrix of i.i.d. noise, but for the ends.
+def _is_iid_noise(tail: Float[Tensor, "t"], rows: int, columns: int) -> bool:
+    """Return whether the deciles of singular values are those of a rows x columns matrix of i.i.d. noise.
 
-    The squares of such a matrix's singular values, over σ² max(rows, columns), follow the
-    Marchenko-Pastur law with ratio β; σ is taken from the tail's own norm.
+    The squared singular values of such a matrix, divided by σ² max(rows, columns), follow the Marchenko-Pastur law with
+    ratio β = min(rows, columns) / max(rows, columns). σ is computed from the norm of the tail.
     """
     small, large = min(rows, columns), max(rows, columns)
     beta = small / large
@@ -130,8 +160,8 @@ def _is_noise(tail: Float[Tensor, "t"], rows: int, columns: int) -> bool:
     angle = torch.linspace(0, math.pi, 4001, dtype=tail.dtype, device=tail.device)
     square = (low + high) / 2 - (high - low) / 2 * torch.cos(angle)  # density √((x-low)(high-x)) / x, times dx
     mass = (torch.sin(angle).square() / square.clamp_min(1e-12)).cumsum(0)
-    places = torch.linspace(0.9, 0.1, 9, dtype=tail.dtype, device=tail.device)
-    expected = square[torch.searchsorted(mass / mass[-1], places).clamp_max(4000)].sqrt()
+    quantiles = torch.linspace(0.9, 0.1, 9, dtype=tail.dtype, device=tail.device)
+    expected = square[torch.searchsorted(mass / mass[-1], quantiles).clamp_max(4000)].sqrt()
     sigma = torch.linalg.vector_norm(tail) / (rows * columns) ** 0.5
-    seen = tail[((1 - places) * (len(tail) - 1)).round().long()] / (sigma * large**0.5)
-    return bool((seen / expected - 1).abs().max() <= IID_TAIL - 1)
+    observed = tail[((1 - quantiles) * (len(tail) - 1)).round().long()] / (sigma * large**0.5)
+    return bool((observed / expected - 1).abs().max() <= IID_TAIL - 1)

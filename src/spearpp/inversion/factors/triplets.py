@@ -1,24 +1,32 @@
-"""Leading singular triplets faster than by a complete decomposition, where they can be vouched for."""
+"""Leading singular triplets of a matrix, computed faster than by a complete decomposition.
+
+Each function returns None, or marks its result, if it cannot guarantee that the result is accurate enough.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from spearpp.inversion.factors.noise import squared_residuals
 from spearpp.inversion.factors.rank import ROUNDING, numerical_rank
-from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Tensor
 
-SKETCH = 128
-"""Columns of the first sketch of a large matrix."""
+FIRST_SKETCH = 128
+"""Number of columns of the first sketch of a large matrix. Design choice: it holds batches of up to 112
+samples. Matrices with fewer than 256 rows or columns are decomposed without a sketch, which takes little time."""
 COARSE = 1e-10
-"""Relative spacing of a dtype from which its own rounding exceeds what squaring loses."""
+"""Smallest machine epsilon of a dtype for which Gram matrices are used. Derived: the rounding of such a dtype (float32
+and coarser) exceeds the error that squaring a matrix causes in float64."""
 STEEP = 1e-4
-"""Least singular value over the largest down to which a Gram matrix is exact enough."""
-SOUND = 1e-10
-"""How far the products of a basis may be from those of an orthonormal one."""
+"""Smallest ratio s_b / s_1 for which Gram matrices are used. Derived: a Gram matrix turns u_b by at most
+ε₆₄ (s_1 / s_b)² = 2e-8, and the rounding of a float32 gradient turns u_b by ε₃₂ s_1 / s_b = 1e-3."""
+ORTHONORMAL = 1e-10
+"""Largest norm of YᵀY - I for a basis Y that counts as orthonormal. Design choice: far below the rounding of float32,
+and far above that of float64."""
 MARGIN = 16
-"""Columns a sketch must have beyond the rank."""
+"""Number of columns that a sketch must have beyond the rank. Design choice: Halko, Martinsson and Tropp (2011)
+recommend 5 to 10 for a randomised range finder."""
 
 
 class Leading(NamedTuple):
@@ -26,25 +34,32 @@ class Leading(NamedTuple):
 
     u: Float[Tensor, "rows k"]
     s: Float[Tensor, "r"]
-    """All singular values; those beyond the first few hundred by their root mean square."""
+    """All singular values. Values outside a sketch are replaced by their root mean square."""
     vt: Float[Tensor, "k columns"]
     rank: int | None
-    """``numerical_rank`` of the matrix."""
+    """The ``numerical_rank`` of the matrix."""
 
 
 Triplets = tuple[Float[Tensor, "*u rows k"], Float[Tensor, "*u r"], Float[Tensor, "*u k columns"]]
-"""Left vectors, singular values, right vectors."""
+"""Left singular vectors, singular values and right singular vectors."""
 
 
 def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None) -> Leading | None:
-    """Leading singular triplets from eigenvectors of a Gram matrix; None where that is not exact enough.
+    """Return leading singular triplets from the eigenvectors of a Gram matrix; None if they are not exact enough.
 
-    With B = Yᵀ Ĝ for an orthonormal Y, the eigenvectors of B Bᵀ are those of Ĝ Ĝᵀ within span(Y). Squaring costs
-    digits: u_i is turned by at most ε₆₄ (s_1 / s_i)², a hundred-thousandth of what the rounding of a float32
-    gradient turns it by, ε₃₂ s_1 / s_i, down to s_i = 1e-4 s_1. The values are taken as ‖uᵀĜ‖, which is not squared.
+    For an orthonormal Y and B = YᵀĜ, the eigenvectors of B Bᵀ are those of Ĝ Ĝᵀ within span(Y). Squaring costs
+    precision: u_i is turned by at most ε₆₄ (s_1 / s_i)². Down to s_i = 1e-4 s_1 this is at most a hundred-thousandth of
+    the angle ε₃₂ s_1 / s_i by which the rounding of a float32 gradient turns u_i. The singular values are computed as
+    ‖uᵀĜ‖, which squares nothing.
 
-    Y is a sketch, the range of Ĝ Ĝᵀ orth(Ĝ Ω) for k random columns (the same every time), where what is left outside it
-    is no more than rounding; k doubles until it holds the rank, and from half of the matrix on all of it is taken.
+    Y is a sketch: the range of Ĝ Ĝᵀ orth(Ĝ Ω), where Ω has k random columns from a fixed seed. The sketch is used if
+    the part of Ĝ outside span(Y) is no larger than rounding. k doubles until the sketch contains the rank. If k exceeds
+    half of the matrix, the Gram matrix of the whole matrix is used.
+
+    Args:
+        core: Ĝ without its zero rows and columns.
+        epsilon: machine epsilon of the dtype in which the gradient was passed.
+        batch_size: b, if it is known.
     """
     if epsilon < COARSE or min(core.shape) < 2:
         return None
@@ -59,13 +74,14 @@ def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int
 
 
 def by_sketch(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int | None = None) -> Leading | None:
-    """The same to all digits, by a randomised range finder; None if it cannot tell.
+    """Return leading singular triplets to full precision by a randomised range finder; None if it is not conclusive.
 
-    An orthonormal basis of k random combinations of the columns, improved by two power steps (Halko,
-    Martinsson and Tropp 2011), holds all signal if what is left outside is no more than the rounding
-    of the dtype the matrix came in. Then the other singular values are noise, and their root mean
-    square is all that is needed of them. Otherwise k doubles, and from half of the matrix on a
-    complete decomposition is no slower. The combinations are the same every time.
+    The sketch is an orthonormal basis of k random combinations of the columns, improved by two power steps (Halko,
+    Martinsson and Tropp 2011). The sketch contains all signal if the part of the matrix outside it is no larger than
+    the rounding of the dtype in which the matrix was passed. The remaining singular values are then noise, of which
+    only the root mean square is needed. Otherwise k doubles. If k exceeds half of the matrix, a complete decomposition
+    is no slower, and the result is None. The random combinations come from a fixed seed. The arguments are those of
+    ``by_gram``.
     """
 
     def improve(basis: Tensor) -> Tensor:
@@ -77,7 +93,7 @@ def by_sketch(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: i
 
 
 def ranked(core: Float[Tensor, "rows columns"], solve: Callable[[Tensor], Triplets], epsilon: float) -> Leading:
-    """All triplets, and the rank."""
+    """Return all singular triplets that ``solve`` computes, and the rank."""
     u, s, vt = solve(core)
     return Leading(u, s, vt, numerical_rank(s, (core.shape[0], core.shape[1]), epsilon))
 
@@ -89,26 +105,26 @@ def _sketched(
     improve: Callable[[Tensor], Tensor],
     solve: Callable[[Tensor], Triplets],
 ) -> Leading | None:
-    """The triplets within the span of k random combinations of the columns, where nothing but rounding lies outside it.
+    """Return the triplets within the span of k random combinations of the columns; None if signal lies outside it.
 
     Args:
-        core: Ĝ without zero rows and columns.
-        epsilon: relative spacing of the dtype it came in.
+        core: Ĝ without its zero rows and columns.
+        epsilon: machine epsilon of the dtype in which the gradient was passed.
         batch_size: b, if it is known.
-        improve: from an orthonormal basis of those combinations to one that is nearer to the leading left vectors.
-        solve: all triplets of a wide matrix.
+        improve: function that turns an orthonormal basis towards the leading left singular vectors.
+        solve: function that returns all singular triplets of a wide matrix.
     """
     rows, columns = core.shape
     small = min(rows, columns)
-    rounding = (ROUNDING * epsilon) ** 2 / 12 * _squares(core)
-    k = SKETCH if batch_size is None else max(SKETCH, 2 ** (batch_size + MARGIN).bit_length())
+    rounding = (ROUNDING * epsilon) ** 2 / 12 * torch.linalg.matrix_norm(core).square()
+    k = FIRST_SKETCH if batch_size is None else max(FIRST_SKETCH, 2 ** (batch_size + MARGIN).bit_length())
     while k <= small // 2:
-        draw = torch.Generator(core.device).manual_seed(0)
-        probes = torch.randn(columns, k, generator=draw, dtype=core.dtype, device=core.device)
+        generator = torch.Generator(core.device).manual_seed(0)
+        probes = torch.randn(columns, k, generator=generator, dtype=core.dtype, device=core.device)
         basis = improve(torch.linalg.qr(core @ probes)[0])
         inside = basis.T @ core
         u, s, vt = solve(inside)
-        outside = _squares(core, basis, inside)
+        outside = squared_residuals(core, basis, inside).sum()
         s = torch.cat([s, (outside / (small - k)).sqrt().expand(small - k)])
         rank = numerical_rank(s, (rows, columns), epsilon)
         if rank is not None and rank + MARGIN <= k:
@@ -117,17 +133,8 @@ def _sketched(
     return None
 
 
-def _squares(core: Float[Tensor, "rows columns"], left: Tensor | None = None, right: Tensor | None = None) -> Tensor:
-    """‖Ĝ‖² or ‖Ĝ - L R‖², some rows at a time: a matrix of that size more may not fit."""
-    at_a_time = chunk_size(core.device, core.element_size() * max(1, core.shape[1]))
-    if left is None or right is None:
-        return torch.stack([part.square().sum() for part in core.split(at_a_time)]).sum()
-    parts = zip(core.split(at_a_time), left.split(at_a_time), strict=True)
-    return torch.stack([(part - some @ right).square().sum() for part, some in parts]).sum()
-
-
 def by_eigenvectors(inside: Float[Tensor, "*u rows columns"]) -> Triplets:
-    """Left vectors of B from B Bᵀ, or from BᵀB where that is smaller, the largest first."""
+    """Return the singular triplets of B from the eigenvectors of B Bᵀ, or of BᵀB if that is smaller; largest first."""
     rows, columns = inside.shape[-2:]
     if rows <= columns:
         u = torch.linalg.eigh(inside @ inside.mT)[1].flip(-1)
@@ -141,38 +148,40 @@ def by_eigenvectors(inside: Float[Tensor, "*u rows columns"]) -> Triplets:
 
 
 def _by_triangle(inside: Float[Tensor, "rows columns"]) -> Triplets:
-    """The decomposition of B by that of the small triangle in Bᵀ = Q T."""
-    across, triangle = torch.linalg.qr(inside.T)
+    """Return the singular triplets of a wide matrix B from those of the small triangular factor T in Bᵀ = Q T."""
+    basis, triangle = torch.linalg.qr(inside.T)
     u, s, vt = torch.linalg.svd(triangle.T)
-    return u, s, vt @ across.T
+    return u, s, vt @ basis.T
 
 
-def within(
+def sketched_triplets(
     matrices: Float[Tensor, "u rows columns"], k: int
 ) -> tuple[Float[Tensor, "u rows k"], Float[Tensor, "u k"], Float[Tensor, "u k columns"], Float[Tensor, "u"]]:
-    """Triplets of many matrices within k random combinations of their columns, and the squared norm of what is outside.
+    """Return singular triplets of many matrices within sketches of k columns, and the squared norm outside each sketch.
 
-    As ``by_gram``: the combinations are those of Ĝ Ĝᵀ orth(Ĝ Ω), the same for all. A matrix whose rank is below k to
-    all digits has no such basis: the norm is then infinite, and nothing else means anything.
+    The sketches are those of ``by_gram``, with the same random columns for all matrices. A matrix whose rank is below k
+    to all digits has no sketch of k independent columns. For such a matrix the norm is infinite and the triplets are
+    meaningless.
     """
-    draw = torch.Generator(matrices.device).manual_seed(0)
-    probes = torch.randn(matrices.shape[2], k, generator=draw, dtype=matrices.dtype, device=matrices.device)
+    generator = torch.Generator(matrices.device).manual_seed(0)
+    probes = torch.randn(matrices.shape[2], k, generator=generator, dtype=matrices.dtype, device=matrices.device)
     basis = orthonormal(matrices @ probes)
     basis = orthonormal(matrices @ (matrices.mT @ basis))
     unit = torch.eye(k, dtype=basis.dtype, device=basis.device)
-    sound = torch.linalg.matrix_norm(basis.mT @ basis - unit) < SOUND  # not if it is NaN
-    others = torch.eye(basis.shape[1], k, dtype=basis.dtype, device=basis.device)
-    basis = torch.where(sound[:, None, None], basis, others)
+    valid = torch.linalg.matrix_norm(basis.mT @ basis - unit) < ORTHONORMAL  # False for NaN
+    substitute = torch.eye(basis.shape[1], k, dtype=basis.dtype, device=basis.device)
+    basis = torch.where(valid[:, None, None], basis, substitute)
     inside = basis.mT @ matrices
     u, s, vt = by_eigenvectors(inside)
     outside = (matrices - basis @ inside).square().sum((1, 2))
-    return basis @ u, s, vt, torch.where(sound, outside, torch.inf)
+    return basis @ u, s, vt, torch.where(valid, outside, torch.inf)
 
 
 def orthonormal(vectors: Float[Tensor, "u rows k"]) -> Float[Tensor, "u rows k"]:
-    """An orthonormal basis of the columns, by shifted Cholesky factors three times (Fukaya and others 2020).
+    """Return orthonormal bases of the columns of many matrices, by three shifted Cholesky factorisations.
 
-    A GPU has these for many matrices at once, and no Householder factors.
+    The method and its shifts follow Fukaya and others (2020). GPU libraries compute Cholesky factors of many matrices
+    at once, but Householder factors only one by one.
     """
     for shift in (1e-11, 1e-15, 0.0):
         gram = vectors.mT @ vectors

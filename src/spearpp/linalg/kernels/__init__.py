@@ -1,5 +1,5 @@
-"""Kernels in Triton, each beside a reference of the same signature in PyTorch.
+"""Triton kernels, each with a PyTorch reference of the same signature.
 
-``gated``: the steps of the gated search, and its whole descent of a small problem. ``paper``: the whole descent of the
-paper's search. Where Triton is not to be had, both are done step by step in PyTorch.
+``gated`` holds the steps of the gated search, and the whole descent for small problems. ``paper`` holds the whole
+descent of the paper's search. Without Triton, both searches run step by step in PyTorch.
 """

@@ -1,10 +1,14 @@
-"""The gated search, our default: it looks for inputs p with the zeros that the weights say they have.
+"""The gated search, the default of ``spearpp.invert``.
 
-The paper looks for q alone and uses the weights to filter. But the weights say where the zeros of
-L q must be. Stages: ``descent`` of the ``objective`` from random starts, ``refine``, ``accept``,
-deflate, and again (``rounds``); the filtering by λ finishes. Where the next layer is a witness, its rounds
-come first (``reflect``, ``witnessed``); else inputs that lie open in single rows (``peel``), then what the next
-layer's weights say (``backward``). What they leave, the others look for.
+The paper searches for directions q alone and uses the weights only to filter them. But the weights of the layer say
+where L q must be zero: at the neurons that are inactive for the input x̂ = Rᵀp. This search looks for p and uses the
+activation pattern of p to gate the rows of L.
+
+One round minimises the ``objective`` from random starts (``descent``), solves the end points exactly (``refine``),
+keeps those that fit (``accept``), and removes what was found from the problem (``rounds``). Before these rounds, the
+search tries cheaper sources: the equations of the next layer if its gradient is informative (``two_layers``,
+``reflect``), else inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with
+few outputs (``backward``).
 """
 
 import math
@@ -26,45 +30,51 @@ from spearpp.search.gated.rounds import Pace, Rounds
 from spearpp.search.gated.two_layers import WitnessedRounds
 
 MOST_STARTS = 4096
-"""Starts of a round at most."""
-LEAST_STARTS, ON_A_GPU = 128, (256, 512)
-"""Starts of a round at least. A GPU descends from four times as many in about the same time, and needs fewer rounds
-then; where the host looks through what it found, twice as many are enough."""
-SMALL = 8192
-"""Entries of L up to which a GPU's launches take longer than the host's arithmetic."""
+"""Largest number of starts in a round."""
+LEAST_STARTS, LEAST_STARTS_GPU = 128, (256, 512)
+"""Smallest number of starts in a round, on a CPU and on a GPU. A GPU descends from four times as many starts in about
+the same time, and then needs fewer rounds (512). If the host selects the candidates (``SMALL_FOR_GPU``), twice as many
+are enough (256)."""
+SMALL_FOR_GPU = 8192
+"""Largest number of entries of L for which the host selects and checks candidates faster than a GPU can launch kernels.
+Measured on an H200 (``docs/lab/notebook.md``)."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
+"""Descents from the cheapest to the most careful. A round that finds little is followed by a more careful one."""
 HASTY, MANY, WIDE = Effort(50, 2, 1e-4), 16, 8
-"""The first effort for that many samples, which take time, with that many neurons for each; it finds as much there."""
+"""Cheaper first effort, used for batches of at least MANY samples with at least WIDE neurons per sample. On such layers
+two conjugate-gradient iterations found as many samples as four (``docs/lab/notebook.md``)."""
 
 
 @dataclass(frozen=True)
 class Gated:
-    """Search over p with rows gated by the weights; rounds shrink the problem by what was found.
+    """Search over inputs p, with the rows of L gated by the activation pattern of p.
 
-    A round that finds little is followed by one with more careful steps, then by ones with more
-    starts, until everything is found or the budget is spent.
+    Each round removes what it found from the problem. A round that finds little is followed by a round with more
+    careful steps, then by rounds with more starts, until everything is found or the budget is spent.
 
     >>> Gated(seconds=30).starts
     16384
     """
 
     starts: int = 16_384
-    """Starts at most, over all rounds."""
+    """Largest number of starts, over all rounds."""
     seconds: float | None = None
-    """Wall-clock budget; None for none. With one, the result depends on the machine's speed."""
+    """Wall-clock budget in seconds; None for none. With a budget, the result depends on the speed of the machine."""
     round_starts: int | None = None
-    """Starts of a round at least, as many as there are samples left if that is more; None: 128, on a GPU 256 or 512."""
+    """Smallest number of starts in a round, or the number of samples not yet found if that is larger. None: 128 on a
+    CPU, 256 or 512 on a GPU."""
     efforts: tuple[Effort, ...] | None = None
-    """How carefully rounds descend, the hardest last; None: ``EFFORTS``, after ``HASTY`` where that finds as much."""
+    """How carefully rounds descend, the most careful last. None: ``EFFORTS``, after ``HASTY`` for large, wide
+    layers."""
     rate: float = 0.1
     sparsity: float | None = 0.1
-    """τ: inputs with far fewer zeros than half are found too, so the pool takes them."""
+    """τ: the smallest share of zeros of a candidate. This search also finds inputs with far fewer zeros than half."""
     chunk: int | None = None
-    """Starts of a round at most; None: 4096."""
+    """Largest number of starts in a round; None: 4096."""
     dtype: torch.dtype = torch.float32
     """Precision of the descent; directions are refined in float64."""
     devices: tuple[str, ...] = ()
-    """Where to descend, each device from its share of a round's starts; none: where the update lies."""
+    """Devices that share the starts of a round; empty for the device of the update."""
 
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
@@ -73,52 +83,57 @@ class Gated:
         if least < 1 or none or self.rate <= 0:
             raise OptionError(
                 f"Gated(round_starts={self.round_starts}, efforts={self.efforts}, rate={self.rate}): "
-                "at least one start a round, one effort, and a positive rate"
+                "expected at least one start per round, at least one effort, and a positive rate"
             )
         try:
             list(map(torch.device, self.devices))
         except RuntimeError as error:
-            raise OptionError(f'Gated(devices={self.devices!r}): names of devices, as ("cuda:0", "cuda:1")') from error
+            raise OptionError(
+                f'Gated(devices={self.devices!r}): expected names of devices such as ("cuda:0", "cuda:1")'
+            ) from error
         if self.seconds is not None and self.seconds <= 0:
-            raise OptionError(f"Gated(seconds={self.seconds}): a budget is positive, or None for none")
+            raise OptionError(f"Gated(seconds={self.seconds}): expected a positive number of seconds, or None")
 
-    def settles_on_host(self, problem: Problem) -> bool:
-        """Whether all but the descents is better done on the CPU, wherever the update lies."""
+    def place(self, problem: Problem) -> Problem:
+        """A small problem without a next layer on the CPU, where selection is faster; descents stay on the GPU."""
         alone = problem.next_layer is None and problem.outputs is None
-        return problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL
+        small = problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL_FOR_GPU
+        return problem.on(torch.device("cpu")) if small else problem
 
     def efforts_for(self, problem: Problem) -> tuple[Effort, ...]:
-        """From the first to the hardest."""
+        """The efforts of successive rounds, from the cheapest to the most careful."""
         if self.efforts is not None:
             return self.efforts
         b, neurons = problem.batch_size, int(problem.factors.live.sum(-1).max())
         return (HASTY, *EFFORTS) if b >= MANY and neurons >= WIDE * b else EFFORTS
 
-    def propose(self, problem: Problem, generator: torch.Generator) -> Iterator[Proposals]:
-        """The new directions of each round.
+    def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
+        """Propose the new directions of each round.
 
-        If all b were found and the caller still asks, λ is below 1 and something found is wrong. The
-        inverse of the directions then gives a p for each, of which that of a wrong one is right if
-        the others are: each is refined anew. If rounds find nothing more, something found may block
-        the rest. Either way the least sparse of what was found are dropped and looked for again.
+        If all b directions were found and the caller continues, λ is below 1 and some direction is wrong. The inverse
+        of the matrix of directions yields one p per direction. If exactly one direction is wrong, the p computed for it
+        is still correct, because it depends only on the others, so each p is refined again. If rounds find nothing
+        more, a wrong direction may block the rest. In both cases the search drops the least sparse directions and
+        searches for them again.
         """
-        deadline = math.inf if self.seconds is None else time.monotonic() + self.seconds
-        left, known = self.starts, problem.factors.left.new_zeros(0, problem.batch_size)
+        if self.seconds is not None:
+            deadline = min(deadline, time.monotonic() + self.seconds)
+        remaining, known = self.starts, problem.factors.left.new_zeros(0, problem.batch_size)
         peeled = no_pairs(problem) if problem.next_layer is not None else peel(problem, deadline)
         if len(peeled):
             known = sphere.retract(peeled.directions)
             yield Proposals(known, starts=0, steps=0, pairs=peeled)
         first = self._next_layer(problem, peeled)
         if first is not None:
-            asked = False
-            while left > 0 and not first.over and time.monotonic() < deadline:
-                proposed, asked = first.run(min(left, first.size), generator), True
-                left -= proposed.starts
+            tried = False
+            while remaining > 0 and not first.over and time.monotonic() < deadline:
+                proposed, tried = first.run(min(remaining, first.size), generator), True
+                remaining -= proposed.starts
                 yield proposed
             known = first.known
             if isinstance(first, WitnessedRounds) and len(known) and first.beyond_one_witness:
                 return
-            if asked and len(known) == len(peeled):  # then its outputs are not what this layer feeds
+            if tried and len(known) == len(peeled):  # then the outputs do not belong to the layer that follows
                 problem = replace(problem, outputs=None)
         rounds = Rounds(
             problem,
@@ -133,24 +148,24 @@ class Gated:
             known,
             peeled,
         )
-        while left > 0 and time.monotonic() < deadline:
+        while remaining > 0 and time.monotonic() < deadline:
             if rounds.complete or rounds.stuck:
                 if rounds.complete:
                     yield Proposals(rounds.repair(), starts=0, steps=0, solved=True)
                 if not rounds.drop():
                     return
-            size = min(left, rounds.size)
+            size = min(remaining, rounds.size)
             new, steps = rounds.run(size, generator)
-            left -= size
+            remaining -= size
             yield Proposals(new, starts=size, steps=steps, solved=True)
 
     def _least(self, problem: Problem) -> int:
         if problem.seen.device.type != "cuda":
             return LEAST_STARTS
-        return ON_A_GPU[problem.factors.left.is_cuda]
+        return LEAST_STARTS_GPU[problem.factors.left.is_cuda]
 
     def _next_layer(self, problem: Problem, peeled: Pairs) -> WitnessedRounds | BackwardRounds | None:
-        """The rounds that the next layer allows, if it was given and says something."""
+        """The rounds that use the next layer, if it was given and is informative."""
         starts = self.round_starts or LEAST_STARTS
         if problem.next_layer is not None:
             return WitnessedRounds(problem, problem.next_layer, starts, self.dtype)

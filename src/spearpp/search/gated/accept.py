@@ -1,4 +1,4 @@
-"""Which refined directions are inputs, and what they leave for the next round."""
+"""Acceptance: which refined directions belong to inputs, and which of them are new."""
 
 import torch
 
@@ -9,19 +9,38 @@ from spearpp.search.gated.refine import silent_neurons
 from spearpp.types import Bool, Float, Tensor
 
 AGREEMENT = 0.65
-"""Least share of the neurons p calls silent that must be zero in L q. A mixture of two inputs has half."""
-FOREIGN = 0.1
-"""Share of a column that the next layer need not explain: noise and local steps; of a mixture it is most."""
+"""Minimum share of the neurons that are silent for p on which L q must be zero.
+
+Measured: 90 % rejected 101 of 254 true directions, and 65 % rejected none. Wrong end points had at most 11 %
+(docs/lab/notebook.md, section "What made it work"). A mixture of two inputs has about half.
+"""
+UNEXPLAINED = 0.1
+"""Largest share of a column of D that the weights of the next layer may leave unexplained.
+
+Design choice: noise and local steps leave little unexplained, and a mixture of inputs leaves most of its norm.
+"""
 SAME = 1 - 1e-12
-"""Cosine from which two exact directions are one: many end points are refined to the same."""
+"""Cosine above which two exact directions are equal, because many end points are refined to the same direction.
+
+Design choice: an angle of 1.4e-6, far above the rounding of float64.
+"""
 EXCESS = 0.3
-"""How far the zeros must rise from the b-1 that any vertex has to all the silent neurons."""
+"""Minimum excess of zeros: 0 is the b-1 zeros that any vertex of the arrangement has, 1 is all silent neurons.
+
+Design choice: well below 1, because p is only near the input and may call some neurons silent by mistake.
+"""
 
 
 def acceptable(
     problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
 ) -> Bool[Tensor, "*u k"]:
-    """Whether q has the zeros of an input, and where p says they are."""
+    """Return whether each q has enough zeros for an input, at the neurons that are silent for p.
+
+    Args:
+        problem: the layer.
+        points: p of each direction.
+        directions: unit vectors q.
+    """
     zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
     zeros = zeros & problem.factors.live[..., None, :]
     silent = silent_neurons(problem, points)
@@ -34,28 +53,39 @@ def acceptable(
 
 
 def sent_back(problem: Problem, outputs: FewOutputs, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
-    """Whether L q is, where it is not zero, what the next layer's outputs send back to one sample.
+    """Return whether the non-zero part of L q is a signal that the next layer can send back to one sample.
 
-    Samples that one label was taken for another send the same back, so their differences are sparser
-    than they are themselves; but those have entries of either sign, which no sample has.
+    Two samples with the same pair of true and predicted label receive the same signal. The difference of their columns
+    is then sparser than either column. But this difference equals the signal at some neurons and minus the signal at
+    others, so no single signal explains it.
+
+    Args:
+        problem: the layer.
+        outputs: the weights of the next layer.
+        directions: unit vectors q.
     """
     values = directions @ problem.factors.left.T
     kept = (~problem.tolerance.zeros(values, directions) & problem.factors.live).to(values)
     rows = kept[:, :, None] * outputs.span
     normal = rows.mT @ rows
     normal.diagonal(dim1=1, dim2=2).add_(1e-12)
-    sent = torch.linalg.solve(normal, rows.mT @ values[:, :, None])
-    left_over = torch.linalg.vector_norm(kept * values - (rows @ sent)[:, :, 0], dim=1)
-    return left_over <= FOREIGN * torch.linalg.vector_norm(kept * values, dim=1)
+    signals = torch.linalg.solve(normal, rows.mT @ values[:, :, None])
+    residual = torch.linalg.vector_norm(kept * values - (rows @ signals)[:, :, 0], dim=1)
+    return residual <= UNEXPLAINED * torch.linalg.vector_norm(kept * values, dim=1)
 
 
 def new_directions(
     problem: Problem, found: Float[Tensor, "found b"], directions: Float[Tensor, "k b"]
 ) -> Float[Tensor, "new b"]:
-    """Those directions that are not combinations of what was found already; sparsest first.
+    """Select the directions that are not linear combinations of directions found before, the sparsest first.
 
-    Two alike inputs share many zeros, so a mixture of their directions can be sparse too, but it is
-    less sparse than either and depends on them.
+    Two similar inputs share many zeros, so a mixture of their directions can also be sparse. But the mixture is less
+    sparse than either direction and linearly dependent on them.
+
+    Args:
+        problem: the layer.
+        found: directions of earlier rounds.
+        directions: candidate directions.
     """
     zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions).sum(1)
     ordered = directions[zeros.argsort(descending=True, stable=True)]

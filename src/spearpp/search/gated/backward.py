@@ -1,9 +1,9 @@
-"""Search with a next layer of few outputs: its weights say what the columns of D look like where they are not zero.
+"""Search with a next layer of few outputs, whose weights determine the non-zero entries of the columns of D.
 
-With r outputs, d_i = S_i ∘ (W₂ᵀ d₂,i) where d₂,i has only r entries. So every column is a pair
-e = B t, d = L q, B of r columns, with d = e or d = 0 at every neuron: m equations for b + r unknowns, and
-the mask needs no p. Reflections find such pairs (``reflect`` has the idea); what they leave, the gated
-descent looks for, orthogonal to what was found.
+With r outputs, d_i = S_i ∘ (W₂ᵀ d₂,i), where d₂,i has only r entries. Every column is therefore a pair e = B t,
+d = L q, where B has r columns, and d = e or d = 0 at every neuron. These are m equations for b + r unknowns, and the
+mask does not depend on p. Reflections find such pairs (``reflect`` explains the method). The gated descent searches for
+the remaining inputs, orthogonal to those found here.
 """
 
 import torch
@@ -19,80 +19,105 @@ from spearpp.search.gated.recording import repeat
 from spearpp.types import Bool, Float, Tensor
 
 BETA = 1.0
+"""β of the reflections: no relaxation. Measured with β = 1 (docs/lab/notebook.md, section "The weights of an output
+layer"); other values were not compared."""
 ALPHA = 2.0
-BETWEEN = 0.75
-"""Share of the starts that begin at one output taken for another."""
+"""α: weight of d relative to e in the metric. Design choice."""
+PAIR_STARTS = 0.75
+"""Share of the starts at the signal of one output predicted instead of another.
+
+Measured: with this share reflections found 186 of 234 columns at b=256. Random starts find the same columns again and
+again (docs/lab/notebook.md, section "The weights of an output layer").
+"""
 REFLECTIONS = 600
+"""Reflections per start. Design choice."""
 POLISHES = 3
-LEFT_OVER = 1e-4
-"""Share of S ∘ (B t) outside span(L) up to which a column is one; noise allows more where it is larger."""
+"""How often each column is solved for its mask, and its mask updated. Design choice."""
+RESIDUAL = 1e-4
+"""Largest share of S ∘ (B t) outside span(L) of an accepted column, unless noise allows more. Design choice."""
 SIGMAS = 5.0
-LEAST = 0.02
-"""Share of a round's starts that must be new for another round to follow."""
+"""How many times its expected size the noise may have. Design choice: five standard deviations."""
+DUPLICATE_COSINE = 0.9999
+"""Cosine above which two columns are the same. Design choice: different columns are far from parallel."""
+INDEPENDENT = 1e-6
+"""Minimum distance of a new direction from the span of the known ones. Design choice: above rounding errors."""
+MIN_NEW = 0.02
+"""Share of the starts of a round that must yield new directions for another round to follow. Design choice."""
 
 
 class BackwardRounds:
-    """Columns found from the next layer's weights."""
+    """Rounds that find columns of D from the weights of the next layer.
+
+    Args:
+        problem: the layer.
+        outputs: the weights of the next layer.
+        size: half of the number of starts of a round.
+        dtype: precision of the reflections.
+        peeled: inputs that single rows revealed before.
+    """
 
     def __init__(self, problem: Problem, outputs: FewOutputs, size: int, dtype: torch.dtype, peeled: Pairs) -> None:
         self.problem, self.back, self.dtype = problem, outputs.span, dtype
-        self.between = outputs.between()
+        self.pair_signals = outputs.between()
         self.size = 2 * size
+        """Starts of a round."""
         self.known = sphere.retract(peeled.directions)
-        self.apart = peeled.apart
-        self.left = problem.factors.left @ self.apart
+        """Directions found so far."""
+        self.basis = peeled.apart
+        self.rows = problem.factors.left @ self.basis
         self.over = len(self.known) == problem.batch_size
+        """Whether no further round should follow."""
 
     def run(self, size: int, generator: torch.Generator) -> Proposals:
-        """One round: what it adds."""
+        """Run one round and return the new directions."""
         new = self._accept(self._reflect(size, generator))
         self.known = torch.cat([self.known, new])
-        self.over = len(new) < LEAST * size or len(self.known) == self.problem.batch_size
+        self.over = len(new) < MIN_NEW * size or len(self.known) == self.problem.batch_size
         return Proposals(new, starts=size, steps=size * REFLECTIONS)
 
     def _reflect(self, size: int, generator: torch.Generator) -> Bool[Tensor, "size m"]:
-        """The masks that random starts arrive at."""
-        left, back = self.left.to(self.dtype), self.back.to(self.dtype)
+        """Reflect random starts and return their masks at the end."""
+        rows, back = self.rows.to(self.dtype), self.back.to(self.dtype)
         e = sphere.uniform(size, back.shape[1], generator, dtype=self.dtype, device=back.device) @ back.T
-        # From random starts only some of the columns are ever reached; most are near one output against another.
-        pairs = torch.randperm(len(self.between), generator=generator, device=generator.device).to(back.device)
-        pairs = pairs.repeat(-(-size // max(1, len(pairs))))[: int(BETWEEN * size)]
-        e[: len(pairs)] = self.between[pairs].to(self.dtype)
-        half = torch.rand(size, len(back), generator=generator, device=generator.device) < 0.5
-        d = ALPHA * e * half.to(back.device)
+        # Random starts only reach some of the columns. Most columns are near the signal of a pair of outputs.
+        pairs = torch.randperm(len(self.pair_signals), generator=generator, device=generator.device).to(back.device)
+        pairs = pairs.repeat(-(-size // max(1, len(pairs))))[: int(PAIR_STARTS * size)]
+        e[: len(pairs)] = self.pair_signals[pairs].to(self.dtype)
+        mask = torch.rand(size, len(back), generator=generator, device=generator.device) < 0.5
+        d = ALPHA * e * mask.to(back.device)
 
         def step() -> None:
-            inner_d, inner_e = (d @ left) @ left.T, (e @ back) @ back.T
-            far_d, far_e = 2 * inner_d - d, 2 * inner_e - e
-            both = (far_e + ALPHA * far_d) / (1 + ALPHA**2)
-            fires = (far_e - both).square() + (far_d - ALPHA * both).square() < far_d.square()
-            d.add_(BETA * (torch.where(fires, ALPHA * both, 0.0) - inner_d))
-            e.add_(BETA * (torch.where(fires, both, far_e) - inner_e))
+            projected_d, projected_e = (d @ rows) @ rows.T, (e @ back) @ back.T
+            reflected_d, reflected_e = 2 * projected_d - d, 2 * projected_e - e
+            both = (reflected_e + ALPHA * reflected_d) / (1 + ALPHA**2)
+            fires = (reflected_e - both).square() + (reflected_d - ALPHA * both).square() < reflected_d.square()
+            d.add_(BETA * (torch.where(fires, ALPHA * both, 0.0) - projected_d))
+            e.add_(BETA * (torch.where(fires, both, reflected_e) - projected_e))
             norm = (d.square().sum(1, keepdim=True) + e.square().sum(1, keepdim=True)).sqrt_()
             d.div_(norm)
             e.div_(norm)
 
         repeat(step, REFLECTIONS, back.device)
-        return ((d @ left) @ left.T).abs() > 0.5 * ALPHA * ((e @ back) @ back.T).abs()
+        return ((d @ rows) @ rows.T).abs() > 0.5 * ALPHA * ((e @ back) @ back.T).abs()
 
     def _accept(self, masks: Bool[Tensor, "k m"]) -> Float[Tensor, "new b"]:
-        """Solve t for each mask, and keep the columns that fit, solved again for their zeros."""
-        left, live = self.left, self.problem.factors.live
+        """Solve t for each mask, keep the columns that fit, and solve them again for their zeros."""
+        rows, live = self.rows, self.problem.factors.live
         masks = masks & live
-        q, share = left.new_zeros(0, left.shape[1]), left.new_zeros(0)
+        q, share = rows.new_zeros(0, rows.shape[1]), rows.new_zeros(0)
         for _ in range(POLISHES):
-            block, norms = min_masked_residual(masks, self.back, left)
+            block, norms = min_masked_residual(masks, self.back, rows)
             e = block[:, :, 0] @ self.back.T
-            q = (e * masks) @ left
+            q = (e * masks) @ rows
             share = norms[:, 0] / torch.linalg.vector_norm(e * masks, dim=1).clamp_min(1e-300)
-            masks = ((q @ left.T).abs() > 0.5 * e.abs()) & live
-        q = sphere.retract(q) @ self.apart.T
-        noise = self.problem.tolerance.noise * self.problem.tolerance.amplification(q) * len(left) ** 0.5
-        q = q[share <= (SIGMAS * noise).clamp_min(LEFT_OVER)]
-        alike = (q @ q.T).abs() > 0.9999
-        q = refit(self.problem, q[~alike.tril(-1).any(1)])
+            masks = ((q @ rows.T).abs() > 0.5 * e.abs()) & live
+        q = sphere.retract(q) @ self.basis.T
+        noise = self.problem.tolerance.noise * self.problem.tolerance.amplification(q) * len(rows) ** 0.5
+        q = q[share <= (SIGMAS * noise).clamp_min(RESIDUAL)]
+        duplicates = (q @ q.T).abs() > DUPLICATE_COSINE
+        q = refit(self.problem, q[~duplicates.tril(-1).any(1)])
         zeros = (self.problem.tolerance.zeros(q @ self.problem.factors.left.T, q) & live).sum(1)
         q = q[zeros >= self.problem.tolerance.least_zeros]
-        all_of_them = torch.cat([self.known, q])
-        kept = independent(all_of_them, torch.full_like(all_of_them[:, 0], 1e-6), always=len(self.known))
-        return all_of_them[kept[len(self.known) :]]
+        directions = torch.cat([self.known, q])
+        kept = independent(directions, torch.full_like(directions[:, 0], INDEPENDENT), always=len(self.known))
+        return directions[kept[len(self.known) :]]

@@ -1,13 +1,13 @@
-"""The gated objective: how well a single pair (p, q) explains its own zeros.
+"""The gated objective: how well a pair (p, q) agrees with the zeros that p implies.
 
-Neuron k is silent for the input x̂ = Rᵀp exactly when a_k·p ≤ 0, and then ℓ_k·q = 0 for that
-input's direction q. So gate the rows by p and let q follow, under the biorthogonality q·p = 1:
+Neuron k is silent for the input x̂ = Rᵀp exactly if a_k·p ≤ 0. Then ℓ_k·q = 0 holds for the direction q of this input.
+The objective therefore weights (gates) the rows by p, and minimises over q under the biorthogonality q·p = 1:
 
     ρ_k(p) = relu(-a_k·p)², scaled to sum to m
     M(p)   = Σ_k ρ_k ℓ_k ℓ_kᵀ + ε I
     f(p)   = min { qᵀ M q : q·p = 1 } = 1 / (pᵀ M⁻¹ p),      attained at q = f M⁻¹ p
 
-f is near zero at every true p_i. With W = Σ_k relu(-a_k·p)², its gradient needs no more than q:
+f is near zero at every true p_i. With W = Σ_k relu(-a_k·p)², the gradient only needs q:
 
     ∇f = Σ_k -2 relu(-a_k·p) (m (ℓ_k·q)² - qᵀ(M - εI)q) / W · a_k - 2 f q
 """
@@ -22,50 +22,56 @@ from spearpp.types import Float, Tensor
 
 @dataclass(frozen=True)
 class Gates:
-    """A problem confined to p = N c: what is left after deflation, in the search's precision."""
+    """A problem restricted to p = N c, orthogonal to the directions found so far, in the precision of the search."""
 
     rows: Float[Tensor, "m b"]
-    """ℓ_k, neurons with a gradient only."""
+    """ℓ_k of the neurons that have a gradient."""
     gates: Float[Tensor, "m d"]
-    """Nᵀa_k, scaled so that the a_k have mean square 1."""
+    """Nᵀa_k, scaled so that the entries of all a_k have mean square 1."""
     basis: Float[Tensor, "b d"]
-    """N: the complement of the directions found, in the coordinates of the rows."""
+    """N: orthonormal basis of the complement of the directions found, in the coordinates of the rows."""
 
 
 class Objective:
-    """f, q and the parts of ∇ log f at all points, in tensors that stay where they are.
+    """f, q and the parts of ∇ log f at all points, in preallocated tensors.
 
-    M is never formed: M u = p is solved by conjugate gradients from the last solution, two thin
-    matrix products an iteration for all starts together.
+    The class never forms M. It solves M u = p by conjugate gradients that start at the previous solution. An iteration
+    takes two thin matrix products for all starts together.
+
+    Args:
+        gates: the problem.
+        points: unit vectors c. ``evaluate`` reads their current values.
+        epsilon: ε.
+        iterations: conjugate-gradient iterations per evaluation.
     """
 
     def __init__(self, gates: Gates, points: Float[Tensor, "starts d"], *, epsilon: float, iterations: int) -> None:
         (m, b), (starts, d) = gates.rows.shape, points.shape
         self.gates, self.points, self.epsilon, self.iterations = gates, points, epsilon, iterations
         self.kernels = for_rows(points, max(m, b, d))
-        self._across = gates.rows.T, gates.gates.T, gates.basis.T
+        self._transposed = gates.rows.T, gates.gates.T, gates.basis.T
         self.solution = points @ gates.basis.T
-        """u = M⁻¹ p; the next evaluation starts from it."""
+        """u = M⁻¹ p. The next evaluation starts from this solution."""
         self.direction = torch.empty_like(self.solution)
         """q."""
         self.value = points.new_empty(starts, 1)
         """f."""
         self.through_gates, self.through_basis = torch.empty_like(points), torch.empty_like(points)
-        """∇ log f is the first over f, less twice the second."""
+        """∇ log f = through_gates / f - 2 through_basis."""
         self._p, self._residual, self._search, self._applied = (torch.empty_like(self.solution) for _ in range(4))
         self._silence, self._weight, self._image = (points.new_empty(starts, m) for _ in range(3))
         self._total, self._size = torch.empty_like(self.value), torch.empty_like(self.value)
 
     @property
     def gradient(self) -> Float[Tensor, "starts d"]:
-        """∇ log f with respect to c, as of the last evaluation."""
+        """∇ log f with respect to c at the last evaluation."""
         return self.through_gates / self.value - 2 * self.through_basis
 
     def evaluate(self) -> None:
-        """At the points as they are now."""
-        gates, kernels, (rows, across, basis) = self.gates, self.kernels, self._across
+        """Compute f, q and the parts of ∇ log f at the current points."""
+        gates, kernels, (rows, gate_columns, basis) = self.gates, self.kernels, self._transposed
         torch.mm(self.points, basis, out=self._p)
-        torch.mm(self.points, across, out=self._silence)
+        torch.mm(self.points, gate_columns, out=self._silence)
         kernels.gate(self._silence, self._weight, self._total)
         self._apply(self.solution)
         kernels.begin(self._p, self._applied, self._residual, self._search, self._size)
@@ -79,7 +85,7 @@ class Objective:
         torch.mm(self.direction, gates.basis, out=self.through_basis)
 
     def _apply(self, vectors: Float[Tensor, "starts b"]) -> None:
-        """M v for each start, in ``_applied``."""
-        torch.mm(vectors, self._across[0], out=self._image)
+        """Write M v of each start to ``_applied``."""
+        torch.mm(vectors, self._transposed[0], out=self._image)
         self._image.mul_(self._weight)
         torch.addmm(vectors, self._image, self.gates.rows, beta=self.epsilon, out=self._applied)

@@ -1,12 +1,14 @@
-"""Rows with a single sample: inputs that lie open in the gradient, and those that come to light once they are gone.
+"""Peeling: recover inputs from rows of the gradient that contain a single sample, one after another.
 
-Pixels in [0, 1] are alike: a neuron fires for nearly all of them or for nearly none. A row of G with one sample is
-that sample, ℓ_k = d_ki p_i. Whether it is can be told: its own zeros must determine a direction q, and L q must be
-zero just where p is silent. A pair (p, q) with q·p = 1 can be taken out of the problem on both sides,
+Images with pixels in [0, 1] are similar to each other, so a neuron fires for nearly all samples or for nearly none.
+If a neuron fires for one sample only, its row of G is this sample: ℓ_k = d_ki p_i. The following test decides whether a
+row contains one sample. The rows that are silent for p = ℓ_k must determine a direction q, and L q must be zero exactly
+where p is silent. A pair (p, q) with q·p = 1 can be removed from the problem on both sides:
 
-    L ← L (I - q pᵀ),
+    L ← L (I - q pᵀ)
 
-which leaves rows with one sample less, and so on (the peeling of erasure codes). What is left is a smaller problem.
+Other rows then contain one sample less, and some of them contain a single sample. This repeats until no row has a
+single sample, as in the peeling decoder of erasure codes. The rest is a smaller problem for the other searches.
 """
 
 import math
@@ -23,26 +25,43 @@ from spearpp.linalg.nullspace import gather_weighted, independent, kernel_vector
 from spearpp.search.gated.refine import silent_neurons
 from spearpp.types import Float, Tensor
 
-SELDOM = 0.12
-"""How often a neuron may fire, over what the rows would be as inputs, for its row to be tried."""
-SAMPLED = 256
-"""Rows that are taken for inputs to learn how often neurons fire."""
-SPARE = 1.15, 8
-"""How many zeros must stand against b unknowns, in times b and beyond: with just b any row has its direction."""
+FIRING_RATE = 0.12
+"""Largest share of inputs for which a neuron may fire, if its row is to be tested.
+
+Design choice: neurons that fire more often almost never have a row with a single sample. The rows themselves, taken as
+inputs, estimate the share.
+"""
+SAMPLED_ROWS = 256
+"""Number of rows that estimate how often neurons fire. Design choice: the standard error is then at most 0.03."""
+ZEROS_PER_UNKNOWN, EXTRA_ZEROS = 1.15, 8
+"""Minimum number of silent rows: 1.15 b + 8 for b unknowns. With just b silent rows, any row has a direction.
+
+Measured: with b silent rows 38 of 245 pairs were wrong, with these values none of 97 (docs/lab/notebook.md, section
+"The weights of an output layer").
+"""
 DETERMINED = 1e-3
-"""Least second singular value of the silent rows, of which the first may be a twentieth."""
-OBLIQUE = 1e-6
-"""Least product of a unit p with its unit q."""
-ABOVE = 5.0
-"""How far above its noise a row must be to say anything."""
+"""Minimum second singular value of the silent rows. Measured together with ``ZEROS_PER_UNKNOWN``."""
+SINGULAR_RATIO = 0.05
+"""Largest ratio of the first to the second singular value of the silent rows. Design choice: the first is noise."""
+MIN_PRODUCT = 1e-6
+"""Minimum product of a unit p with its unit q, because q is scaled to q·p = 1. Design choice."""
+NOISE_FACTOR = 5.0
+"""Minimum norm of a row relative to its noise. Design choice: five standard deviations."""
+DUPLICATE_COSINE = 1 - 1e-9
+"""Cosine above which two rows are the same candidate. Design choice: an angle of 4.5e-5."""
 
 
 def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
-    """All inputs that rows give away one after another; none where neurons fire for half of the samples.
+    """Recover all inputs that single rows reveal one after another.
+
+    If neurons fire for about half of the samples, no row has a single sample and the result is empty.
 
     Args:
-        problem: the layer. Without a bias the sign of an input is not in its row, and nothing is tried.
-        deadline: when to stop, by ``time.monotonic``.
+        problem: the layer. Without a bias, a row does not determine the sign of its input, and the result is empty.
+        deadline: when to stop, on the clock ``time.monotonic``.
+
+    Returns:
+        The recovered pairs (p, q).
     """
     pairs = no_pairs(problem)
     while problem.seen.has_bias and len(pairs) < problem.batch_size and time.monotonic() < deadline:
@@ -60,31 +79,31 @@ def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
 
 
 def _candidates(problem: Problem, pairs: Pairs) -> Float[Tensor, "k b"]:
-    """Rows that few samples may be left in, as unit p with the sign that an input has."""
+    """Return the rows that may contain a single remaining sample, as unit vectors p with the sign of an input."""
     rows = pairs.rest(problem.factors.left)
     noise = problem.factors.row_noise * torch.linalg.vector_norm(1 / problem.factors.singular_values)
-    said = problem.factors.live & (torch.linalg.vector_norm(rows, dim=1) > ABOVE * noise)
-    points = sphere.retract(rows[said])
+    significant = problem.factors.live & (torch.linalg.vector_norm(rows, dim=1) > NOISE_FACTOR * noise)
+    points = sphere.retract(rows[significant])
     points = points * (points @ problem.factors.right[:, -1]).sign()[:, None]
-    some = points[:: max(1, -(-len(points) // SAMPLED))]
-    often = (some @ problem.preactivations[said].T > 0).double().mean(0)
-    points = points[often <= SELDOM]
-    return points[~((points @ points.T) > 1 - 1e-9).tril(-1).any(1)]
+    sample = points[:: max(1, -(-len(points) // SAMPLED_ROWS))]
+    firing_rate = (sample @ problem.preactivations[significant].T > 0).double().mean(0)
+    points = points[firing_rate <= FIRING_RATE]
+    return points[~((points @ points.T) > DUPLICATE_COSINE).tril(-1).any(1)]
 
 
 def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tensor, "s b"], Float[Tensor, "s b"]]:
-    """Those points that are inputs, and their directions with q·p = 1."""
+    """Return the points that are inputs, and their directions with q·p = 1."""
     left = problem.factors.left
     m, b = left.shape
     silent = silent_neurons(problem, points)
-    enough = silent.sum(1) >= SPARE[0] * b + SPARE[1]
+    enough = silent.sum(1) >= ZEROS_PER_UNKNOWN * b + EXTRA_ZEROS
     points, silent = points[enough], silent[enough]
     parts = silent.split(chunk_size(left.device, 16 * m * b))
     kernels = [kernel_vectors(gather_weighted(left, part.to(left))) for part in parts]
     solved, values = (torch.cat(each) for each in zip(*kernels, strict=True))
-    determined = (values[:, 1] >= DETERMINED) & (values[:, 0] <= 0.05 * values[:, 1])
+    determined = (values[:, 1] >= DETERMINED) & (values[:, 0] <= SINGULAR_RATIO * values[:, 1])
     points, directions = points[determined], refit(problem, solved[determined])
     zeros = problem.tolerance.zeros(directions @ left.T, directions)
     scale = (points * directions).sum(1, keepdim=True)
-    single = fits(problem, points, zeros) & (scale[:, 0].abs() >= OBLIQUE)
+    single = fits(problem, points, zeros) & (scale[:, 0].abs() >= MIN_PRODUCT)
     return points[single], directions[single] / scale[single]

@@ -1,4 +1,4 @@
-"""One step many times over: on a GPU recorded once and replayed, so that its small kernels do not wait for the host."""
+"""Repeat a step. On a GPU, a CUDA graph records the step once, so that small kernels do not wait for the host."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,44 +6,52 @@ from contextlib import contextmanager, suppress
 
 import torch
 
-LEFT = 2**30
-"""Bytes that graphs may leave behind before they are given back to the device."""
-_COUNTING = threading.Lock()
-_OWN = threading.local()
-_LEFT_BEHIND: dict[torch.device, int] = {}
+UNUSED_BYTES = 2**30
+"""Memory that finished graphs may keep reserved before ``repeat`` releases it: 1 GiB.
+
+Design choice: releasing memory takes longer than a descent, so it should be rare.
+"""
+_LOCK = threading.Lock()
+_THREAD = threading.local()
+_UNUSED: dict[torch.device, int] = {}
+"""Bytes that finished graphs keep reserved, for each device."""
 
 
 def repeat(step: Callable[[], None], times: int, device: torch.device) -> None:
-    """Call ``step`` that often. On a GPU it is recorded once and replayed: small kernels cost their launch.
+    """Call ``step`` the given number of times. On a GPU, the step is recorded once and then replayed.
 
-    The step must work in place on the same tensors every time and not wait for the device.
+    Args:
+        step: works in place on the same tensors every time, and does not wait for the device.
+        times: number of calls.
+        device: device of the tensors.
     """
     if device.type != "cuda" or times < 3:
         for _ in range(times):
             step()
         return
-    with _aside(device):
-        step()  # compiles, and gives cuBLAS its memory, which a recording must not
+    with _side_stream(device):
+        step()  # compiles kernels and allocates the memory of cuBLAS, which is not allowed while recording
         before = torch.cuda.memory_reserved(device)
-        graph = _recorded(step)
+        graph = _record(step)
         for _ in range(times - 1):
             graph.replay()
         grown = torch.cuda.memory_reserved(device) - before
         del graph
-    _give_back(grown, device)
+    _release(grown, device)
 
 
-def _recorded(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """As ``torch.cuda.graph`` does it, but without emptying all caches first, which takes longer than the descent.
+def _record(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Record a step like ``torch.cuda.graph``, but without emptying all caches, which takes longer than a descent.
 
-    What the step allocates comes from a pool of the graph's own. Other threads may go on meanwhile.
+    The memory that the step allocates comes from a pool that belongs to the graph. Other threads may use the device
+    while the step is recorded.
     """
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     try:
         step()
     except BaseException:
-        with suppress(RuntimeError):  # the step's own error says more
+        with suppress(RuntimeError):  # the error of the step is more useful
             graph.capture_end()
         raise
     graph.capture_end()
@@ -51,10 +59,13 @@ def _recorded(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
 
 
 @contextmanager
-def _aside(device: torch.device) -> Iterator[None]:
-    """On a stream where recording is allowed, one for each thread: cuBLAS keeps memory for every stream it has seen."""
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """Switch to a stream that allows recording.
+
+    Each thread has one such stream per device, because cuBLAS keeps memory for every stream that it has seen.
+    """
     number = torch.cuda.current_device() if device.index is None else device.index
-    streams: dict[int, torch.cuda.Stream] = _OWN.__dict__.setdefault("streams", {})
+    streams: dict[int, torch.cuda.Stream] = _THREAD.__dict__.setdefault("streams", {})
     if number not in streams:
         streams[number] = torch.cuda.Stream(device)
     stream = streams[number]
@@ -67,11 +78,11 @@ def _aside(device: torch.device) -> Iterator[None]:
         before.wait_stream(stream)
 
 
-def _give_back(grown: int, device: torch.device) -> None:
-    """Empty the caches once the pools of past graphs, which nothing else uses, may have grown to ``LEFT``."""
-    with _COUNTING:
-        _LEFT_BEHIND[device] = _LEFT_BEHIND.get(device, 0) + max(0, grown)
-        if _LEFT_BEHIND[device] < LEFT:
+def _release(grown: int, device: torch.device) -> None:
+    """Empty the caches once the memory pools of finished graphs may have grown to ``UNUSED_BYTES``."""
+    with _LOCK:
+        _UNUSED[device] = _UNUSED.get(device, 0) + max(0, grown)
+        if _UNUSED[device] < UNUSED_BYTES:
             return
-        _LEFT_BEHIND[device] = 0
+        _UNUSED[device] = 0
     torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""From the end point of a descent to an exact direction, in float64."""
+"""Refinement: from the end point of a descent to an exact direction, in float64."""
 
 import torch
 
@@ -15,111 +15,162 @@ from spearpp.linalg.nullspace import (
 )
 from spearpp.types import Bool, Float, Int, Tensor
 
-ALIKE = 0.9
-"""Cosine from which two end points are taken for the same direction; what is lost by that a later round finds."""
+DUPLICATE_COSINE = 0.9
+"""Cosine above which two end points count as the same direction.
+
+Measured: no direction was lost, and different true directions had a cosine of at most 0.61 (docs/lab/notebook.md,
+section "Speed"). Later rounds find a direction that is lost here.
+"""
 PROMISING = 0.5
-"""Share of the rows that p calls silent that must be small already."""
-SPARE = 3.0
-"""Silent rows for each unknown from which the smallest of them determine a direction."""
-KEPT = (0.6, 0.8)
-"""Share of the silent rows that are solved for, at first and then."""
-APART = 0.1
-"""Least second singular value of the rows solved for; below, they leave more than one direction open."""
+"""Minimum share of the silent rows on which L q must be small for an end point to be refined.
+
+Design choice: near an input, most of these rows are small at the end of a descent.
+"""
+SMALL_ENTRY = 0.1
+"""Largest size of a small entry of L q, relative to the root mean square of L q. Design choice."""
+ROWS_PER_UNKNOWN = 3.0
+"""Minimum number of silent rows per unknown for which the smallest rows alone are solved.
+
+Measured: with fewer rows, concentration steps accept mixtures of similar samples (docs/lab/notebook.md, section
+"Speed").
+"""
+TRIMMED_SHARES = (0.6, 0.8)
+"""Shares of the silent rows that the successive concentration steps solve.
+
+Measured: one or three steps found 19 and 20 inputs instead of 29 (docs/lab/notebook.md, section "Speed"). The shares
+are a design choice.
+"""
+DETERMINED = 0.1
+"""Minimum second singular value of the solved rows. Below, the rows allow more than one direction.
+
+Measured: below this value, mixtures of similar samples were accepted (docs/lab/notebook.md, section "Speed").
+"""
 _REWEIGHTINGS = 12
-_SHRINK = 0.4
+"""Iterations of reweighted least squares. Measured: six find 25 to 31 inputs instead of 31 to 40 (same section)."""
+_DELTA_FACTOR = 0.4
+"""Factor by which δ shrinks in each reweighting. Design choice: 0.4¹² is 2e-5, so δ ends near the noise."""
 
 
 def silent_neurons(problem: Problem, points: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
-    """Neurons with a gradient that are silent for x̂ = Rᵀp."""
+    """Return which neurons with a gradient are silent (not activated) for x̂ = Rᵀp."""
     return (points @ problem.preactivations.mT <= 0) & problem.factors.live[..., None, :]
 
 
 def distinct(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Int[Tensor, "kept"]:
-    """Which end points are worth refining: promising, and each direction once, the most promising first."""
-    order, worth = ranked(problem, points, directions)
-    return order[worth]
+    """Select the end points to refine: promising ones, each direction once, the most promising first.
+
+    Args:
+        problem: the layer.
+        points: p of each end point.
+        directions: q of each end point.
+
+    Returns:
+        The indices of the selected end points.
+    """
+    order, selected = ranked(problem, points, directions)
+    return order[selected]
 
 
 def ranked(
     problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
 ) -> tuple[Int[Tensor, "*u n"], Bool[Tensor, "*u n"]]:
-    """Promising end points, the most promising first, and which of them are that and not alike an earlier one.
+    """Rank end points, the most promising first.
 
-    Promising: half of the rows that p calls silent are under a tenth of the root mean square of L q already.
+    An end point is promising if L q is below a tenth of its root mean square on at least half of the rows that are
+    silent for p.
+
+    Returns:
+        The indices of the end points in order, up to the last promising one of any problem; and which of them are
+        promising and not a duplicate of an earlier one.
     """
     unit = sphere.retract(directions)
-    small = (unit @ problem.factors.left.mT).abs() <= 0.1 / problem.factors.left.shape[-2] ** 0.5
+    small = (unit @ problem.factors.left.mT).abs() <= SMALL_ENTRY / problem.factors.left.shape[-2] ** 0.5
     silent = silent_neurons(problem, points)
     share = (small & silent).sum(-1) / silent.sum(-1).clamp_min(1)
     share, order = share.sort(dim=-1, descending=True, stable=True)
     promising = share >= PROMISING
-    most = int(promising.sum(-1).max())
-    order, promising = order[..., :most], promising[..., :most]
+    length = int(promising.sum(-1).max())
+    order, promising = order[..., :length], promising[..., :length]
     unit = torch.take_along_dim(unit, order[..., None], dim=-2)
-    alike = (unit @ unit.mT).abs() > ALIKE
-    return order, promising & ~alike.tril(-1).any(-1)
+    duplicates = (unit @ unit.mT).abs() > DUPLICATE_COSINE
+    return order, promising & ~duplicates.tril(-1).any(-1)
 
 
 def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
-    """The direction whose zeros are among the rows that p calls silent, where one is found.
+    """Find the direction whose zeros are among the rows that are silent for p.
 
-    p is not exact, so some of these rows are not zero and must lose their say. Where there are many, the
-    smallest of them are solved for (``concentrated``), and what is zero in half of them is solved again for all its
-    zeros (``refit``). Where there are few, or the zeros leave more than one direction open, all rows are solved for, by
-    weights (``_reweighted``), and then the zeros.
+    p is not exact, so L q is not zero on some of these rows. The function must ignore these rows. It uses one of two
+    methods:
+
+    - If there are many silent rows, it solves the smallest of them (``concentrated``). A solution that is zero on half
+      of the silent rows is solved again for all its zeros (``refit``).
+    - If there are few silent rows, or the zeros allow more than one direction, it solves all rows by iteratively
+      reweighted least squares (``_reweighted``), and then again for the zeros.
+
+    Args:
+        problem: the layer.
+        points: p of each end point.
+        directions: q of each end point.
+
+    Returns:
+        The refined directions. A direction for which no method succeeds stays nearly unchanged.
     """
     m, b = problem.factors.left.shape
     size = chunk_size(points.device, 8 * m * b)
     solved = sphere.retract(directions)
     silent = silent_neurons(problem, points)
-    unsure = silent.sum(1) < SPARE * b
-    for part in _parts(~unsure, size):
-        said = silent[part]
-        found, apart = concentrated(problem, said, solved[part])
-        zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & said
-        held = (zeros.sum(1) >= PROMISING * said.sum(1)).nonzero()[:, 0]
-        part, apart, found = part[held], apart[held], refit(problem, found[held])
-        doubted = (~apart).nonzero()[:, 0]
-        if len(doubted):
-            apart[doubted] = _told_apart(problem, found[doubted])
-        solved[part] = torch.where(apart[:, None], found, solved[part])
-        unsure[part] = ~apart
-    for part in _parts(unsure, size):
+    ambiguous = silent.sum(1) < ROWS_PER_UNKNOWN * b
+    for part in _chunks(~ambiguous, size):
+        silent_here = silent[part]
+        found, determined = concentrated(problem, silent_here, solved[part])
+        zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & silent_here
+        kept = (zeros.sum(1) >= PROMISING * silent_here.sum(1)).nonzero()[:, 0]
+        part, determined, found = part[kept], determined[kept], refit(problem, found[kept])
+        unclear = (~determined).nonzero()[:, 0]
+        if len(unclear):
+            determined[unclear] = _determined_by_zeros(problem, found[unclear])
+        solved[part] = torch.where(determined[:, None], found, solved[part])
+        ambiguous[part] = ~determined
+    for part in _chunks(ambiguous, size):
         solved[part] = refit(problem, _reweighted(problem, points[part], solved[part]))
     return solved
 
 
-def _parts(which: Bool[Tensor, "k"], size: int) -> list[Int[Tensor, "part"]]:
+def _chunks(which: Bool[Tensor, "k"], size: int) -> list[Int[Tensor, "part"]]:
+    """Return the indices of the true entries, in non-empty chunks."""
     return [part for part in torch.nonzero(which)[:, 0].split(size) if len(part)]
 
 
 def concentrated(
     problem: Problem, silent: Bool[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]
 ) -> tuple[Float[Tensor, "*u k b"], Bool[Tensor, "*u k"]]:
-    """min ‖ℓ_k·q‖ over the smallest rows among those that p calls ``silent``; then over more of them.
+    """Minimise Σ (ℓ_k·q)² over the smallest of the ``silent`` rows, and then over more of them.
 
-    The concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006). Samples that are alike
-    share most of their zeros, which do not tell them apart: which directions are told from all others is returned too.
+    These are the concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006).
+
+    Returns:
+        The directions, and which of them are determined. Similar samples share most of their zeros, so their zeros may
+        allow more than one direction.
     """
-    for share in KEPT[:-1]:
+    for share in TRIMMED_SHARES[:-1]:
         rows = _smallest(problem, silent, directions, share)
         directions = smallest_eigenvector(rows.mT @ rows)
-    rows = _smallest(problem, silent, directions, KEPT[-1])
+    rows = _smallest(problem, silent, directions, TRIMMED_SHARES[-1])
     first_two = two_smallest_eigenvectors(rows.mT @ rows)
     second = torch.linalg.vector_norm((rows @ first_two[..., 1:])[..., 0], dim=-1)
-    return first_two[..., 0], second >= APART
+    return first_two[..., 0], second >= DETERMINED
 
 
-def _told_apart(problem: Problem, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
-    """Whether the zeros of each direction leave no other open."""
+def _determined_by_zeros(problem: Problem, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
+    """Return whether the zeros of each direction allow no other direction."""
     left = problem.factors.left
     zeros = problem.tolerance.zeros(directions @ left.T, directions) & problem.factors.live
     _, values = kernel_vectors(gather_weighted(left, zeros.to(left)))
-    return values[:, 1] >= APART
+    return values[:, 1] >= DETERMINED
 
 
 def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float) -> Float[Tensor, "*u k r b"]:
-    """That share of each direction's silent rows of which ℓ_k·q is least; the shorter sets are padded with zeros."""
+    """Gather the given share of the silent rows with the smallest |ℓ_k·q|. Shorter sets are padded with zeros."""
     left = problem.factors.left
     last = (share * silent.sum(-1)).long()
     values = torch.where(silent, (directions @ left.mT).abs(), torch.inf)
@@ -129,10 +180,10 @@ def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
-    """min Σ |ℓ_k·q| over the rows that p calls silent, by iteratively reweighted least squares.
+    """Minimise Σ |ℓ_k·q| over the rows that are silent for p, by iteratively reweighted least squares.
 
-    Weights are 1/max(|ℓ_k·q|, δ) with δ shrinking to the noise, so rows that p calls silent by
-    mistake lose their say.
+    The weights are 1/max(|ℓ_k·q|, δ), where δ shrinks to the noise. Rows that p calls silent by mistake therefore lose
+    their influence.
     """
     left, tolerance = problem.factors.left, problem.tolerance
     silent = silent_neurons(problem, points)
@@ -141,13 +192,13 @@ def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
     delta = (silent * (rows @ directions[:, :, None])[:, :, 0].abs()).amax(1, keepdim=True).clamp_min(1e-290)
     for _ in range(_REWEIGHTINGS):
         values = (rows @ directions[:, :, None])[:, :, 0].abs()
-        least_value = torch.maximum(delta, noise * tolerance.amplification(directions)[:, None])
-        weight = silent / torch.maximum(values, least_value)
+        floor = torch.maximum(delta, noise * tolerance.amplification(directions)[:, None])
+        weight = silent / torch.maximum(values, floor)
         normal = rows.mT @ (weight[:, :, None] * rows)
         diagonal = normal.diagonal(dim1=1, dim2=2)
         diagonal.add_(1e-14 * diagonal.mean(1, keepdim=True))
         factor, failed = torch.linalg.cholesky_ex(normal)
         solved = sphere.retract(torch.cholesky_solve(points[:, :, None], factor)[:, :, 0])
         directions = torch.where((failed == 0)[:, None], solved, directions)
-        delta = delta * _SHRINK
+        delta = delta * _DELTA_FACTOR
     return directions

@@ -1,4 +1,8 @@
-"""Rounds with a second witness: reflect, polish, accept, and shrink both spaces by what was found."""
+"""Rounds that use the gradient of the next layer.
+
+Each round reflects random starts (``reflect``), solves their end points exactly, accepts those that satisfy the
+equations of both layers, and removes what was found from both subspaces.
+"""
 
 from dataclasses import dataclass
 
@@ -14,76 +18,107 @@ from spearpp.search.gated.reflect import reflect
 from spearpp.types import Float, Tensor, select_rows
 
 PROMISING = 0.15
-"""Share of relu(z) outside span(V) up to which an end point is polished."""
+"""Largest share of relu(z) outside span(V) for which an end point is solved exactly.
+
+Design choice: such an end point has most of its mask right.
+"""
 POLISHES = 8
-"""How often an end point is solved for its mask, until that no longer changes."""
-SHRUNK = 1e-4
-"""What may be left over in shrunk spaces where noise is negligible: earlier finds are not exact either."""
-LAST = 1e-3
-"""The same for the last input, which all the others determine."""
+"""Maximum number of times an end point is solved for its mask, until the mask no longer changes. Design choice."""
+REMAINING_RESIDUAL = 1e-4
+"""Smallest allowed residual in subspaces from which earlier inputs were removed, even without noise.
+
+Design choice: earlier inputs are not exact, so neither are the remaining subspaces.
+"""
+LAST_RESIDUAL = 1e-3
+"""The same limit for the last input. Design choice: all other inputs together determine the last one."""
 DETERMINED = 1e-3
-"""Least second norm of ``min_masked_residual`` for an input that its own equations determine, and the most that the
-first may be of the second: a mask with one small neuron wrong has a solution that nearly fits."""
-HOPELESS = 0.05
-"""Noise beyond which the next layer tells nothing."""
+"""Minimum second norm of ``min_masked_residual`` for an input that its own equations determine, and maximum ratio of
+the first norm to the second.
+
+Design choice: if one small neuron of a mask is wrong, the solution nearly fits, so the first norm must be far smaller.
+"""
+MAX_NOISE = 0.05
+"""Relative noise above which the next layer carries no usable information. Design choice."""
 MOST_STARTS = 2048
-STEPS = (1600, 3200)
-"""Reflections at most: at first, and once rounds have found little."""
-DRY_ROUNDS = 3
-ONE_WITNESS = 0.3
-"""Samples a neuron up to which one witness can do without the second."""
+"""Maximum number of starts of a round. Design choice: it bounds the memory."""
+REFLECTIONS = (1600, 3200)
+"""Maximum number of reflections: at first, and after a round that found little.
+
+Measured: up to b=90, m=200, enough starts converge within 1600 (docs/lab/notebook.md, section "Reflections against
+descent").
+"""
+EMPTY_ROUNDS = 3
+"""Number of successive rounds without a new input after which the search ends. Design choice."""
+ONE_LAYER_SHARE = 0.3
+"""Largest ratio of samples to neurons for which the first layer alone may be enough.
+
+Measured: the first layer alone recovers at most 0.25 m samples (docs/lab/notebook.md, section "The next layer").
+"""
+END_COSINE, SOLVED_COSINE = 0.99, 0.9999
+"""Cosine above which two end points are the same input, before and after they are solved exactly. Design choice."""
+INDEPENDENT = 1e-6
+"""Minimum distance of a new direction from the span of the known ones. Design choice: above rounding errors."""
+MIN_YIELD = 0.05
+"""Minimum share of the starts of a round that yield new inputs, without more starts next time. Design choice."""
 
 
 @dataclass(frozen=True)
 class _Spaces:
-    """What is left of span(A) and span(V), with orthonormal bases."""
+    """Orthonormal bases of the parts of span(A) and span(V) that remain after removing the inputs found."""
 
     preactivations: Float[Tensor, "m d"]
     activations: Float[Tensor, "m d"]
     to_p: Float[Tensor, "b d"]
-    """From coordinates in the first basis to p."""
+    """Maps coordinates in the first basis to p."""
 
 
 class WitnessedRounds:
-    """What two witnesses have shown so far, and how hard to look next."""
+    """State of the search with the next layer: the inputs found, and how hard to search next.
+
+    Args:
+        problem: the layer.
+        next_layer: the gradient and weights of the next layer.
+        least: number of starts of a round in the beginning.
+        dtype: precision of the reflections.
+    """
 
     def __init__(self, problem: Problem, next_layer: NextLayer, least: int, dtype: torch.dtype) -> None:
         self.problem, self.next_layer, self.least, self.dtype = problem, next_layer, least, dtype
         self.found = no_sightings(problem)
-        self.more, self.dry, self.hard = 1, 0, False
+        self.start_factor, self.empty_rounds, self.more_reflections = 1, 0, False
 
     @property
     def missing(self) -> int:
-        """How many samples have not been seen."""
+        """Number of samples that have not been found."""
         return self.problem.batch_size - len(self.found)
 
     @property
     def over(self) -> bool:
-        """Whether all was found, or nothing more will be.
+        """Whether all inputs were found, or further rounds are unlikely to find more.
 
-        Where one witness is enough, a round that shows nothing ends it: local training moves the next layer's
-        inputs, so that it may know the first mini-batch alone.
+        If the first layer alone may be enough, a single round without a new input ends the search. Local training
+        changes the inputs of the next layer, so its gradient may only contain the first mini-batch.
         """
-        patience = DRY_ROUNDS if self.beyond_one_witness else 1
-        return self.missing == 0 or self.dry >= patience
+        patience = EMPTY_ROUNDS if self.beyond_one_witness else 1
+        return self.missing == 0 or self.empty_rounds >= patience
 
     @property
     def beyond_one_witness(self) -> bool:
-        """Whether there are too many samples for the first layer alone."""
-        return self.problem.batch_size > ONE_WITNESS * self.problem.factors.live_neurons
+        """Whether the first layer alone cannot recover this number of samples."""
+        return self.problem.batch_size > ONE_LAYER_SHARE * self.problem.factors.live_neurons
 
     @property
     def size(self) -> int:
-        """Starts of the next round."""
-        return min(MOST_STARTS, self.more * min(self.least, 4 * self.missing + 12))
+        """Number of starts of the next round."""
+        return min(MOST_STARTS, self.start_factor * min(self.least, 4 * self.missing + 12))
 
     @property
     def known(self) -> Float[Tensor, "found b"]:
-        """The directions found."""
+        """Directions found so far."""
         return self.found.directions
 
     def run(self, size: int, generator: torch.Generator) -> Proposals:
-        """One round: what it adds."""
+        """Run one round and return the new inputs."""
         spaces = self._spaces()
         dimension = spaces.preactivations.shape[1]
         if dimension == 1:
@@ -91,13 +126,14 @@ class WitnessedRounds:
         else:
             starts = sphere.uniform(size, dimension, generator, dtype=self.dtype, device=spaces.to_p.device)
             bases = spaces.preactivations.to(self.dtype), spaces.activations.to(self.dtype)
-            ends, steps = reflect(*bases, starts, STEPS[self.hard])
+            ends, steps = reflect(*bases, starts, REFLECTIONS[self.more_reflections])
         new = self._accept(spaces, self._polish(spaces, ends.double()))
         self.found = self.found.join(new)
         self._adapt(len(new), size)
         return Proposals(new.directions, starts=size, steps=steps * size, matches=new)
 
     def _spaces(self) -> _Spaces:
+        """Return the subspaces without the inputs found so far."""
         p = complement(self.found.directions)
         c = complement(sphere.retract(self.found.backs / self.next_layer.singular_values))
         basis, triangle = torch.linalg.qr(self.problem.preactivations @ p)
@@ -106,68 +142,71 @@ class WitnessedRounds:
         )
 
     def _polish(self, spaces: _Spaces, ends: Float[Tensor, "k d"]) -> Float[Tensor, "kept d"]:
-        """Solve each end point for its own mask, in float64; keep those that fit, each once."""
-        left_over = outside(ends @ spaces.preactivations.T, spaces.activations)
-        order = left_over.argsort(stable=True)
-        x = _distinct(ends[order[left_over[order] < PROMISING]], 0.99)
+        """Solve each end point for its own mask, in float64. Keep the solutions that fit, each once."""
+        residual = outside(ends @ spaces.preactivations.T, spaces.activations)
+        order = residual.argsort(stable=True)
+        x = _distinct(ends[order[residual[order] < PROMISING]], END_COSINE)
         masks, norms = x @ spaces.preactivations.T > 0, x.new_zeros(len(x), 2)
-        moving = torch.arange(len(x), device=x.device)
+        changed = torch.arange(len(x), device=x.device)
         for _ in range(POLISHES):
-            block, norms[moving] = min_masked_residual(masks[moving], spaces.preactivations, spaces.activations)
-            x[moving] = block[:, :, 0] * (block[:, :, 0] * x[moving]).sum(1, keepdim=True).sign()
-            renewed = x @ spaces.preactivations.T > 0
-            moving = torch.nonzero((renewed != masks).any(1))[:, 0]
-            masks = renewed
-            if not len(moving):
+            block, norms[changed] = min_masked_residual(masks[changed], spaces.preactivations, spaces.activations)
+            x[changed] = block[:, :, 0] * (block[:, :, 0] * x[changed]).sum(1, keepdim=True).sign()
+            new_masks = x @ spaces.preactivations.T > 0
+            changed = torch.nonzero((new_masks != masks).any(1))[:, 0]
+            masks = new_masks
+            if not len(changed):
                 break
         points = sphere.retract(x @ spaces.to_p.T)
-        fits = outside(x @ spaces.preactivations.T, spaces.activations) <= self._allowed(points, self._inexact)
-        return _distinct(x[fits & (norms[:, 1] >= DETERMINED)], 0.9999)
+        fits = outside(x @ spaces.preactivations.T, spaces.activations) <= self._allowed(points, self._min_allowed)
+        return _distinct(x[fits & (norms[:, 1] >= DETERMINED)], SOLVED_COSINE)
 
     def _allowed(self, points: Float[Tensor, "k b"], least: float = 0.0) -> Float[Tensor, "k"]:
+        """Return the largest residual that noise explains, at least ``least``; -1 if the noise is too large."""
         noise = SIGMAS * forward_noise(self.problem, self.next_layer, points)
-        return torch.where(noise <= HOPELESS, noise.clamp_min(least), -1.0)
+        return torch.where(noise <= MAX_NOISE, noise.clamp_min(least), -1.0)
 
     @property
-    def _inexact(self) -> float:
+    def _min_allowed(self) -> float:
+        """Residual that is always allowed, because the remaining subspaces are not exact."""
         if self.missing == 1:
-            return LAST
-        return SHRUNK if len(self.found) else 0.0
+            return LAST_RESIDUAL
+        return REMAINING_RESIDUAL if len(self.found) else 0.0
 
     def _accept(self, spaces: _Spaces, x: Float[Tensor, "k d"]) -> Matches:
-        """Those that the whole space determines and the backward equations confirm, with all four vectors."""
+        """Accept the inputs that the whole space determines and the backward equations confirm."""
         problem, next_layer = self.problem, self.next_layer
-        settled = solve_inputs(problem, next_layer, sphere.retract(x @ spaces.to_p.T), self.found, own=False)
-        z = settled.points @ problem.preactivations.T
-        left_over = outside(z, next_layer.activations)
-        good = (left_over <= self._allowed(settled.points)) & (settled.gap >= DETERMINED)
-        good &= left_over <= DETERMINED * settled.gap
-        back = confirm(problem, next_layer, settled, self.found)
-        good &= back.fits & (back.gap >= DETERMINED)
+        solved = solve_inputs(problem, next_layer, sphere.retract(x @ spaces.to_p.T), self.found, own=False)
+        z = solved.points @ problem.preactivations.T
+        residual = outside(z, next_layer.activations)
+        accepted = (residual <= self._allowed(solved.points)) & (solved.gap >= DETERMINED)
+        accepted &= residual <= DETERMINED * solved.gap
+        back = confirm(problem, next_layer, solved, self.found)
+        accepted &= back.fits & (back.gap >= DETERMINED)
         freedom = max(1, z.shape[1] - problem.batch_size) ** 0.5
         found = Matches(
-            points=settled.points,
+            points=solved.points,
             directions=back.directions,
             coordinates=z.clamp_min(0) @ next_layer.activations,
             backs=back.backs,
             masks=back.masks,
             turned=torch.maximum(back.noise, back.left_over) / (freedom * back.gap.clamp(DETERMINED, 1.0)),
         )
-        seen = select_rows(found, good)
-        known = torch.cat([self.found.directions, seen.directions])
-        apart = torch.full_like(known[:, 0], 1e-6)
-        return select_rows(seen, independent(known, apart, always=len(self.found))[len(self.found) :] - len(self.found))
+        new = select_rows(found, accepted)
+        directions = torch.cat([self.found.directions, new.directions])
+        distances = torch.full_like(directions[:, 0], INDEPENDENT)
+        kept = independent(directions, distances, always=len(self.found))[len(self.found) :]
+        return select_rows(new, kept - len(self.found))
 
     def _adapt(self, new: int, size: int) -> None:
-        """More starts, and more steps, while fewer than one in twenty is new."""
-        if new >= 0.05 * size:
-            self.more, self.dry = max(1, self.more // 2), 0
+        """Use more starts and more reflections after a round that found few new inputs."""
+        if new >= MIN_YIELD * size:
+            self.start_factor, self.empty_rounds = max(1, self.start_factor // 2), 0
             return
-        self.dry = self.dry + 1 if new == 0 else 0
-        self.more, self.hard = 2 * self.more, True
+        self.empty_rounds = self.empty_rounds + 1 if new == 0 else 0
+        self.start_factor, self.more_reflections = 2 * self.start_factor, True
 
 
 def _distinct(vectors: Float[Tensor, "k d"], cosine: float) -> Float[Tensor, "fewer d"]:
-    """The first of all vectors that point the same way."""
-    alike = vectors @ vectors.T > cosine
-    return vectors[~alike.tril(-1).any(1)]
+    """Keep the first of all vectors that are parallel up to ``cosine``."""
+    duplicates = vectors @ vectors.T > cosine
+    return vectors[~duplicates.tril(-1).any(1)]

@@ -1,8 +1,8 @@
-"""Row-wise steps of the gated descent: one pass over memory each on a GPU with Triton, else plain PyTorch.
+"""Row-wise steps of the gated descent: one pass over memory per step on a GPU with Triton, otherwise plain PyTorch.
 
-Between two matrix products a step does a dozen small things to every row. ``reference`` says what they are, in
-PyTorch; ``fused`` does each in one Triton kernel with the same signature. ``persistent`` does all steps of a small
-problem in one kernel. Tests hold them against each other.
+Between two matrix products, the descent applies a dozen small operations to every row. ``reference`` defines these
+operations in PyTorch. ``fused`` does each of them in one Triton kernel with the same signature. ``persistent`` does all
+steps of a small problem in one kernel. Tests compare the three.
 """
 
 import importlib.util
@@ -15,25 +15,38 @@ from spearpp.linalg.kernels.gated import reference
 from spearpp.types import Tensor
 
 WIDEST = 16_384
-"""Entries of a row up to which one block of threads holds it."""
+"""Largest number of entries of a row that one program of ``fused`` holds in registers.
+
+Derived: a program has at most 16 warps of 32 threads, so this is 32 entries per thread.
+"""
 SMALL = 2**16
-"""Entries of ℓ, its columns padded to a power of two, up to which one kernel does a whole descent."""
+"""Largest number of entries of ℓ, its columns padded to a power of two, for which one kernel does a whole descent.
+
+Measured: b=50, m=500 took 3.6 ms in one kernel and 10 ms in single steps. b=100, m=1000 took the same time either way
+(docs/lab/notebook.md, section "Speed").
+"""
 MOST_COLUMNS = 128
-"""Columns up to which a few starts' vectors fit the registers of one block of threads."""
+"""Largest padded number of columns for which the vectors of 16 starts fit the registers of one program."""
 
 
 def for_rows(example: Tensor, widest: int) -> ModuleType:
-    """The kernels for rows of up to so many entries on the device of the example."""
-    return _fused(example.device.index or 0) or reference if example.is_cuda and widest <= WIDEST else reference
+    """Return the module with the kernels for rows of at most ``widest`` entries, on the device of ``example``."""
+    return _load_fused(example.device.index or 0) or reference if example.is_cuda and widest <= WIDEST else reference
 
 
 def for_all_steps(points: Tensor, m: int, columns: int) -> ModuleType | None:
-    """``persistent``, where it does the descent of a problem of that size; None where steps are done one by one."""
+    """Return ``persistent`` if it can do the descent of a problem of this size, and None otherwise.
+
+    Args:
+        points: the starts. The kernel needs contiguous float32 tensors on a CUDA device.
+        m: number of neurons.
+        columns: number of columns of the rows or of the gates, whichever is larger.
+    """
     width = 1 << max(4, (columns - 1).bit_length())
     small = width <= MOST_COLUMNS and m * width <= SMALL and min(points.numel(), m) > 0
     if not (small and points.is_cuda and points.dtype == torch.float32 and points.is_contiguous()):
         return None
-    if _fused(points.device.index or 0) is None:
+    if _load_fused(points.device.index or 0) is None:
         return None
     from spearpp.linalg.kernels.gated import persistent
 
@@ -41,8 +54,8 @@ def for_all_steps(points: Tensor, m: int, columns: int) -> ModuleType | None:
 
 
 @cache
-def _fused(device: int) -> ModuleType | None:
-    """The Triton kernels, where Triton is installed, finds its compiler and the GPU can run them."""
+def _load_fused(device: int) -> ModuleType | None:
+    """Compile and run one Triton kernel. Return None if Triton or the GPU cannot do this."""
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device)[0] < 8:
         return None
     from spearpp.linalg.kernels.gated import fused
@@ -51,6 +64,6 @@ def _fused(device: int) -> ModuleType | None:
         with torch.cuda.device(device):
             fused.gate(*(torch.ones(1, 1, device="cuda") for _ in range(3)))
             torch.cuda.synchronize()
-    except Exception:  # a compiler that is not there shows in many ways; PyTorch's kernels do the same
+    except Exception:  # a missing compiler raises many kinds of errors; the PyTorch reference computes the same
         return None
     return fused

@@ -1,6 +1,7 @@
-"""The row-wise steps in Triton: one program a start, its row read and written once. ``reference`` says what they do.
+"""The row-wise steps of the gated search in Triton. ``reference`` defines what every step computes.
 
-Kernels are not to be type-checked when tests wrap every function: Triton needs them as they are.
+One program handles one start, and reads and writes its row once. The decorator ``no_type_check`` keeps the type checker
+of the tests away from the kernels, because Triton can only compile the original function.
 """
 
 from typing import Any, no_type_check
@@ -8,14 +9,16 @@ from typing import Any, no_type_check
 import triton
 import triton.language as tl
 
+from spearpp.linalg.kernels.gated.blocks import adam_step
 from spearpp.linalg.kernels.gated.reference import TINY as _TINY
 from spearpp.types import Tensor
 
 TINY = tl.constexpr(_TINY)
-_rowwise = triton.jit(do_not_specialize=["columns"])  # rounds shrink the rows: one compilation is for all of a size
+_rowwise = triton.jit(do_not_specialize=["columns"])  # rounds shrink the rows; one compilation serves all sizes
 
 
 def _run(kernel: Any, columns: int, rows: int, *arguments: Any) -> None:
+    """Launch one program for each row. Every thread holds about eight entries."""
     block = triton.next_power_of_2(columns)
     kernel[(rows,)](*arguments, columns, BLOCK=block, num_warps=min(16, max(1, block // 256)))
 
@@ -25,16 +28,16 @@ def _run(kernel: Any, columns: int, rows: int, *arguments: Any) -> None:
 def _gate(silence, weight, total, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
-    quiet = tl.maximum(-tl.load(silence + at, mask=inside, other=0.0), 0.0)
-    square = quiet * quiet
-    whole = tl.maximum(tl.sum(square, axis=0), TINY)
-    tl.store(silence + at, quiet, mask=inside)
-    tl.store(weight + at, square * (columns / whole), mask=inside)
-    tl.store(total + row, whole)
+    inactive = tl.maximum(-tl.load(silence + at, mask=inside, other=0.0), 0.0)
+    square = inactive * inactive
+    sum_of_squares = tl.maximum(tl.sum(square, axis=0), TINY)
+    tl.store(silence + at, inactive, mask=inside)
+    tl.store(weight + at, square * (columns / sum_of_squares), mask=inside)
+    tl.store(total + row, sum_of_squares)
 
 
 def gate(silence: Tensor, weight: Tensor, total: Tensor) -> None:
-    """``reference.gate``."""
+    """Compute ``reference.gate``."""
     _run(_gate, silence.shape[1], silence.shape[0], silence, weight, total)
 
 
@@ -43,14 +46,14 @@ def gate(silence: Tensor, weight: Tensor, total: Tensor) -> None:
 def _begin(right, applied, residual, search, size, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
-    rest = tl.load(right + at, mask=inside, other=0.0) - tl.load(applied + at, mask=inside, other=0.0)
-    tl.store(residual + at, rest, mask=inside)
-    tl.store(search + at, rest, mask=inside)
-    tl.store(size + row, tl.sum(rest * rest, axis=0))
+    difference = tl.load(right + at, mask=inside, other=0.0) - tl.load(applied + at, mask=inside, other=0.0)
+    tl.store(residual + at, difference, mask=inside)
+    tl.store(search + at, difference, mask=inside)
+    tl.store(size + row, tl.sum(difference * difference, axis=0))
 
 
 def begin(right: Tensor, applied: Tensor, residual: Tensor, search: Tensor, size: Tensor) -> None:
-    """``reference.begin``."""
+    """Compute ``reference.begin``."""
     _run(_begin, right.shape[1], right.shape[0], right, applied, residual, search, size)
 
 
@@ -59,20 +62,20 @@ def begin(right: Tensor, applied: Tensor, residual: Tensor, search: Tensor, size
 def _advance(search, applied, solution, residual, size, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
-    along = tl.load(search + at, mask=inside, other=0.0)
-    image = tl.load(applied + at, mask=inside, other=0.0)
+    vector = tl.load(search + at, mask=inside, other=0.0)
+    product = tl.load(applied + at, mask=inside, other=0.0)
     before = tl.load(size + row)
-    step = before / tl.maximum(tl.sum(along * image, axis=0), TINY)
-    tl.store(solution + at, tl.load(solution + at, mask=inside, other=0.0) + step * along, mask=inside)
-    rest = tl.load(residual + at, mask=inside, other=0.0) - step * image
-    after = tl.sum(rest * rest, axis=0)
-    tl.store(residual + at, rest, mask=inside)
-    tl.store(search + at, rest + (after / tl.maximum(before, TINY)) * along, mask=inside)
+    step = before / tl.maximum(tl.sum(vector * product, axis=0), TINY)
+    tl.store(solution + at, tl.load(solution + at, mask=inside, other=0.0) + step * vector, mask=inside)
+    remainder = tl.load(residual + at, mask=inside, other=0.0) - step * product
+    after = tl.sum(remainder * remainder, axis=0)
+    tl.store(residual + at, remainder, mask=inside)
+    tl.store(search + at, remainder + (after / tl.maximum(before, TINY)) * vector, mask=inside)
     tl.store(size + row, after)
 
 
 def advance(search: Tensor, applied: Tensor, solution: Tensor, residual: Tensor, size: Tensor) -> None:
-    """``reference.advance``."""
+    """Compute ``reference.advance``."""
     _run(_advance, search.shape[1], search.shape[0], search, applied, solution, residual, size)
 
 
@@ -81,14 +84,14 @@ def advance(search: Tensor, applied: Tensor, solution: Tensor, residual: Tensor,
 def _direct(points, solution, value, direction, columns, BLOCK: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
-    solved = tl.load(solution + at, mask=inside, other=0.0)
-    least = 1.0 / tl.maximum(tl.sum(tl.load(points + at, mask=inside, other=0.0) * solved, axis=0), TINY)
-    tl.store(value + row, least)
-    tl.store(direction + at, least * solved, mask=inside)
+    unscaled = tl.load(solution + at, mask=inside, other=0.0)
+    minimum = 1.0 / tl.maximum(tl.sum(tl.load(points + at, mask=inside, other=0.0) * unscaled, axis=0), TINY)
+    tl.store(value + row, minimum)
+    tl.store(direction + at, minimum * unscaled, mask=inside)
 
 
 def direct(points: Tensor, solution: Tensor, value: Tensor, direction: Tensor) -> None:
-    """``reference.direct``."""
+    """Compute ``reference.direct``."""
     _run(_direct, points.shape[1], points.shape[0], points, solution, value, direction)
 
 
@@ -100,12 +103,12 @@ def _pull(silence, weight, total, image, columns, BLOCK: tl.constexpr):
     entry = tl.load(image + at, mask=inside, other=0.0)
     square = entry * entry
     mean = tl.sum(tl.load(weight + at, mask=inside, other=0.0) * square, axis=0) / columns
-    quiet = tl.load(silence + at, mask=inside, other=0.0)
-    tl.store(image + at, quiet * (square - mean) * (-2.0 * columns / tl.load(total + row)), mask=inside)
+    inactive = tl.load(silence + at, mask=inside, other=0.0)
+    tl.store(image + at, inactive * (square - mean) * (-2.0 * columns / tl.load(total + row)), mask=inside)
 
 
 def pull(silence: Tensor, weight: Tensor, total: Tensor, image: Tensor) -> None:
-    """``reference.pull``."""
+    """Compute ``reference.pull``."""
     _run(_pull, image.shape[1], image.shape[0], silence, weight, total, image)
 
 
@@ -120,17 +123,15 @@ def _move(
     point = tl.load(points + at, mask=inside, other=0.0)
     gradient = tl.load(through_gates + at, mask=inside, other=0.0) / tl.load(value + row)
     gradient -= 2.0 * tl.load(through_basis + at, mask=inside, other=0.0)
-    gradient -= tl.sum(point * gradient, axis=0) * point
     now = schedule + 4 * tl.load(counter)
-    drift, spread = tl.load(momentum + at, mask=inside, other=0.0), tl.load(second + row)
-    drift += (gradient - drift) * tl.load(now + 2)
-    spread += (tl.sum(gradient * gradient, axis=0) - spread) * tl.load(now + 3)
-    point -= drift * (tl.load(now) / (tl.sqrt(spread * tl.load(now + 1)) + least))
-    point /= tl.sqrt(tl.sum(point * point, axis=0))
-    drift -= tl.sum(point * drift, axis=0) * point
+    velocity, at_second = tl.load(momentum + at, mask=inside, other=0.0), second + row + tl.arange(0, 1)
+    point, velocity, square = adam_step(
+        point, gradient, velocity, tl.load(at_second), tl.load(now), tl.load(now + 1), tl.load(now + 2),
+        tl.load(now + 3), least, AXIS=0,
+    )  # fmt: skip
     tl.store(points + at, point, mask=inside)
-    tl.store(momentum + at, drift, mask=inside)
-    tl.store(second + row, spread)
+    tl.store(momentum + at, velocity, mask=inside)
+    tl.store(at_second, square)
 
 
 def move(
@@ -144,7 +145,7 @@ def move(
     counter: Tensor,
     least: float,
 ) -> None:
-    """``reference.move``."""
+    """Compute ``reference.move``."""
     rows, columns = points.shape
-    moved = points, through_gates, through_basis, value, momentum, second, schedule, counter
-    _run(_move, columns, rows, *moved, least)
+    tensors = points, through_gates, through_basis, value, momentum, second, schedule, counter
+    _run(_move, columns, rows, *tensors, least)

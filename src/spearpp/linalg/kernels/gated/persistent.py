@@ -1,12 +1,14 @@
-"""The whole gated descent in one Triton kernel: a program takes a few starts from their first step to their last.
+"""The whole gated descent in one Triton kernel. Each program takes a few starts from their first step to their last.
 
-Small problems spend their time between kernels, not in them. Starts do not depend on each other, so nothing has to
-leave the program that has them: points, momentum and the vectors of conjugate gradients stay in registers. Where all
-ℓ_k and a_k fit beside them, they are read once (``Plan.whole``); else they come by blocks in every product, and what
-silences a neuron is kept in memory meanwhile. Many updates are only more programs.
+Small problems spend most of their time between kernels. Starts do not depend on each other, so a program can keep
+everything about its starts: points, momentum and the vectors of conjugate gradients stay in registers. If all ℓ_k and
+a_k fit into shared memory, the program reads them once (``Plan.whole``). Otherwise the program reads them block by
+block in every product, and stores relu(-a_k·p) of every neuron in scratch memory. Several updates only mean more
+programs.
 
-The mathematics is that of the search's objective and of ``reference``. Every sum has its order: one input, one result.
-Kernels are not to be type-checked when tests wrap every function: Triton needs them as they are.
+``search.gated.objective`` and ``reference`` define the mathematics. Every sum has a fixed order, so equal inputs give
+equal results. The decorator ``no_type_check`` keeps the type checker of the tests away from the kernel, because Triton
+can only compile the original function.
 """
 
 from collections.abc import Sequence
@@ -18,54 +20,79 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
-from spearpp.linalg.kernels.gated.blocks import along, beside, block_of, nothing, onto, over_neurons, place_of, together
+from spearpp.linalg.kernels.gated.blocks import (
+    adam_step,
+    add_groups,
+    load_block,
+    per_start,
+    scratch_pointers,
+    sum_over_neurons,
+    times_matrix,
+    times_rows,
+    zero_sums,
+)
 from spearpp.linalg.kernels.gated.reference import TINY as _TINY
 from spearpp.types import Float, Tensor
 
 TINY = tl.constexpr(_TINY)
 NARROWEST = 16
-"""Columns of what tensor cores multiply, at least."""
+"""Smallest number of columns that ``tl.dot`` multiplies on tensor cores."""
 SHARED = 128 * 2**10
-"""Bytes of ℓ_k and a_k, each in two orders, up to which a program keeps all of them in shared memory."""
+"""Largest number of bytes of ℓ_k and a_k, each in two memory orders, that a program keeps in shared memory.
 
-_refused: set[tuple["Plan", int, bool, torch.device]] = set()
+Design choice: below the 163 KiB that an A100 and the 227 KiB that an H200 offer to one program, with room for the rest.
+"""
+
+_unsupported: set[tuple["Plan", int, bool, torch.device]] = set()
+"""Plans that Triton could not compile, or for which the GPU has too little memory."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the work is cut."""
+    """How the kernel divides the work."""
 
     starts: int
-    """Starts a program."""
+    """Number of starts per program."""
     block: int
-    """Neurons at a time."""
+    """Number of neurons per block."""
     warps: int
+    """Number of warps per program."""
     parted: bool
-    """Whether each warp has neurons of its own, and all have every start's vectors; else all warps share both."""
+    """Whether each warp has its own neurons and the vectors of every start; otherwise all warps share both."""
     whole: bool
-    """Whether one block is all."""
+    """Whether a single block holds all neurons."""
     stages: int = 3
-    """Blocks under way at a time, where one product reads them."""
+    """Number of blocks that are loaded ahead, if a single product reads them."""
     ahead: bool = False
-    """Whether the next ℓ_k wait in registers: two products read them, and Triton does not fetch such blocks ahead."""
+    """Whether the next block of ℓ_k is loaded into registers early. Two products read such a block, and Triton does not
+    prefetch blocks that two products read."""
 
     @property
     def groups(self) -> int:
-        """Parts of a block that different warps have."""
+        """Number of parts into which the warps split a block."""
         return self.warps if self.parted else 1
 
 
 def plan(m: int, width: int, exact: bool) -> Plan:
-    """What suits a problem of so many neurons and, padded, columns. Vectors of 32 columns fit every warp."""
+    """Choose the plan for a problem.
+
+    The choices for 32 columns and for more were measured with ``benchmarks/descent.py`` on an H200. With up to 32
+    columns, every warp can hold the vectors of all starts in its registers.
+
+    Args:
+        m: number of neurons.
+        width: padded number of columns.
+        exact: whether products have the accuracy of float32.
+    """
     if width > 32:
         return Plan(16, 32 if width > 64 and exact else 64, 8, parted=False, whole=False, ahead=True)
-    all_of_them = max(128, triton.next_power_of_2(m))
-    whole = all_of_them * width * (32 if exact else 16) <= SHARED  # products of three parts have each factor twice
-    return Plan(16, all_of_them if whole else 128, 4 if whole else 8, parted=True, whole=whole)
+    padded_neurons = max(128, triton.next_power_of_2(m))
+    whole = padded_neurons * width * (32 if exact else 16) <= SHARED  # exact products store each factor twice
+    return Plan(16, padded_neurons if whole else 128, 4 if whole else 8, parted=True, whole=whole)
 
 
 def padded(columns: int) -> int:
-    """The power of two that holds so many columns."""
+    """Return the power of two to which ``columns`` columns are padded."""
     return max(NARROWEST, triton.next_power_of_2(columns))
 
 
@@ -83,22 +110,37 @@ def descend(
     exact: bool,
     cut: Plan | None = None,
 ) -> Float[Tensor, "updates starts b"] | None:
-    """Move the points, contiguous and in float32, and return their directions.
+    """Move the points to the ends of their descents, and return the directions there.
 
-    ``counts`` says how many neurons each update has; its further rows are zero. ``schedule`` and ``least`` are those
-    of ``reference.move``. Unless ``exact``, products round their factors to ten bits (TF32). None, and
-    nothing moved, where the GPU has too little shared memory for it or Triton cannot compile it; with a ``cut`` that
-    is an error.
+    Args:
+        rows: ℓ_k of every update.
+        gates: Nᵀa_k of every update.
+        basis: N of every update.
+        points: contiguous float32 unit vectors c, updated in place.
+        counts: number of neurons of each update. Further rows and gates of an update are zero.
+        schedule: as in ``reference.move``.
+        iterations: conjugate-gradient iterations per evaluation.
+        epsilon: ε of the objective.
+        least: ε of Adam.
+        exact: whether products have the accuracy of float32; otherwise they round their factors to ten bits (TF32).
+        cut: how to divide the work; None chooses ``plan``.
+
+    Returns:
+        The directions q. None if the GPU has too little shared memory or Triton cannot compile the kernel; the points
+        are then unchanged.
+
+    Raises:
+        TritonError, RuntimeError: if a given ``cut`` cannot be compiled.
     """
     (updates, m, b), (starts, d) = rows.shape, points.shape[1:]
     width = padded(max(b, d))
     chosen = cut or plan(m, width, exact)
     blocks, programs = -(-m // chosen.block), -(-starts // chosen.starts)
-    asked = chosen, width, exact, points.device
-    if cut is None and asked in _refused:
+    configuration = chosen, width, exact, points.device
+    if cut is None and configuration in _unsupported:
         return None
     directions = points.new_empty(updates, starts, b)
-    kept = 0 if chosen.whole else updates * programs * blocks * 2 * chosen.starts * chosen.block
+    scratch_entries = 0 if chosen.whole else updates * programs * blocks * 2 * chosen.starts * chosen.block
     arguments = (
         _padded(rows, blocks * chosen.block, width),
         _padded(gates, blocks * chosen.block, width),
@@ -107,7 +149,7 @@ def descend(
         directions,
         torch.tensor(counts, dtype=torch.float32).to(points.device, non_blocking=True),
         schedule,
-        points.new_empty(max(kept, 1)),
+        points.new_empty(max(scratch_entries, 1)),
     )
     sizes = blocks, b, d, starts, len(schedule), iterations
     try:
@@ -126,16 +168,16 @@ def descend(
             num_warps=chosen.warps,
             num_stages=chosen.stages,
         )
-    except (TritonError, RuntimeError):  # Triton raises both, before anything runs
+    except (TritonError, RuntimeError):  # Triton raises both, before the kernel starts
         if cut is not None:
             raise
-        _refused.add(asked)
+        _unsupported.add(configuration)
         return None
     return directions
 
 
 def _padded(matrices: Float[Tensor, "updates r c"], rows: int, columns: int) -> Float[Tensor, "updates rows columns"]:
-    """With zeros, so that blocks need no masks."""
+    """Pad matrices with zeros, so that blocks need no masks."""
     whole = matrices.new_zeros(len(matrices), rows, columns)
     whole[:, : matrices.shape[1], : matrices.shape[2]] = matrices
     return whole
@@ -151,7 +193,7 @@ def _descend(
     EACH: tl.constexpr = BLOCK // GROUPS
     update = tl.program_id(0).to(tl.int64)
     start, column = tl.program_id(1) * STARTS + tl.arange(0, STARTS), tl.arange(0, WIDTH)
-    row = update * starts + tl.minimum(start, starts - 1)  # what is too many does as the last start does
+    row = update * starts + tl.minimum(start, starts - 1)  # surplus starts repeat the last start
     at_points = points + row[:, None] * d + column[None, :]
     ours = (start < starts)[:, None] & (column < d)[None, :]
     count = tl.load(counts + update)
@@ -159,7 +201,7 @@ def _descend(
     gates += update * blocks * (BLOCK * WIDTH)
     at_basis = basis + update * (WIDTH * WIDTH) + column[:, None] * WIDTH + column[None, :]
     if WHOLE:
-        all_rows, all_gates = block_of(rows, 0, BLOCK, WIDTH, GROUPS), block_of(gates, 0, BLOCK, WIDTH, GROUPS)
+        all_rows, all_gates = load_block(rows, 0, BLOCK, WIDTH, GROUPS), load_block(gates, 0, BLOCK, WIDTH, GROUPS)
     else:
         program = update * tl.num_programs(1) + tl.program_id(1)
         silences = scratch + program * blocks * (2 * STARTS * BLOCK)
@@ -167,48 +209,49 @@ def _descend(
 
     point = tl.load(at_points, mask=(column < d)[None, :], other=0.0)
     momentum = tl.zeros((STARTS, WIDTH), tl.float32)
-    second = tl.zeros((STARTS,), tl.float32)
-    solution = along(point, tl.trans(tl.load(at_basis)), PRECISION, GROUPS)
-    for taken in range(evaluations):
-        # which neurons are silent, and how much so
+    second = tl.zeros((STARTS, 1), tl.float32)
+    solution = times_matrix(point, tl.trans(tl.load(at_basis)), PRECISION, GROUPS)
+    for evaluation in range(evaluations):
+        # relu(-a_k·p) of every neuron
         if WHOLE:
-            silence = tl.maximum(-onto(point, all_gates, PRECISION, GROUPS), 0.0)
-            total = over_neurons(silence * silence, GROUPS)
+            silence = tl.maximum(-times_rows(point, all_gates, PRECISION, GROUPS), 0.0)
+            total = sum_over_neurons(silence * silence, GROUPS)
         else:
-            squares = nothing(STARTS, EACH, GROUPS)
-            tl.debug_barrier()  # the last step has read what it kept
+            squares = zero_sums(STARTS, EACH, GROUPS)
+            tl.debug_barrier()  # wait until all threads have read the scratch memory of the previous step
             for at in range(blocks):
-                silence = tl.maximum(-onto(point, block_of(gates, at, BLOCK, WIDTH, GROUPS), PRECISION, GROUPS), 0.0)
-                tl.store(place_of(silences, at, STARTS, BLOCK, GROUPS), silence)
+                block = load_block(gates, at, BLOCK, WIDTH, GROUPS)
+                silence = tl.maximum(-times_rows(point, block, PRECISION, GROUPS), 0.0)
+                tl.store(scratch_pointers(silences, at, STARTS, BLOCK, GROUPS), silence)
                 squares += silence * silence
-            total = over_neurons(squares, GROUPS)
+            total = sum_over_neurons(squares, GROUPS)
             tl.debug_barrier()
         total = tl.maximum(total, TINY)
         scale = count / total
 
-        # M u = p by conjugate gradients; the first time round p - M u becomes the residual
+        # solve M u = p by conjugate gradients; iteration 0 computes the residual p - M u
         vectors = tl.load(at_basis)
-        p = along(point, tl.trans(vectors), PRECISION, GROUPS)
+        p = times_matrix(point, tl.trans(vectors), PRECISION, GROUPS)
         residual, search, solution = p, solution, tl.zeros((STARTS, WIDTH), tl.float32)
         size = tl.zeros((STARTS,), tl.float32)
         for iteration in range(iterations + 1):
-            sums = nothing(STARTS, WIDTH, GROUPS)
+            sums = zero_sums(STARTS, WIDTH, GROUPS)
             if WHOLE:
-                image = onto(search, all_rows, PRECISION, GROUPS)
+                image = times_rows(search, all_rows, PRECISION, GROUPS)
                 sums = tl.dot(image * silence * silence, all_rows, sums, input_precision=PRECISION)
             else:
                 if AHEAD:
-                    following = block_of(rows, 0, BLOCK, WIDTH, GROUPS)
+                    following = load_block(rows, 0, BLOCK, WIDTH, GROUPS)
                 for at in range(blocks):
                     if AHEAD:
                         block = following
-                        following = block_of(rows, tl.minimum(at + 1, blocks - 1), BLOCK, WIDTH, GROUPS)
+                        following = load_block(rows, tl.minimum(at + 1, blocks - 1), BLOCK, WIDTH, GROUPS)
                     else:
-                        block = block_of(rows, at, BLOCK, WIDTH, GROUPS)
-                    silence = tl.load(place_of(silences, at, STARTS, BLOCK, GROUPS))
-                    image = onto(search, block, PRECISION, GROUPS)
+                        block = load_block(rows, at, BLOCK, WIDTH, GROUPS)
+                    silence = tl.load(scratch_pointers(silences, at, STARTS, BLOCK, GROUPS))
+                    image = times_rows(search, block, PRECISION, GROUPS)
                     sums = tl.dot(image * silence * silence, block, sums, input_precision=PRECISION)
-            applied = epsilon * search + scale[:, None] * together(sums, GROUPS)
+            applied = epsilon * search + scale[:, None] * add_groups(sums, GROUPS)
             step = tl.where(iteration == 0, 1.0, size / tl.maximum(tl.sum(search * applied, axis=1), TINY))
             solution += step[:, None] * search
             residual -= step[:, None] * applied
@@ -218,41 +261,38 @@ def _descend(
         value = 1.0 / tl.maximum(tl.sum(p * solution, axis=1), TINY)
         direction = value[:, None] * solution
 
-        # what each a_k has in the gradient of f
-        sums = nothing(STARTS, WIDTH, GROUPS)
-        factor = beside(-2.0 * scale, GROUPS)
+        # coefficients of a_k in the gradient of f
+        sums = zero_sums(STARTS, WIDTH, GROUPS)
+        factor = per_start(-2.0 * scale, GROUPS)
         if WHOLE:
-            image = onto(direction, all_rows, PRECISION, GROUPS)
+            image = times_rows(direction, all_rows, PRECISION, GROUPS)
             square = image * image
-            mean = beside(over_neurons(silence * silence * square, GROUPS) / total, GROUPS)
+            mean = per_start(sum_over_neurons(silence * silence * square, GROUPS) / total, GROUPS)
             sums = tl.dot(silence * (square - mean) * factor, all_gates, sums, input_precision=PRECISION)
         else:
-            squares = nothing(STARTS, EACH, GROUPS)
+            squares = zero_sums(STARTS, EACH, GROUPS)
             for at in range(blocks):
-                image = onto(direction, block_of(rows, at, BLOCK, WIDTH, GROUPS), PRECISION, GROUPS)
+                image = times_rows(direction, load_block(rows, at, BLOCK, WIDTH, GROUPS), PRECISION, GROUPS)
                 square = image * image
-                silence = tl.load(place_of(silences, at, STARTS, BLOCK, GROUPS))
-                tl.store(place_of(images, at, STARTS, BLOCK, GROUPS), square)
+                silence = tl.load(scratch_pointers(silences, at, STARTS, BLOCK, GROUPS))
+                tl.store(scratch_pointers(images, at, STARTS, BLOCK, GROUPS), square)
                 squares += silence * silence * square
-            mean = beside(over_neurons(squares, GROUPS) / total, GROUPS)
+            mean = per_start(sum_over_neurons(squares, GROUPS) / total, GROUPS)
             tl.debug_barrier()
             for at in range(blocks):
-                silence = tl.load(place_of(silences, at, STARTS, BLOCK, GROUPS))
-                square = tl.load(place_of(images, at, STARTS, BLOCK, GROUPS))
-                block = block_of(gates, at, BLOCK, WIDTH, GROUPS)
+                silence = tl.load(scratch_pointers(silences, at, STARTS, BLOCK, GROUPS))
+                square = tl.load(scratch_pointers(images, at, STARTS, BLOCK, GROUPS))
+                block = load_block(gates, at, BLOCK, WIDTH, GROUPS)
                 sums = tl.dot(silence * (square - mean) * factor, block, sums, input_precision=PRECISION)
 
-        # a step of Riemannian Adam; by nothing at first and at last
-        now = schedule + 4 * taken
-        gradient = together(sums, GROUPS) / value[:, None]
-        gradient -= 2.0 * along(direction, vectors, PRECISION, GROUPS)
-        gradient -= tl.sum(point * gradient, axis=1)[:, None] * point
-        momentum += (gradient - momentum) * tl.load(now + 2)
-        second += (tl.sum(gradient * gradient, axis=1) - second) * tl.load(now + 3)
-        point -= momentum * (tl.load(now) / (tl.sqrt(second * tl.load(now + 1)) + least))[:, None]
-        point /= tl.sqrt(tl.sum(point * point, axis=1))[:, None]
-        momentum -= tl.sum(point * momentum, axis=1)[:, None] * point
-        if taken == evaluations - 1:
+        # one step of Riemannian Adam; the schedule makes the first steps and the last one zero
+        now = schedule + 4 * evaluation
+        gradient = add_groups(sums, GROUPS) / value[:, None] - 2.0 * times_matrix(direction, vectors, PRECISION, GROUPS)
+        point, momentum, second = adam_step(
+            point, gradient, momentum, second, tl.load(now), tl.load(now + 1), tl.load(now + 2), tl.load(now + 3),
+            least, AXIS=1,
+        )  # fmt: skip
+        if evaluation == evaluations - 1:
             at_directions = directions + row[:, None] * b + column[None, :]
             tl.store(at_directions, direction, mask=(start < starts)[:, None] & (column < b)[None, :])
     tl.store(at_points, point, mask=ours)

@@ -1,16 +1,27 @@
-"""The row-wise steps in PyTorch. All work in place on preallocated tensors, so that a CUDA graph can hold them."""
+"""The row-wise steps of the gated search in PyTorch.
+
+All functions work in place on preallocated tensors, so that a CUDA graph can record them.
+"""
 
 import torch
 
+from spearpp.linalg import sphere
 from spearpp.types import Float, Int, Tensor
 
 TINY = 1e-30
+"""Lower bound of denominators: far below any value that occurs, and above the smallest normal float32, 1.2e-38."""
 
 
 def gate(
     silence: Float[Tensor, "starts m"], weight: Float[Tensor, "starts m"], total: Float[Tensor, "starts 1"]
 ) -> None:
-    """From pre-activations z in ``silence``: relu(-z), its squares' sum, and ρ = relu(-z)² scaled to sum to m."""
+    """Turn pre-activations z into weights of the rows.
+
+    Args:
+        silence: z; becomes relu(-z).
+        weight: becomes ρ = relu(-z)², scaled to sum to m.
+        total: becomes the sum of relu(-z)².
+    """
     silence.neg_().clamp_min_(0)
     torch.mul(silence, silence, out=weight)
     torch.sum(weight, 1, keepdim=True, out=total).clamp_min_(TINY)
@@ -24,7 +35,15 @@ def begin(
     search: Float[Tensor, "starts b"],
     size: Float[Tensor, "starts 1"],
 ) -> None:
-    """The first residual of conjugate gradients, p - M u; it is the first search direction too."""
+    """Start conjugate gradients for M u = p.
+
+    Args:
+        right: p.
+        applied: M u of the initial solution u.
+        residual: becomes p - M u.
+        search: becomes the first search direction, which is the residual.
+        size: becomes the squared norm of the residual.
+    """
     torch.sub(right, applied, out=residual)
     search.copy_(residual)
     torch.sum(residual.square(), 1, keepdim=True, out=size)
@@ -37,13 +56,13 @@ def advance(
     residual: Float[Tensor, "starts b"],
     size: Float[Tensor, "starts 1"],
 ) -> None:
-    """One iteration of conjugate gradients, after ``applied`` = M search."""
+    """Do one iteration of conjugate gradients. ``applied`` is M times the search direction."""
     step = size / (search * applied).sum(1, keepdim=True).clamp_min_(TINY)
     solution.addcmul_(step, search)
     residual.addcmul_(step, applied, value=-1)
-    shrunk = residual.square().sum(1, keepdim=True)
-    torch.addcmul(residual, search, shrunk / size.clamp_min_(TINY), out=search)
-    size.copy_(shrunk)
+    new_size = residual.square().sum(1, keepdim=True)
+    torch.addcmul(residual, search, new_size / size.clamp_min_(TINY), out=search)
+    size.copy_(new_size)
 
 
 def direct(
@@ -52,7 +71,7 @@ def direct(
     value: Float[Tensor, "starts 1"],
     direction: Float[Tensor, "starts b"],
 ) -> None:
-    """f = 1 / (p·u) and q = f u."""
+    """Compute the value f = 1 / (p·u) of the objective and the direction q = f u."""
     torch.sum(points * solution, 1, keepdim=True, out=value).clamp_min_(TINY).reciprocal_()
     torch.mul(solution, value, out=direction)
 
@@ -63,7 +82,7 @@ def pull(
     total: Float[Tensor, "starts 1"],
     image: Float[Tensor, "starts m"],
 ) -> None:
-    """What each a_k has in the gradient of f, in place of ``image`` = L q."""
+    """Replace ``image`` = L q by the coefficient of every a_k in the gradient of f."""
     m = image.shape[1]
     image.square_()
     mean = (weight * image).sum(1, keepdim=True).div_(m)
@@ -81,15 +100,19 @@ def move(
     counter: Int[Tensor, "1"],
     least: float,
 ) -> None:
-    """A step of Riemannian Adam along ∇ log f = through_gates / f - 2 through_basis.
+    """Take a step of Riemannian Adam along ∇ log f = through_gates / f - 2 through_basis.
 
-    ``schedule`` has, for every evaluation, the rate over 1-β₁ᵗ, 1/(1-β₂ᵗ), 1-β₁ and 1-β₂; ``counter`` says which it is.
+    Args:
+        points: unit vectors c.
+        through_gates: part of the gradient that depends on the gates.
+        through_basis: part of the gradient that depends on the basis.
+        value: f.
+        momentum: m.
+        second: v.
+        schedule: for every evaluation the learning rate over 1-β₁ᵗ, 1/(1-β₂ᵗ), 1-β₁ and 1-β₂.
+        counter: index of the current evaluation.
+        least: ε of Adam.
     """
-    rate, correction, *news = schedule[counter].unbind(1)
+    rate, correction, first_weight, second_weight = schedule[counter].unbind(1)
     gradient = torch.sub(through_gates / value, through_basis, alpha=2)
-    gradient.addcmul_(points, (points * gradient).sum(1, keepdim=True), value=-1)
-    momentum.lerp_(gradient, news[0])
-    second.lerp_(gradient.square().sum(1, keepdim=True), news[1])
-    points.sub_(momentum * (rate / (second * correction).sqrt_().add_(least)))
-    points.div_(torch.linalg.vector_norm(points, dim=1, keepdim=True))
-    momentum.addcmul_(points, (points * momentum).sum(1, keepdim=True), value=-1)
+    sphere.adam_step(points, gradient, momentum, second, rate, correction, (first_weight, second_weight), least)

@@ -1,7 +1,7 @@
-"""The paper's whole descent on a GPU: all steps of all starts in one kernel, where Triton can compile it.
+"""The whole descent of the paper's search on a GPU: one Triton kernel does all steps of all starts.
 
-Step by step it is nineteen launches a step, and L q moves through memory four times. ``reference`` says what a
-descent is, in PyTorch; ``fused`` does it in one Triton kernel with the same signature.
+Step by step, PyTorch needs nineteen kernel launches per step and moves L q through memory four times.
+``reference`` defines the descent in PyTorch. ``fused`` is a Triton kernel with the same signature.
 """
 
 import importlib.util
@@ -16,20 +16,25 @@ from spearpp.types import Float, Tensor
 __all__ = ["WIDEST", "for_descent", "reference"]
 
 WIDEST = 256
-"""b up to which a program holds its starts."""
+"""Largest b for which one program can hold its starts in registers. ``fused.BLOCKS`` has no entry beyond this width."""
 
 
 def for_descent(points: Float[Tensor, "starts b"], smooth: bool) -> ModuleType | None:
-    """The fused kernel for such points and a sign or a smooth slope; None where it is not to be had."""
+    """Return the module ``fused`` if its kernel can run for these points, and None otherwise.
+
+    Args:
+        points: the starts. The kernel needs float32 on a CUDA device and at most ``WIDEST`` columns.
+        smooth: whether the derivative of the loss is tanh(y/μ); otherwise the derivative is sign(y).
+    """
     b = points.shape[1]
     if not points.is_cuda or points.dtype != torch.float32 or b > WIDEST:
         return None
-    return _fused(points.device.index or 0, max(16, 2 ** (b - 1).bit_length()), smooth)
+    return _load_fused(points.device.index or 0, max(16, 2 ** (b - 1).bit_length()), smooth)
 
 
 @cache
-def _fused(device: int, wide: int, smooth: bool) -> ModuleType | None:
-    """Where Triton is installed, finds its compiler and the GPU has the room: one step of one start shows it."""
+def _load_fused(device: int, padded_width: int, smooth: bool) -> ModuleType | None:
+    """Compile the kernel and run one step of one start. Return None if Triton or the GPU cannot do this."""
     if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device)[0] < 8:
         return None
     from spearpp.linalg.kernels.paper import fused
@@ -38,11 +43,11 @@ def _fused(device: int, wide: int, smooth: bool) -> ModuleType | None:
     try:
         with torch.cuda.device(device):
             for fine in (False, True):
-                one = torch.eye(1, wide, device=here)
+                one = torch.eye(1, padded_width, device=here)
                 moments = torch.zeros_like(one), torch.zeros(1, 1, device=here)
                 schedule = torch.ones(1, 2, device=here)
                 fused.descend(one.clone(), one, *moments, schedule, float(smooth), (0.9, 0.999), 1e-8, fine)
             torch.cuda.synchronize()
-    except Exception:  # a compiler that is not there shows in many ways; step by step the same is done
+    except Exception:  # a missing compiler raises many kinds of errors; the search then runs step by step in PyTorch
         return None
     return fused

@@ -1,12 +1,13 @@
-"""The whole descent in one Triton kernel; ``reference`` says what it does.
+"""The whole descent of the paper's search in one Triton kernel. ``reference`` defines what it computes.
 
-A program holds a block of starts, q and its moments, and streams L past them once a step: y = q Lᵀ, h'(y) and
-h'(y) L for some rows at a time, so that y never leaves the chip. It is attention with K = V = L and a sign in place
-of the softmax.
+A program holds a block of starts, each with its point q and its moments, and reads all of L once per step. The program
+computes y = q Lᵀ, h'(y) and h'(y) L for one block of rows at a time, so that y never leaves the chip. This is attention
+with K = V = L and a sign in place of the softmax.
 
-Tensor cores multiply 11 bits by 11. *Rough* products take them as they are, in float16: as good as TF32, at twice its
-rate. For *fine* ones a number is the sum of two float16, high and low, of 22 bits together, and a product is
-high·high + high·low + low·high, the accuracy of float32. Signs have one bit: L is all there is to cut for them.
+Tensor cores multiply factors of 11 bits. *Rough* products use float16 factors: as accurate as TF32 at twice its rate.
+For *fine* products, each number is the sum of two float16 numbers, high and low, with 22 bits together. A product is
+then high·high + high·low + low·high, with the accuracy of float32. Signs are exact in float16, so for signs only L is
+split.
 """
 
 import math
@@ -16,28 +17,35 @@ import torch
 import triton
 import triton.language as tl
 
+from spearpp.linalg.kernels.gated.blocks import adam_step
 from spearpp.types import Float, Tensor
 
 _EXPONENT = 14
-"""The largest entry becomes 2¹⁴ before it is cut in two: float16 holds it, and low parts are far from its smallest."""
+"""Numbers are scaled so that the largest is near 2¹⁴ before they are split into two float16 numbers.
+
+Derived: float16 holds numbers below 2¹⁶, and low parts then stay far above its smallest number.
+"""
 _SCALE = tl.constexpr(2.0**_EXPONENT)
 _SIGN_BIT = tl.constexpr(-(2**15))
+"""The sign bit of a 16-bit integer."""
 _ONE = tl.constexpr(0x3C00)
+"""The bits of 1.0 in float16."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """How the work of one width is cut."""
+    """How the kernel divides the work for one width."""
 
     starts: int
-    """A program's."""
+    """Number of starts per program."""
     rows: int
-    """Of L at a time."""
+    """Number of rows of L per block."""
     warps: int
+    """Number of warps per program."""
     stages: int = 2
-    """Blocks of rows in flight."""
+    """Number of blocks of rows that are loaded ahead."""
     shared: bool = False
-    """Whether q goes through memory into shared memory, where registers cannot hold both its parts."""
+    """Whether q is passed through memory into shared memory, because registers cannot hold both of its parts."""
 
 
 BLOCKS = {
@@ -52,25 +60,27 @@ BLOCKS = {
     (256, False): Block(128, 32, 8, 3),
     (256, True): Block(128, 32, 8, 3, shared=True),
 }
-"""By b, rounded up to a power of two, and whether products are fine.
+"""The block for b, rounded up to a power of two, and for whether products are fine.
 
-Compiled for sm_90, all keep their products in flight, and only the last spills a few registers in the loop over rows.
+Measured on an H200 (docs/lab/notebook.md, section "Speed of a step"): three stages are up to 1.4 times as fast as two.
+Compiled for sm_90, all entries overlap their products. Only the last one spills a few registers in the loop over rows.
 """
 
 
 @triton.jit
-def _low(whole, high):
-    return (whole - high.to(tl.float32)).to(tl.float16)
+def _low(value, high):
+    """Return what the float16 number ``high`` lacks of ``value``."""
+    return (value - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
 def _sign(values):
-    """±1 with the sign bit of float32 values; half the instructions of comparing."""
+    """Return ±1 with the sign bit of float32 values. This takes half the instructions of a comparison."""
     upper = (values.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
     return ((upper & _SIGN_BIT) | _ONE).to(tl.float16, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["rows", "steps"])  # one compilation is for all of a width
+@triton.jit(do_not_specialize=["rows", "steps"])  # one compilation serves all problems of a width
 def _descend(
     points, momentum, second, shared_high, shared_low, rows_high, rows_low, schedule, rows, steps, sharpness, unscale,
     first_beta: tl.constexpr, second_beta: tl.constexpr, epsilon: tl.constexpr, SMOOTH: tl.constexpr,
@@ -80,10 +90,10 @@ def _descend(
     first = tl.program_id(0).to(tl.int64) * STARTS
     start, column = tl.arange(0, STARTS), tl.arange(0, WIDTH)
     at = start[:, None] * WIDTH + column
-    some = tl.arange(0, ROWS)[:, None] * WIDTH + column
+    at_block = tl.arange(0, ROWS)[:, None] * WIDTH + column
     point = tl.load(points + first * WIDTH + at)
-    drift = tl.load(momentum + first * WIDTH + at)
-    spread = tl.load(second + first + start)
+    velocity = tl.load(momentum + first * WIDTH + at)
+    square = tl.load(second + first + start)[:, None]
     for step in range(steps):
         scaled = point * _SCALE
         high = scaled.to(tl.float16)
@@ -97,33 +107,30 @@ def _descend(
             low = tl.load(shared_low + first * WIDTH + at)
         gradient = tl.zeros((STARTS, WIDTH), dtype=tl.float32)
         for row in tl.range(0, rows, ROWS, num_stages=STAGES):
-            block = tl.load(rows_high + row * WIDTH + some)
+            block = tl.load(rows_high + row * WIDTH + at_block)
             image = tl.dot(high, block.T)
             if FINE:
-                rest = tl.load(rows_low + row * WIDTH + some)
-                image = tl.dot(high, rest.T, image)
+                block_low = tl.load(rows_low + row * WIDTH + at_block)
+                image = tl.dot(high, block_low.T, image)
                 image = tl.dot(low, block.T, image)
             if SMOOTH:
-                whole = 2.0 * tl.sigmoid(image * sharpness) - 1.0
-                slope = whole.to(tl.float16)
+                exact = 2.0 * tl.sigmoid(image * sharpness) - 1.0
+                slope = exact.to(tl.float16)
             else:
                 slope = _sign(image)
             gradient = tl.dot(slope, block, gradient)
             if FINE:
-                gradient = tl.dot(slope, rest, gradient)
+                gradient = tl.dot(slope, block_low, gradient)
                 if SMOOTH:
-                    gradient = tl.dot(_low(whole, slope), block, gradient)
+                    gradient = tl.dot(_low(exact, slope), block, gradient)
         gradient *= unscale
-        gradient -= tl.sum(point * gradient, axis=1)[:, None] * point
-        drift += (gradient - drift) * (1.0 - first_beta)
-        spread = spread * second_beta + tl.sum(gradient * gradient, axis=1) * (1.0 - second_beta)
         rate, correction = tl.load(schedule + 2 * step), tl.load(schedule + 2 * step + 1)
-        point -= drift * (rate / (tl.sqrt(spread * correction) + epsilon))[:, None]
-        point /= tl.sqrt(tl.sum(point * point, axis=1))[:, None]
-        drift -= tl.sum(point * drift, axis=1)[:, None] * point
+        point, velocity, square = adam_step(
+            point, gradient, velocity, square, rate, correction, 1.0 - first_beta, 1.0 - second_beta, epsilon, AXIS=1
+        )
     tl.store(points + first * WIDTH + at, point)
-    tl.store(momentum + first * WIDTH + at, drift)
-    tl.store(second + first + start, spread)
+    tl.store(momentum + first * WIDTH + at, velocity)
+    tl.store(second + first + start[:, None], square)
 
 
 def descend(
@@ -138,29 +145,32 @@ def descend(
     fine: bool,
     block: Block | None = None,
 ) -> None:
-    """``reference.descend``, all in float32; ``block`` overrules the table."""
-    wide = max(16, triton.next_power_of_2(rows.shape[1]))
-    block = block or BLOCKS[wide, fine]
+    """Compute ``reference.descend`` in float32. A given ``block`` replaces the entry of ``BLOCKS``."""
+    padded_width = max(16, triton.next_power_of_2(rows.shape[1]))
+    block = block or BLOCKS[padded_width, fine]
     scale = 2.0 ** (_EXPONENT - math.frexp(float(rows.abs().max()))[1])
-    tall = triton.cdiv(len(rows), block.rows) * block.rows
-    scaled = _padded(rows * scale, tall, wide)
+    padded_rows = triton.cdiv(len(rows), block.rows) * block.rows
+    scaled = _padded(rows * scale, padded_rows, padded_width)
     high = scaled.half()
     low = (scaled - high).half()
     programs = triton.cdiv(len(points), block.starts)
-    many = programs * block.starts
-    held = _padded(points, many, wide), _padded(momentum, many, wide), _padded(second, many, 1)
-    shared = points.new_empty(2, *(held[0].shape if block.shared else (0, 0)), dtype=torch.float16)
+    padded_starts = programs * block.starts
+    state = [
+        _padded(values, padded_starts, columns)
+        for values, columns in ((points, padded_width), (momentum, padded_width), (second, 1))
+    ]
+    shared = points.new_empty(2, *(state[0].shape if block.shared else (0, 0)), dtype=torch.float16)
     sharpness = 2 / (width * scale * 2.0**_EXPONENT) if width else 0.0
     _descend[(programs,)](
-        *held, shared[0], shared[1], high, low, schedule, tall, len(schedule), sharpness, 1 / scale, *betas, epsilon,
-        SMOOTH=width > 0, FINE=fine, SHARED=block.shared, STARTS=block.starts, ROWS=block.rows, WIDTH=wide,
+        *state, *shared, high, low, schedule, padded_rows, len(schedule), sharpness, 1 / scale, *betas, epsilon,
+        SMOOTH=width > 0, FINE=fine, SHARED=block.shared, STARTS=block.starts, ROWS=block.rows, WIDTH=padded_width,
         STAGES=block.stages, num_warps=block.warps,
     )  # fmt: skip
-    for mine, theirs in zip((points, momentum, second), held, strict=True):
-        mine.copy_(theirs[: mine.shape[0], : mine.shape[1]])
+    for target, result in zip((points, momentum, second), state, strict=True):
+        target.copy_(result[: target.shape[0], : target.shape[1]])
 
 
 def _padded(values: Tensor, rows: int, columns: int) -> Tensor:
-    """With zeros below and to the right. Whatever becomes of the starts that this adds is cut off again."""
+    """Pad a matrix with zeros below and to the right. ``descend`` discards the starts that the padding adds."""
     margins = 0, columns - values.shape[1], 0, rows - values.shape[0]
     return torch.nn.functional.pad(values, margins).contiguous()

@@ -1,11 +1,12 @@
-"""The whole descent in PyTorch: what the fused kernel does, step by step."""
+"""The whole descent in PyTorch. The fused kernel computes the same."""
 
 import torch
 
+from spearpp.linalg import sphere
 from spearpp.types import Float, Tensor
 
 BITS = 11
-"""Of a factor in rough products: what float16 and TF32 hold."""
+"""Number of significant bits of a factor in rough products: the significand of float16 and of TF32."""
 
 
 def descend(
@@ -19,33 +20,29 @@ def descend(
     epsilon: float,
     fine: bool,
 ) -> None:
-    """Steps of Riemannian Adam on φ(L q), one for each row of ``schedule``; points and moments move in place.
+    """Minimise φ(L q) by Riemannian Adam, one step for each row of ``schedule``. Points and moments change in place.
 
     Args:
         rows: L.
-        points: unit q, one a row.
+        points: unit vectors q, one per row.
         momentum: m.
         second: v.
-        schedule: for every step the rate over 1-β₁ᵗ and 1/(1-β₂ᵗ).
-        width: μ of the slope h'(y) = tanh(y/μ); 0 for its limit, the sign.
+        schedule: for every step the learning rate over 1-β₁ᵗ, and 1/(1-β₂ᵗ).
+        width: μ of the derivative h'(y) = tanh(y/μ); 0 for its limit, sign(y).
         betas: β₁ and β₂.
         epsilon: ε.
-        fine: whether products are as exact as float32; otherwise their factors have ``BITS`` bits.
+        fine: whether products have the accuracy of float32; otherwise their factors are rounded to ``BITS`` bits.
     """
-    seen = rows if fine else rough(rows)
+    left = rows if fine else rough(rows)
+    weights = 1 - betas[0], 1 - betas[1]
     for rate, correction in schedule.unbind():
-        y = (points if fine else rough(points)) @ seen.T
+        y = (points if fine else rough(points)) @ left.T
         slope = torch.tanh(y / width) if width else torch.sign(y)
-        gradient = (slope if fine else rough(slope)) @ seen
-        gradient.addcmul_(points, (points * gradient).sum(1, keepdim=True), value=-1)
-        momentum.lerp_(gradient, 1 - betas[0])
-        second.mul_(betas[1]).add_(gradient.square().sum(1, keepdim=True), alpha=1 - betas[1])
-        points.sub_(momentum * (rate / (second * correction).sqrt_().add_(epsilon)))
-        points.div_(torch.linalg.vector_norm(points, dim=1, keepdim=True))
-        momentum.addcmul_(points, (points * momentum).sum(1, keepdim=True), value=-1)
+        gradient = (slope if fine else rough(slope)) @ left
+        sphere.adam_step(points, gradient, momentum, second, rate, correction, weights, epsilon)
 
 
 def rough(values: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
-    """The nearest numbers of ``BITS`` bits."""
+    """Round values to ``BITS`` significant bits."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp(torch.round(mantissa * 2**BITS), exponent - BITS)

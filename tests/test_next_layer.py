@@ -15,8 +15,8 @@ import spearpp
 from conftest import graded
 from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
-from spearpp.inversion.evidence import Certificates, WitnessCertificates, certify_sighted
-from spearpp.inversion.evidence.witnessed import chance_of_another
+from spearpp.inversion.evidence import certify_two_layers
+from spearpp.inversion.evidence.two_layers import chance_of_another
 from spearpp.inversion.matches import Matches, SolvedInputs, confirm, forward_noise, no_sightings, outside, solve_inputs
 from spearpp.inversion.next_layer import NextLayer, few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
@@ -191,7 +191,8 @@ class TestRecovery:
     def test_each_input_is_exact_without_the_others(self) -> None:
         truth = pair(45, 100)
         result = truth.invert(Gated(starts=64, round_starts=64))
-        assert isinstance(result.certificates, WitnessCertificates)
+        assert result.evidence is not None
+        assert result.evidence.layers == 2
         found = len(result.inputs)
         assert 3 <= found < 45
         assert result.missing == 45 - int(result.certified.sum())
@@ -238,14 +239,14 @@ class TestCertificates:
 
     def test_the_truth_is_certified_and_nothing_near_it(self) -> None:
         truth, seen, settled = self.sighted()
-        evidence = certify_sighted(truth.problem, truth.next_layer, seen, settled)
+        evidence = certify_two_layers(truth.problem, truth.next_layer, seen, settled)
         assert bool(evidence.exact.all())
         turned = sphere.retract(settled.points + 1e-3 * settled.points.roll(1, 0))
         assert not bool(
-            certify_sighted(truth.problem, truth.next_layer, seen, replace(settled, points=turned)).exact.any()
+            certify_two_layers(truth.problem, truth.next_layer, seen, replace(settled, points=turned)).exact.any()
         )
         swapped = select_rows(seen, torch.arange(len(seen)).roll(1))
-        assert not bool(certify_sighted(truth.problem, truth.next_layer, swapped, settled).exact.any())
+        assert not bool(certify_two_layers(truth.problem, truth.next_layer, swapped, settled).exact.any())
 
     @pytest.mark.parametrize("level", [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
     def test_under_noise_nothing_wrong_is_certified(self, level: float) -> None:
@@ -273,7 +274,7 @@ class TestCertificates:
         truth, seen, settled = self.sighted()
         spoilt = settled.points.clone()
         spoilt[0] = sphere.retract(spoilt[0] + 0.3 * spoilt[1])
-        evidence = certify_sighted(truth.problem, truth.next_layer, seen, replace(settled, points=spoilt))
+        evidence = certify_two_layers(truth.problem, truth.next_layer, seen, replace(settled, points=spoilt))
         assert evidence.exact.tolist() == [False] + [True] * (len(seen) - 1)
 
     def test_certified_inputs_come_first(self) -> None:
@@ -282,8 +283,8 @@ class TestCertificates:
         result = Pair(truth.batch, wire).invert(Gated(starts=2048))
         assert 0 < int(result.certified.sum()) < 30
         assert result.certified.tolist() == sorted(result.certified.tolist(), reverse=True)
-        assert result.certificates is not None
-        assert torch.equal(result.certificates.exact, result.certified)
+        assert result.evidence is not None
+        assert torch.equal(result.evidence.exact, result.certified)
 
     def test_without_equations_to_spare_anything_may_be_chance(self) -> None:
         problem = pair(60, 100, n=200).problem
@@ -330,23 +331,24 @@ class TestNoWitness:
         result = truth.invert(Gated(starts=1024))
         assert (result.next_layer == "used") == (kind == "plain")
         assert truth.score(result).exact
-        assert isinstance(result.certificates, Certificates)
+        assert result.evidence is not None
+        assert result.evidence.layers == 1
 
     @pytest.mark.parametrize("width", [8, 12, 14])
     def test_a_narrow_layer_is_none(self, width: int) -> None:
         truth = pair(14, 100, hidden=[100, width])
         result = truth.invert()
-        assert result.next_layer.startswith(f"not used: its {width} outputs cannot tell 14 samples apart")
+        assert result.next_layer.startswith(f"not used: its {width} outputs cannot distinguish 14 samples")
         assert result.missing == 0
 
     def test_an_output_layer_is_none(self) -> None:
         truth = pair(14, 100, hidden=[100])
-        assert truth.invert().next_layer == "not used: its 10 outputs cannot tell 14 samples apart"
+        assert truth.invert().next_layer == "not used: its 10 outputs cannot distinguish 14 samples"
 
     def test_another_client_is_none(self) -> None:
         truth, other = pair(12, 100), pair(12, 100, seed=1)
         result = Pair(truth.batch, [truth.layers[0], other.layers[1]]).invert()
-        assert result.next_layer.startswith("set aside")
+        assert result.next_layer.startswith("not used: no input matches it")
         assert result.missing == 0
         assert truth.score(result).exact
 
@@ -354,7 +356,7 @@ class TestNoWitness:
         truth = pair(12, 100)
         second = truth.layers[1]
         flat = second._replace(weight=torch.ones_like(second.weight))
-        assert "do not tell" in Pair(truth.batch, [truth.layers[0], flat]).invert().next_layer
+        assert "do not distinguish" in Pair(truth.batch, [truth.layers[0], flat]).invert().next_layer
 
     def test_searches_of_the_paper_do_not_use_it(self) -> None:
         truth = pair(5, 80)

@@ -1,4 +1,4 @@
-"""Whether each direction is the only one with its zeros, and which inputs suffer where it is not."""
+"""Whether each direction is the only one with its zeros, and how much other inputs change where it is not."""
 
 import torch
 
@@ -7,25 +7,29 @@ from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import gather_weighted, leverage, two_smallest_eigenvectors
 from spearpp.types import Bool, Float, Tensor
 
-MARGIN = 10.0
-"""How far the zero rows of an input must send every other vector above noise."""
+ABOVE_NOISE = 10.0
+"""How many times the noise the zero rows of an input must make of every vector other than its direction. A design
+choice: ten times the bound that noise exceeds with probability 1e-3."""
 DECISIVE = 1e-3
-"""1 - h up to which a row of leverage h alone tells a direction from others with the same zeros."""
-LARGEST = 8
-"""Directions with the same zeros at most; with more of them nothing is told."""
-TURNED = 10.0
-"""How far, as a tangent, the true direction may be turned from the one chosen among them."""
+"""A zero row is decisive if its leverage h has 1 - h up to this: it alone separates a direction from others with the
+same zeros. A row of random directions has h of about b/m."""
+LARGEST_FAMILY = 8
+"""Most directions that may share the same zeros. With more of them, all inputs count as undetermined."""
+LARGEST_TURN = 10.0
+"""Tangent of the largest angle between the true direction and the one that was chosen from its family."""
 
 
-def lines(
+def only_direction_with_zeros(
     problem: Problem, directions: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"], drifted: bool
 ) -> Bool[Tensor, "*u k"]:
-    """Whether the kernel of each input's zero rows is that input's direction alone.
+    """Whether the kernel of each input's zero rows is the direction of that input alone.
 
-    The vector v that they send to least beside it must stand above noise, its own: σ ‖Σ⁻¹v‖, which is large where v
-    belongs to a faint sample. Under drift that must hold whichever row is left out. Two samples that fire nearly the
-    same neurons share most zeros, and of their mixtures one is zero at any further neuron that drift may have moved
-    on for both. Without drift such a neuron fires and counts as hidden.
+    Of all vectors orthogonal to the direction, the one that the zero rows shrink most is v. Its image must exceed the
+    noise of v, σ ‖Σ⁻¹v‖, which is large where v belongs to a faint sample.
+
+    With drift this must hold whichever row is removed. Two samples that activate nearly the same neurons share most
+    zeros, and one mixture of the two is zero at any further neuron that local training may have switched on for both.
+    Without drift such a neuron fires, and counts as a firing neuron without a gradient.
     """
     left = problem.factors.left
     if left.shape[-1] == 1:
@@ -47,18 +51,18 @@ def entangled(
     directions: Float[Tensor, "k b"],
     inverse: Float[Tensor, "k b"],
     zeros: Bool[Tensor, "k m"],
-    line: Bool[Tensor, "k"],
+    determined: Bool[Tensor, "k"],
     drifted: bool,
 ) -> Float[Tensor, "k"]:
-    """How much of each input, over its size, depends on directions that are not told from others with their zeros.
+    """How much each input may change, over its norm, with directions that are not determined by their zeros.
 
-    If the true direction is q_j + t v, where v has the zeros of q_j too, then p_i is off by t (p_i·v) p_j. For inputs
-    outside of such a family p_i·v is zero: the family spans the same whatever its directions are.
+    If the true direction is q_j + t v, and v has the zeros of q_j too, then p_i is off by t (p_i·v) p_j. For an input
+    outside this family p_i·v is zero, because the family spans the same space whatever its directions are.
     """
     left = problem.factors.left
     share = torch.zeros_like(inverse[:, 0])
     size = torch.linalg.vector_norm(inverse @ problem.factors.right, dim=1)
-    for j in torch.nonzero(~line)[:, 0].tolist():
+    for j in torch.nonzero(~determined)[:, 0].tolist():
         own = zeros[j, :, None] * left
         if drifted:
             reach = leverage(own[None], directions[None, j])[0]
@@ -66,10 +70,10 @@ def entangled(
             own = torch.where(decisive[:, None], 0.0, own)
         _, values, vectors = torch.linalg.svd(own, full_matrices=False)
         family = vectors[values <= _noise(problem, directions[j].expand_as(vectors), vectors)]
-        if len(family) > LARGEST:
+        if len(family) > LARGEST_FAMILY:
             return torch.full_like(share, torch.inf)
         beside = family - (family @ directions[j])[:, None] * directions[j]
-        moved = torch.linalg.vector_norm(inverse @ beside.T, dim=1) * TURNED * size[j] / size
+        moved = torch.linalg.vector_norm(inverse @ beside.T, dim=1) * LARGEST_TURN * size[j] / size
         moved[j] = torch.inf
         share = torch.maximum(share, moved)
     return share
@@ -78,6 +82,6 @@ def entangled(
 def _noise(
     problem: Problem, directions: Float[Tensor, "*u k b"], others: Float[Tensor, "*u k b"]
 ) -> Float[Tensor, "*u k"]:
-    """What noise makes of the others at most, or of the directions if that is more."""
+    """Largest image that noise explains, of the other vectors or of the directions, whichever is larger."""
     m = problem.factors.left.shape[-2]
-    return MARGIN * torch.maximum(problem.tolerance.kernel(m, directions), problem.tolerance.kernel(m, others))
+    return ABOVE_NOISE * torch.maximum(problem.tolerance.kernel(m, directions), problem.tolerance.kernel(m, others))
