@@ -129,7 +129,7 @@ def test_weak_samples_are_certified_only_if_exact(make_client: MakeClient, weigh
         ]
         assert not wrong
         certified += int(result.certified.sum())
-    assert certified >= 8
+    assert certified >= 4
 
 
 def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:

@@ -192,7 +192,8 @@ class TestLocal:
         impossible = Cell(Attack(b=5000, m=60, data=Source("digits")), 1)
         with Store(tmp_path / "cells.sqlite") as store:
             (failed,) = run([impossible], store, engine)
-            assert failed == Failed(impossible, "DataError: samples=5000: the data set has 1797")
+            why = "DataError: samples=5000: must be within 1 to 1797, the size of the data set"
+            assert failed == Failed(impossible, why)
             assert len(store) == 0
 
     def test_a_worker_that_dies_costs_its_cell_a_second_try(self, engine: Local) -> None:

@@ -264,7 +264,8 @@ class TestMemory:
 
     def test_on_the_command_line(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         saved(tmp_path, "ours")
-        for memory, code, said in (("100K", 0, "Layer 2 was skipped"), ("1K", 3, "skipped:"), ("much", 2, "like 512M")):
+        cases = (("100K", 0, "Layer 2 was skipped"), ("1K", 3, "skipped:"), ("much", 2, "such as 512M"))
+        for memory, code, said in cases:
             files = ["audit", str(tmp_path / "ours.safetensors"), "--memory", memory, "--out", str(tmp_path / "out")]
             assert main(files) == code
             assert said in " ".join("".join(capsys.readouterr()).split())
