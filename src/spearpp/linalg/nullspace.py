@@ -206,9 +206,11 @@ def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
     gram.div_(diagonal.sum(-1).clamp_min(1e-290)[..., None, None])
     diagonal.add_(rounding)
     factor, failed = torch.linalg.cholesky_ex(gram)
-    if bool(failed.any()):  # rounding made a matrix indefinite; this larger shift bounds the rounding error
-        gram[failed > 0] += b * rounding * torch.eye(b, dtype=gram.dtype, device=gram.device)
-        factor = torch.linalg.cholesky_ex(gram)[0]
+    shift = b * rounding
+    while bool(failed.any()) and shift < 1:  # rounding made a matrix indefinite: shift it until it is not
+        gram[failed > 0] += shift * torch.eye(b, dtype=gram.dtype, device=gram.device)
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        shift *= 16
     return factor
 
 
