@@ -17,7 +17,7 @@ from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.inversion.evidence import certify_two_layers
 from spearpp.inversion.evidence.two_layers import chance_of_another
-from spearpp.inversion.matches import Matches, SolvedInputs, confirm, forward_noise, no_sightings, outside, solve_inputs
+from spearpp.inversion.matches import Matches, SolvedInputs, confirm, forward_noise, no_matches, outside, solve_inputs
 from spearpp.inversion.next_layer import NextLayer, few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.pairs import no_pairs
@@ -28,7 +28,7 @@ from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.reflect import reflect
-from spearpp.search.gated.two_layers import WitnessedRounds
+from spearpp.search.gated.two_layers import TwoLayerRounds
 from spearpp.simulate import Batch, LayerGradient
 from spearpp.types import select_rows
 
@@ -92,7 +92,7 @@ class Pair:
     @property
     def settled(self) -> SolvedInputs:
         """The true p, solved for their own masks."""
-        return solve_inputs(self.problem, self.next_layer, self.points, no_sightings(self.problem), own=False)
+        return solve_inputs(self.problem, self.next_layer, self.points, no_matches(self.problem), own=False)
 
 
 def pair(b: int, m: int, n: int = 150, seed: int = 0, bias: bool = True, hidden: list[int] | None = None) -> Pair:
@@ -135,7 +135,7 @@ class TestStages:
         noise = forward_noise(truth.problem, truth.next_layer, truth.points)
         assert bool((outside(z, truth.next_layer.activations) < 5 * noise).all())
         assert float(noise.max()) < 1e-5
-        back = confirm(truth.problem, truth.next_layer, truth.settled, no_sightings(truth.problem))
+        back = confirm(truth.problem, truth.next_layer, truth.settled, no_matches(truth.problem))
         assert bool((back.left_over < 5 * back.noise).all())
         q = sphere.retract(torch.linalg.inv(truth.points).T)
         assert float((back.directions * q).sum(1).abs().min()) > 1 - 1e-6
@@ -150,7 +150,7 @@ class TestStages:
         truth = Pair(batch, simulate.fedsgd(model, batch))
         on = (first(batch.inputs) > 0).detach()
         guessed = truth.points @ truth.problem.preactivations.T > 0
-        back = confirm(truth.problem, truth.next_layer, truth.settled, no_sightings(truth.problem))
+        back = confirm(truth.problem, truth.next_layer, truth.settled, no_matches(truth.problem))
         assert bool(back.fits.all())
         assert int((back.masks != on).sum()) < int((guessed != on).sum())
         assert truth.invert().missing == 0
@@ -167,7 +167,7 @@ class TestStages:
 
     def test_a_round_finds_inputs_and_the_next_one_others(self) -> None:
         truth = pair(40, 100)
-        rounds = WitnessedRounds(truth.problem, truth.next_layer, 64, torch.float32)
+        rounds = TwoLayerRounds(truth.problem, truth.next_layer, 64, torch.float32)
         generator = torch.Generator().manual_seed(0)
         nearest: list[int] = []
         while not rounds.over:
@@ -232,7 +232,7 @@ class TestCertificates:
     def sighted(self) -> tuple[Pair, Matches, SolvedInputs]:
         """What one round sees of a batch."""
         truth = pair(40, 100)
-        rounds = WitnessedRounds(truth.problem, truth.next_layer, 64, torch.float32)
+        rounds = TwoLayerRounds(truth.problem, truth.next_layer, 64, torch.float32)
         seen = rounds.run(64, torch.Generator().manual_seed(0)).matches
         assert seen is not None
         return truth, seen, solve_inputs(truth.problem, truth.next_layer, seen.points, seen, own=True)

@@ -49,9 +49,9 @@ def audit(
     one is inverted whatever follows it. Then the audit replays each recovered input alone through the model. The replay
     says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
 
-    The verdict is LEAKS if an input is a sample of this client, or within a stated distance of one. It is NOT_FOUND if
-    no input is, within the budget; inputs that fit the gradient without being proved are counted and explained. It is
-    NOT_APPLICABLE if no layer can be inverted.
+    The verdict is LEAKS if at least one input has the claim "one sample", "one sample or a mean" or "approximate". It
+    is NOT_FOUND if no input has such a claim within the budget; inputs that fit the gradient without being proved are
+    counted and explained. It is NOT_APPLICABLE if no layer can be inverted.
 
     An update that is in files is checked first, then read one layer at a time. Nothing of it is kept.
 
@@ -66,8 +66,8 @@ def audit(
             no limit.
         search: the search to run; None is ``spearpp.search.Gated()``.
         batch_size: how many samples the client trained on, if this is known (Flower's ``num-examples``). With this
-            number an input can be proved to be one sample. Without it, an input is one sample or the mean of samples
-            that are very close to each other.
+            number an input can be proved to be one sample. Without it, an input may also be a mean, and the claim
+            states how far apart the samples of the mean can be, if the loss is known.
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round with the layer and its progress.
 
@@ -96,13 +96,18 @@ def audit(
     plan = make_plan(update, model, memory)
     audits, interrupted = run(plan, search, clock, generator, progress)
     audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
-    again, trained, network, unseen = None, None, model, None if model is None else replay_skip_reason(update, memory)
+    whole_replay, training_estimate, network, replay_skipped_because = (
+        None,
+        None,
+        model,
+        None if model is None else replay_skip_reason(update, memory),
+    )
     try:
-        judged = judge_all(audits, plan.update, None if unseen else model, batch_size)
+        judged = judge_all(audits, plan.update, None if replay_skipped_because else model, batch_size)
         audits, network = judged.audits, judged.network
-        again = replay_all(audits, plan.update, network)
-        audits = add_proof(audits, again, judged.signals, one_step=is_one_step(update))
-        trained = estimate_training(audits, plan.update, network, again, clock.rest(SECONDS))
+        whole_replay = replay_all(audits, plan.update, network)
+        audits = add_proof(audits, whole_replay, judged.signals, one_step=is_one_step(update))
+        training_estimate = estimate_training(audits, plan.update, network, whole_replay, clock.rest(SECONDS))
     except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
         interrupted = True
     verdict = _verdict(audits)
@@ -114,20 +119,20 @@ def audit(
         network is not None,
         batch_size,
         plan.decay,
-        again,
-        trained,
+        whole_replay,
+        training_estimate,
         interrupted,
-        unseen,
+        replay_skipped_because,
     )
     return AuditResult(
         verdict=verdict,
         summary=summary(context, time.monotonic() - began),
         layers=audits,
-        findings=[*plan.findings, *training_findings(trained, update)],
+        findings=[*plan.findings, *training_findings(training_estimate, update)],
         caveats=[*caveats(context), *plan.left_out],
         interrupted=interrupted,
-        replay=again,
-        estimated=trained,
+        replay=whole_replay,
+        estimated=training_estimate,
         seconds=time.monotonic() - began,
         budget=budget,
     )

@@ -31,7 +31,7 @@ from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 
 MAX_ERROR = 0.1
-"""Largest stated relative error of an input that counts as recovered.
+"""Largest stated relative error of an input that its own replay proves (see ``judge.MAX_BATCH_ERROR`` for others).
 
 A design choice: a person recognises an image whose error is a tenth of its norm.
 """
@@ -44,8 +44,9 @@ the mismatch of a wrong input is 0.5 or more.
 SAFETY_FACTOR = 3.0
 """The stated error is this many times the error that the mismatch and the median slope imply.
 
-Measured: on contrast copies the implied error was within a factor of 1.3 of the true error. With a factor of 2 the true
-error of four inputs exceeded three times the stated error (``docs/results/hostile.md``).
+Measured: on contrast copies (an image and the same image with another contrast) the implied error was within a factor
+of 1.3 of the true error. With a factor of 2 the true error of four inputs exceeded three times the stated error
+(``docs/results/hostile.md``).
 """
 SAME_WEIGHT = 0.05
 """Largest relative difference between two weights that count as equal.

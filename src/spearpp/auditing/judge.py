@@ -30,7 +30,7 @@ WRONG_MISMATCH = 0.5
 Measured: wrong inputs have a mismatch of 0.5 or more.
 """
 DIFFERENCE_FACTOR = 2.0
-"""How many times the difference of the replayed batch the mismatch of an input that this replay proves may be.
+"""Largest ratio of an input's mismatch to the difference of the whole replay, if the whole replay proves the input.
 
 A design choice: the difference is an average over the batch, and single inputs may be worse than the average.
 """
@@ -40,7 +40,7 @@ ERROR_FACTOR = 2.0
 A design choice: single inputs may be worse than the average.
 """
 NOISE_FACTOR = 50.0
-"""How many times its noise the mismatch of an input, and the difference of the update, may be.
+"""Largest ratio of an input's mismatch, and of the difference of the whole replay, to the noise of the input's signal.
 
 Measured: 7 to 16 times where noise has changed the sign of some neurons (noise of a tenth of the gradient's root mean
 square, 8 inputs). 50 leaves a margin of three.
@@ -48,7 +48,7 @@ square, 8 inputs). 50 leaves a margin of three.
 MAX_BATCH_ERROR = 0.5
 """Largest stated error of an input that only the whole batch proves.
 
-A design choice: a stated error of 0.5 is four standard deviations, so the expected error is an eighth of the norm.
+A design choice: if noise dominates, 0.5 is four standard deviations, and the expected error is an eighth of the norm.
 """
 PROVES_NETWORK = 1e-3
 """Largest mismatch of an input replayed alone that proves the assumed network.
@@ -194,11 +194,11 @@ def add_proof(
 ) -> list[LayerAudit]:
     """Add claims for inputs that only the replay of the whole batch proves.
 
-    Averaging each input with another input leaves the difference ``replayed.mixed``. If the recovered inputs leave a
-    smaller difference, their error is less than half of their distance to other inputs, in the same proportion. This
-    error is an average over the batch. An input is excluded if the replay of this input alone has a large mismatch. For
-    ``one_step``, an input is also excluded if noise does not explain its mismatch, because only noise makes the inputs
-    of a single gradient approximate.
+    Averaging an input with another one moves it by half of their distance, and such a batch leaves the difference
+    ``replayed.baseline``. Errors and differences are taken as proportional: the average error of the recovered inputs
+    is ``difference / baseline`` times half of the distance to another input. An input is excluded if the replay of this
+    input alone has a large mismatch. For ``one_step``, an input is also excluded if noise does not explain its
+    mismatch, because only noise makes the inputs of a single gradient approximate.
 
     Args:
         audits: the layers with their claims and labels.

@@ -30,12 +30,12 @@ class Context:
     """The number of samples that the client trained on, if the caller gave it."""
     decay: float
     """The weight decay that was subtracted from the update."""
-    again: Replay | None
+    whole_replay: Replay | None
     """The replay of the whole update."""
-    trained: Estimate | None
+    training_estimate: Estimate | None
     """How the client trained."""
     interrupted: bool
-    unseen: str | None
+    replay_skipped_because: str | None
     """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
 
 
@@ -146,7 +146,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
         sentences.append(f"Layer {name}: {merged} {noun} {what}.")
     if not found.scale_known and len(audited.inputs):
         sentences.append(f"Layer {name} has no bias, so each of its inputs is known only up to a positive factor.")
-    if len(audited.inputs) and audited.layer.assumed:
+    if len(audited.inputs) and audited.layer.assumed and found.batch_size > 1:
         sentences.append(
             f"Layer {name}: the audit assumed that a ReLU follows. The certificates prove this assumption."
         )
@@ -155,7 +155,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
 
 def _about_replay(context: Context) -> list[str]:
     """Return caveats about the model and the replay of the update."""
-    again, sentences = context.again, []
+    whole_replay, sentences = context.whole_replay, []
     if not context.model_given and context.replayable:
         sentences.append(
             "No model was given. The audit assumed a chain of Linear layers with one activation function between them. "
@@ -164,20 +164,22 @@ def _about_replay(context: Context) -> list[str]:
         )
     elif not context.model_given:
         sentences.append("No model was given, so the audit could neither find labels nor replay the update.")
-    elif context.unseen is not None:
-        sentences.append(context.unseen)
-    elif context.verdict is Verdict.LEAKS and again is None:
+    elif context.replay_skipped_because is not None:
+        sentences.append(context.replay_skipped_because)
+    elif context.verdict is Verdict.LEAKS and whole_replay is None:
         sentences.append(
             "No replay of the update: some inputs or labels are missing, or the model does not accept flat inputs."
         )
-    if again is None:
+    if whole_replay is None:
         return sentences
-    if again.scale < 0:
+    if whole_replay.scale < 0:
         sentences.append(
             "The update increases the loss, but training should decrease it. Check whether the weights before and "
             "after training were swapped."
         )
-    if again.difference > LARGE_DIFFERENCE and (context.trained is None or context.trained.steps is None):
+    if whole_replay.difference > LARGE_DIFFERENCE and (
+        context.training_estimate is None or context.training_estimate.steps is None
+    ):
         sentences.append(
             f"A replay with one step differs from the update by {again.difference:.1%} (with averaged inputs by "
             f"{again.mixed:.0%}, with unrelated inputs by {again.unrelated:.0%}). Possible reasons: several local "

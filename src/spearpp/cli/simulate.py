@@ -73,7 +73,7 @@ def simulate(
         str, typer.Option(help=f"Number format of the transmitted update: float32, {', '.join(NUMBER_FORMATS)}.")
     ] = "float32",
     prune: Annotated[
-        float, typer.Option(help="Share of the entries to send, largest first. The other entries become zero.")
+        float, typer.Option(help="Keep this share of the entries, the largest ones, and set the others to zero.")
     ] = 1.0,
     seed: options.Seed = 0,
 ) -> None:

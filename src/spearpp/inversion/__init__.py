@@ -2,10 +2,13 @@
 
 Notation used in all modules, for a layer with m neurons, n inputs and a batch of b samples:
 
-- Ĝ = [dL/dW dL/db] and Ŵ = [W b] have one row for each neuron, and x̂ = [x; 1] is an input with a 1 for the bias;
-- Ĝ = D X̂ᵀ, where column i of D is dL/dz for sample i. An entry of D is zero if the neuron is inactive for the sample;
+- Ĝ = [dℒ/dW dℒ/dβ] and Ŵ = [W β] have one row for each neuron, for the loss ℒ, the weight W and the bias β;
+  x̂ = [x; 1] is an input with a 1 for the bias;
+- Ĝ = D X̂ᵀ, where column i of D is dℒ/dz for sample i, the **signal** of the sample. An entry of D is zero if the
+  neuron is inactive for the sample;
 - Ĝ = L R is the truncated singular value decomposition, with L = U_b and R = Σ_b V_bᵀ;
 - a **direction** is a vector q with L q = d_i up to scale, for some sample i. L q is sparse because d_i is;
+- a **vertex** is a direction for which b-1 rows of L q are zero. Every choice of b-1 rows has one, right or wrong;
 - a **point** is a vector p with x̂ = Rᵀp up to scale. The pre-activations of x̂ are A p with A = Ŵ Rᵀ.
 
 Modules, in the order in which one layer passes through them:

@@ -42,8 +42,8 @@ def invert(
     The gradient is D Xᵀ, and about half of the entries of D are zero. For any factorisation L R of the gradient there
     is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions q that make L q sparse. ``search``
     proposes such directions, and the pool keeps the sparse ones. The weights of the layer decide which b of them belong
-    together, by the score λ. The search stops at λ = 1, or when every input is certified. If the search ends earlier,
-    the orthogonal complement completes the directions that were found, and the inputs are returned without
+    together, by the score λ. ``spearpp.inversion.loop`` says when the search stops. If it ends before the whole batch
+    is found, the orthogonal complement completes the directions that were found, and the inputs are returned without
     certificates; or only those inputs are returned that single rows of the gradient revealed, if there are any.
 
     If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
@@ -58,11 +58,11 @@ def invert(
     ``stats.interrupted`` is True. A second Ctrl-C ends the call.
 
     Args:
-        grad_weight: dL/dW, (m, n), any float dtype, CPU or CUDA.
-        grad_bias: dL/db, (m,), or None together with ``bias`` for a layer without bias.
+        grad_weight: dℒ/dW, the gradient of the loss ℒ, (m, n), any float dtype, CPU or CUDA.
+        grad_bias: the gradient of the bias, (m,), or None together with ``bias`` for a layer without bias.
         weight: W, (m, n), as the client had it.
-        bias: b, (m,).
-        next_grad_weight: dL/dW₂ of the Linear layer that follows the ReLU, (m₂, m), or None.
+        bias: the bias as the client had it, (m,).
+        next_grad_weight: dℒ/dW₂ of the Linear layer that follows the ReLU, (m₂, m), or None.
         next_weight: W₂, (m₂, m). Pass both arguments of the next layer or neither.
         search: the search to run; None is ``spearpp.search.Gated()``.
         batch_size: the number of samples in the batch, if it is known. It is used where the spectrum of the gradient

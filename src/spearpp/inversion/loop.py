@@ -1,8 +1,8 @@
 """Search loop for one layer.
 
 The loop runs a search round by round. Each round proposes candidate directions. The loop adds them to the pool, selects
-the best b of them and checks their evidence. It stops when the whole batch is found, when the search has no more
-rounds, or when the caller interrupts it.
+the best b of them and checks their evidence. It stops when a selection has λ = 1 or only consistent inputs, when b
+inputs match two layers, at the deadline, when the search has no more rounds, or at Ctrl-C.
 """
 
 import time

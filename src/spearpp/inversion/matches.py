@@ -58,7 +58,7 @@ class Matches:
         return Matches(**{name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names})
 
 
-def no_sightings(problem: Problem) -> Matches:
+def no_matches(problem: Problem) -> Matches:
     """Return an empty set of matches."""
     none = problem.factors.left.new_zeros(0, problem.batch_size)
     masks = torch.zeros(0, len(problem.factors.left), dtype=torch.bool, device=none.device)

@@ -2,7 +2,8 @@
 
 ``torch.fx`` traces a model: it runs ``forward`` on symbols and needs no input. If tracing fails (for example because
 of control flow that depends on values), layers are assumed to run in the order of their definition. A wrong assumption
-does no harm: a certificate holds only if the ReLU exists, so the audit reports nothing for such a layer.
+does no harm: with two or more samples a certificate holds only if the ReLU exists, and a single sample is certified
+whatever the activation is.
 """
 
 from dataclasses import replace

@@ -23,9 +23,9 @@ class Proposals:
     steps: int
     """Gradient steps, summed over the starts."""
     matches: Matches | None = None
-    """The same inputs with their points, if they match the equations of two layers."""
+    """The inputs of ``directions`` with their points, if they match the equations of two layers."""
     pairs: Pairs | None = None
-    """The same inputs with their points, if single rows of the gradient revealed them."""
+    """The inputs of ``directions`` with their points, if single rows of the gradient revealed them."""
     solved: bool = False
     """Whether each direction has already been solved for its own zeros (``spearpp.inversion.pool.refit``)."""
 

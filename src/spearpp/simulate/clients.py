@@ -81,7 +81,7 @@ class FedSGD(Client):
 class FedAvg(Client):
     """Train with SGD on shuffled mini-batches, and send the weights after training.
 
-    The server knows the learning rate and the number of epochs. The quotient (before - after) / (rate · epochs) is
+    The update states the learning rate and the number of epochs. The quotient (before - after) / (rate · epochs) is
     close to the gradient of the summed mini-batch losses at the weights before training. The difference grows while the
     weights change. With momentum, the quotient is a weighted sum of the gradients.
 

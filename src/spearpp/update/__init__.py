@@ -160,7 +160,8 @@ class ClientUpdate:
             updates: updates that were computed on the same weights, with the same kind, lr and steps.
 
         Returns:
-            One update, equal to that of a single client with all samples.
+            One update, the sum. For FedSGD clients with equally many samples it is the number of clients times the
+            gradient of all samples.
 
         Raises:
             SpearError: if the updates differ in weights, kind, lr or steps.
@@ -265,7 +266,7 @@ class ClientUpdate:
                 ``save`` wrote contain these weights, so ``before`` must be None for them.
             kind: what a file of another program holds: "weights" after training, "deltas" or "gradients".
             lr: the learning rate, if known.
-            steps: number of local steps, if known.
+            steps: number of passes over the client's data (epochs, or full-batch steps), if known.
 
         Raises:
             SpearError: if the file does not hold a complete update.

@@ -9,9 +9,9 @@ that x̂_i leaves inactive must be the neurons where L q_i is zero. For every in
   often as a small gradient disappears in noise;
 - **chance**: the number of agreeing neurons beyond the b-1 that any vertex has by construction. Each agreement is a
   fair coin that fell right, so 30 + log₂ b of them leave a probability of 1e-9 for the batch;
-- **determined**: the rows where L q_i is zero and x̂_i clearly inactive must have no other kernel, or q_i could be a
-  mixture. With drift this must hold even without any one of them. A neuron whose sign is unclear does not count,
-  because a mixture of two samples can lie exactly on z_k = 0;
+- **determined**: the rows where L q_i is zero and x̂_i clearly inactive must have a kernel that contains only q_i, or
+  q_i could be a mixture. With drift this must hold even without any one of them. A neuron whose sign is unclear does
+  not count, because a mixture of two samples can lie exactly on z_k = 0;
 - **error**: four times the standard deviation σ ‖p_i‖ / |s_i| that the noise of the gradient implies for x̂_i.
 
 **Drift.** A client that takes several local steps moves its weights along the update that it sends. The pre-activation
@@ -21,8 +21,8 @@ single gradient. Neurons that may have moved count neither for nor against an in
 sizes of z, so nothing is left that could count for it.
 
 **Heavier noise.** With networks that fit their data, an inactive neuron may have a gradient of several times the bound,
-most likely because samples below the noise are noise of low rank. Up to four times the bound counts neither for nor
-against. The largest ratio, ω, multiplies all errors.
+most likely because samples whose gradient is below the noise add an error of low rank. Up to four times the bound
+counts neither for nor against. The largest ratio, ω, multiplies all errors.
 
 For the batch: the gradient rebuilt from the inputs, with D zero wherever they leave a neuron inactive, must differ from
 the observed gradient by no more than noise.
@@ -49,16 +49,20 @@ from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 
 CLEAR = 0.1
-"""An entry of D is clear of noise if the noise bound is at most this share of the column's root mean square."""
+"""An entry of D is clear of noise if the noise bound is at most this share of the column's root mean square. A design
+choice: a tenth of the typical entry."""
 SIGMAS = 4.0
 """The stated error is this many standard deviations of what the noise of the gradient implies. Rounding is not
 Gaussian: in 3,000 hostile updates the true error reached eight standard deviations (``docs/results/hostile.md``)."""
 HEAVIER = 4.0
-"""How many times its bound noise may reach at an inactive neuron. The largest ratio seen was 2.7."""
+"""Largest ratio of an entry to its noise bound at an inactive neuron that still counts as noise. Measured: 2.7 was the
+largest ratio on networks that fit their data (``docs/lab/notebook.md``)."""
 OFF = 3.0
-"""How much farther than the farthest neuron that drift switched on another neuron may have been switched off."""
+"""A neuron may have been switched off by a drift of up to OFF times the largest drift that switched a neuron on. A
+design choice."""
 RESIDUAL = 3.0
-"""How many times the noise the rebuilt gradient may differ from the observed one."""
+"""Largest ratio of the difference between the rebuilt and the observed gradient to the noise. A design choice: the
+ratio is 1 for noise alone."""
 
 
 def certify(problem: Problem, chosen: Selection) -> Evidence:
@@ -125,7 +129,7 @@ class _Compared:
     drift: Float[Tensor, "*u"]
     """η, in units of the update: how far local steps must have moved the weights; 0 for one gradient."""
     silent: Bool[Tensor, "*u k m"]
-    """Neurons with a gradient that are zero because x̂ leaves them inactive."""
+    """Neurons with a gradient where L q is zero and x̂ is clearly inactive."""
 
     def holds(self, batch_size: int) -> Bool[Tensor, "k"]:
         """Which patterns agree beyond chance. A gradient of rank one has one input, whatever follows the layer."""

@@ -27,10 +27,10 @@ from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
 from spearpp.search.gated.peel import peel
 from spearpp.search.gated.rounds import Pace, Rounds
-from spearpp.search.gated.two_layers import WitnessedRounds
+from spearpp.search.gated.two_layers import TwoLayerRounds
 
 MOST_STARTS = 4096
-"""Largest number of starts in a round."""
+"""Largest number of starts in a round. A design choice: it bounds the memory of a round."""
 LEAST_STARTS, LEAST_STARTS_GPU = 128, (256, 512)
 """Smallest number of starts in a round, on a CPU and on a GPU. A GPU descends from four times as many starts in about
 the same time, and then needs fewer rounds (512). If the host selects the candidates (``SMALL_FOR_GPU``), twice as many
@@ -47,7 +47,7 @@ two conjugate-gradient iterations found as many samples as four (``docs/lab/note
 
 @dataclass(frozen=True)
 class Gated:
-    """Search over inputs p, with the rows of L gated by the activation pattern of p.
+    """Search over points p. Only rows of L at neurons that p leaves inactive are used (gating).
 
     Each round removes what it found from the problem. A round that finds little is followed by a round with more
     careful steps, then by rounds with more starts, until everything is found or the budget is spent.
@@ -131,7 +131,7 @@ class Gated:
                 remaining -= proposed.starts
                 yield proposed
             known = first.known
-            if isinstance(first, WitnessedRounds) and len(known) and first.beyond_one_witness:
+            if isinstance(first, TwoLayerRounds) and len(known) and first.beyond_one_layer:
                 return
             if tried and len(known) == len(peeled):  # then the outputs do not belong to the layer that follows
                 problem = replace(problem, outputs=None)
@@ -164,11 +164,11 @@ class Gated:
             return LEAST_STARTS
         return LEAST_STARTS_GPU[problem.factors.left.is_cuda]
 
-    def _next_layer(self, problem: Problem, peeled: Pairs) -> WitnessedRounds | BackwardRounds | None:
+    def _next_layer(self, problem: Problem, peeled: Pairs) -> TwoLayerRounds | BackwardRounds | None:
         """The rounds that use the next layer, if it was given and is informative."""
         starts = self.round_starts or LEAST_STARTS
         if problem.next_layer is not None:
-            return WitnessedRounds(problem, problem.next_layer, starts, self.dtype)
+            return TwoLayerRounds(problem, problem.next_layer, starts, self.dtype)
         if problem.outputs is not None:
             return BackwardRounds(problem, problem.outputs, starts, self.dtype, peeled)
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.matches import SIGMAS, Matches, confirm, forward_noise, no_sightings, outside, solve_inputs
+from spearpp.inversion.matches import SIGMAS, Matches, confirm, forward_noise, no_matches, outside, solve_inputs
 from spearpp.inversion.next_layer import NextLayer
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
@@ -72,7 +72,7 @@ class _Spaces:
     """Maps coordinates in the first basis to p."""
 
 
-class WitnessedRounds:
+class TwoLayerRounds:
     """State of the search with the next layer: the inputs found, and how hard to search next.
 
     Args:
@@ -84,7 +84,7 @@ class WitnessedRounds:
 
     def __init__(self, problem: Problem, next_layer: NextLayer, least: int, dtype: torch.dtype) -> None:
         self.problem, self.next_layer, self.least, self.dtype = problem, next_layer, least, dtype
-        self.found = no_sightings(problem)
+        self.found = no_matches(problem)
         self.start_factor, self.empty_rounds, self.more_reflections = 1, 0, False
 
     @property
@@ -99,11 +99,11 @@ class WitnessedRounds:
         If the first layer alone may be enough, a single round without a new input ends the search. Local training
         changes the inputs of the next layer, so its gradient may only contain the first mini-batch.
         """
-        patience = EMPTY_ROUNDS if self.beyond_one_witness else 1
+        patience = EMPTY_ROUNDS if self.beyond_one_layer else 1
         return self.missing == 0 or self.empty_rounds >= patience
 
     @property
-    def beyond_one_witness(self) -> bool:
+    def beyond_one_layer(self) -> bool:
         """Whether the first layer alone cannot recover this number of samples."""
         return self.problem.batch_size > ONE_LAYER_SHARE * self.problem.factors.live_neurons
 
