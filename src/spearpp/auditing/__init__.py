@@ -96,12 +96,8 @@ def audit(
     plan = make_plan(update, model, memory)
     audits, interrupted = run(plan, search, clock, generator, progress)
     audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
-    whole_replay, training_estimate, network, replay_skipped_because = (
-        None,
-        None,
-        model,
-        None if model is None else replay_skip_reason(update, memory),
-    )
+    whole_replay, training_estimate, network = None, None, model
+    replay_skipped_because = None if model is None else replay_skip_reason(update, memory)
     try:
         judged = judge_all(audits, plan.update, None if replay_skipped_because else model, batch_size)
         audits, network = judged.audits, judged.network
