@@ -182,7 +182,7 @@ def _about_replay(context: Context) -> list[str]:
     ):
         sentences.append(
             f"A replay with one step differs from the update by {whole_replay.difference:.1%} (with averaged inputs by "
-            f"{whole_replay.mixed:.0%}, with unrelated inputs by {whole_replay.unrelated:.0%}). Possible reasons: several local "
-            "steps, another loss, noise, or layers that behave differently in training."
+            f"{whole_replay.mixed:.0%}, with unrelated inputs by {whole_replay.unrelated:.0%}). "
+            "Possible reasons: several local steps, another loss, noise, or layers that behave differently in training."
         )
     return sentences
