@@ -33,9 +33,15 @@ from spearpp.types import Float, Int, Tensor, replace_rows, select_rows
 from spearpp.update import ClientUpdate
 
 DIRECTIONS = 4
-"""Number of wrong inputs, and of inputs that fit, towards which slope and curvature are measured.
+"""Number of inputs that fit towards which slope and curvature are measured.
 
-A design choice: each direction costs two forward passes for every input.
+A design choice: a median needs a few directions, and each direction costs two passes through the model.
+"""
+WRONG_DIRECTIONS = 16
+"""Largest number of wrong inputs towards which the slope is measured.
+
+A design choice: the errors of the other inputs lie towards the wrong inputs, so as many as possible are measured, and
+each costs two passes through the model.
 """
 DERIVATIVE_STEP = 1e-4
 """Relative step of the numerical derivative of the outputs.
@@ -115,7 +121,7 @@ def replay_alone(
     if not len(result.directions) or not result.scale_known:
         return None
     network = Network(model, update, layer)
-    wrong = result.inputs[~result.fits][:DIRECTIONS].double()
+    wrong = result.inputs[~result.fits][:WRONG_DIRECTIONS].double()
     inputs = result.inputs[: len(result.directions)].double()
     directions = result.directions.to(factors.left)
     spread = torch.linalg.vector_norm(directions / factors.singular_values, dim=1)

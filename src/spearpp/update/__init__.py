@@ -160,8 +160,7 @@ class ClientUpdate:
             updates: updates that were computed on the same weights, with the same kind, lr and steps.
 
         Returns:
-            One update, the sum. For FedSGD clients with equally many samples it is the number of clients times the
-            gradient of all samples.
+            The sum. For equally large FedSGD clients it is a multiple of the gradient of all samples.
 
         Raises:
             SpearError: if the updates differ in weights, kind, lr or steps.
