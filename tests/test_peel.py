@@ -85,9 +85,11 @@ def test_no_time_is_no_peeling() -> None:
 
 
 def test_it_helps_where_the_search_alone_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same number of starts, peeling leads to the whole batch and the search alone does not."""
     client = bright(24, 240, 1, common=2.0)
+    search = Gated(starts=1536)
     assert len(peel(client.problem)) >= 6
-    result = spearpp.invert(*client.seen)
+    result = spearpp.invert(*client.seen, search=search)
     assert client.score(result).exact
     assert bool(result.certified.all())
 
@@ -96,7 +98,10 @@ def test_it_helps_where_the_search_alone_is_slow(monkeypatch: pytest.MonkeyPatch
         return no_pairs(problem)
 
     monkeypatch.setattr("spearpp.search.gated.peel", nothing)
-    assert result.stats.steps < 0.7 * spearpp.invert(*client.seen).stats.steps
+    alone = spearpp.invert(*client.seen, search=search)
+    assert alone.stats.found < 24
+    assert not bool(alone.certified.any())
+    assert result.stats.steps < 0.7 * alone.stats.steps
 
 
 def test_what_rows_gave_away_is_returned_where_the_rest_is_not_found() -> None:
