@@ -24,6 +24,7 @@ import spearpp
 from benchmarks import command, paper
 from benchmarks.recovery import FIRST_SEED, Setting, attack
 from spearpp.inversion.observation import observe
+from spearpp.inversion.result import Inversion
 from spearpp.search import Gated
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -156,7 +157,7 @@ def _measured(b: int, m: int, batches: int, data: str | None, device: torch.devi
 
 @dataclass(frozen=True)
 class _Batch:
-    result: spearpp.Inversion
+    result: Inversion
     whole: bool
     operations: float
     seconds: float
@@ -166,7 +167,7 @@ class _Batch:
 def _batch(seed: int, b: int, m: int, data: str | None, device: torch.device) -> _Batch:
     """Invert one batch twice: first count its operations, then time it and a decomposition of the same gradient."""
     batch, (seen, *_) = attack(Setting("speed", b, m, Gated()), data).prepare(seed, device)
-    results: list[spearpp.Inversion] = []
+    results: list[Inversion] = []
 
     def invert() -> None:
         results.append(spearpp.invert(*seen, generator=torch.Generator().manual_seed(seed)))

@@ -18,6 +18,8 @@ from hypothesis import settings
 from spearpp import simulate
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
+from spearpp.inversion.result import Inversion
+from spearpp.metrics import Score
 from spearpp.simulate import Batch, LayerGradient
 
 # Small problems on shared cores: more threads only wait for each other, in what tests start as well.
@@ -69,7 +71,7 @@ class Client:
         seen = torch.cat([self.seen.grad_weight.double(), self.grad_bias[:, None]], dim=1)
         return (seen @ torch.linalg.pinv(inputs)).T
 
-    def score(self, result: spearpp.Inversion) -> spearpp.Score:
+    def score(self, result: Inversion) -> Score:
         return spearpp.score(result.inputs, self.batch.inputs, normalisation=self.batch.normalisation)
 
 

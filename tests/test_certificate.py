@@ -17,6 +17,7 @@ from spearpp.inversion.evidence import EXACT, certify, chance_of_zeros
 from spearpp.inversion.evidence.chance import UNLUCKY, most_by_chance
 from spearpp.inversion.evidence.one_layer import widened
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import Selection
 from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search
 from spearpp.simulate import Batch, LayerGradient
@@ -250,7 +251,7 @@ def weighted(model: nn.Sequential, batch: Batch, weights: torch.Tensor) -> list[
     ]
 
 
-def certified_wrongly(result: spearpp.Inversion, batch: Batch) -> list[float]:
+def certified_wrongly(result: Inversion, batch: Batch) -> list[float]:
     """The PSNR of certified inputs that are none."""
     psnrs = [
         float(spearpp.score(x[None], batch.inputs, normalisation=batch.normalisation).psnr.max())

@@ -17,11 +17,12 @@ import pytest
 import torch
 from torch import nn
 
-from spearpp import AuditResult, ClientUpdate, Progress, audit, invert, score, simulate
+from spearpp import AuditResult, ClientUpdate, audit, invert, score, simulate
 from spearpp.cli import main
 from spearpp.cli.models import chain
 from spearpp.cli.options import seconds
 from spearpp.errors import OptionError
+from spearpp.inversion.result import Progress
 from spearpp.simulate import Batch
 
 SIMULATED = ["simulate", "--samples", "8", "--hidden", "80,80", "--data", "digits"]

@@ -19,6 +19,7 @@ from spearpp.auditing.claims import Known, judge
 from spearpp.auditing.signals import Signals
 from spearpp.errors import DataError
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.result import Inversion
 from spearpp.linalg import sphere
 from spearpp.search import Proposals, RiemannianAdam, Search
 from spearpp.search.losses import Loss
@@ -173,9 +174,7 @@ def test_a_new_kind_of_client_is_audited() -> None:
 # A certificate rule: auditing/claims.py.
 
 
-def far_from_others(
-    inversion: spearpp.Inversion, patterns: Tensor, signals: Signals | None, known: Known
-) -> tuple[Claim, ...]:
+def far_from_others(inversion: Inversion, patterns: Tensor, signals: Signals | None, known: Known) -> tuple[Claim, ...]:
     """The rule of the package, and one more: activation patterns must differ from each other in 25 % of the neurons."""
     different = (patterns[:, None] ^ patterns[None]).double().mean(-1)
     different.fill_diagonal_(1.0)

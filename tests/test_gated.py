@@ -15,9 +15,11 @@ from spearpp.errors import OptionError
 from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import init_filt, steadiest_first
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement
+from spearpp.metrics import Score
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, _step_by_step, descend
@@ -247,7 +249,7 @@ class TestGraded:
 class TestHarderData:
     """Settings the paper does not have: in each the whole batch comes back, certified."""
 
-    def check(self, batch: Batch, seen: simulate.LayerGradient) -> spearpp.Inversion:
+    def check(self, batch: Batch, seen: simulate.LayerGradient) -> Inversion:
         result = spearpp.invert(*seen, search=Gated(starts=4096))
         score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
         assert score.exact
@@ -407,7 +409,7 @@ def test_options_out_of_range_are_refused() -> None:
 
 def local_training(
     seed: int, client: simulate.FedAvg, *, next_layer: bool, samples: int = 24
-) -> tuple[spearpp.Inversion, spearpp.Score]:
+) -> tuple[Inversion, Score]:
     """What comes of tiles of photographs, many of them alike, after local training."""
     generator = torch.Generator().manual_seed(seed)
     batch = simulate.photographs(samples, generator=generator)

@@ -11,6 +11,7 @@ import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, RankError, ShapeError
+from spearpp.inversion.result import Progress
 from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
 from spearpp.search.losses import LogCosh, NegativeL4
 from spearpp.search.rounding import LinearProgramRounding
@@ -307,7 +308,7 @@ def test_what_is_not_a_layers_gradient_is_refused_in_one_sentence(
 
 
 def test_progress_is_told_chunk_by_chunk(make_client: MakeClient) -> None:
-    told: list[spearpp.Progress] = []
+    told: list[Progress] = []
     client = make_client(8, 100, 60)
     result = spearpp.invert(*client.seen, search=RiemannianAdam(starts=4096, chunk=8), progress=told.append)
     assert [each.starts for each in told] == [8 * (i + 1) for i in range(len(told))]

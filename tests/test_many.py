@@ -12,10 +12,11 @@ from spearpp.errors import NonFiniteError, ShapeError
 from spearpp.inversion import many
 from spearpp.inversion.factors import decompose_many
 from spearpp.inversion.many import Layer, one_round, stack
+from spearpp.inversion.result import Inversion
 from spearpp.search import Gated
 
 
-def together(layers: Sequence[Layer]) -> dict[int, spearpp.Inversion]:
+def together(layers: Sequence[Layer]) -> dict[int, Inversion]:
     """What one round settles; on a CPU ``invert_many`` does not ask it."""
     return dict(one_round(stack(layers), Gated(), torch.Generator().manual_seed(0)))
 
@@ -200,7 +201,7 @@ def test_a_gpu_does_them_together(cuda: torch.device, monkeypatch: pytest.Monkey
     layers = [moved_to(simulate.fedsgd(model, batch)[0], cuda) for batch in batches]
     alone: list[int] = []
 
-    def counted(*layer: torch.Tensor, search: Gated, generator: torch.Generator) -> spearpp.Inversion:
+    def counted(*layer: torch.Tensor, search: Gated, generator: torch.Generator) -> Inversion:
         alone.append(1)
         return spearpp.invert(*layer, search=search, generator=generator)
 

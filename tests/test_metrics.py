@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spearpp import Normalisation, accuracy, score
+from spearpp import Normalisation, score
 from spearpp.errors import NonFiniteError, ShapeError
-from spearpp.metrics import BEST_PSNR
+from spearpp.metrics import BEST_PSNR, accuracy
 
 
 def images(b: int, n: int, seed: int) -> torch.Tensor:

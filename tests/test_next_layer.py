@@ -22,8 +22,10 @@ from spearpp.inversion.next_layer import NextLayer, few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.problem import Problem, pose
+from spearpp.inversion.result import Inversion, Progress
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
+from spearpp.metrics import Score
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.backward import BackwardRounds
@@ -45,9 +47,9 @@ class Pair:
         search: Gated | None = None,
         *,
         batch_size: int | None = None,
-        progress: Callable[[spearpp.Progress], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
         **instead: torch.Tensor | None,
-    ) -> spearpp.Inversion:
+    ) -> Inversion:
         """With both layers, or something else in place of the second."""
         first, second, *_ = self.layers
         following = {"next_grad_weight": second.grad_weight, "next_weight": second.weight} | instead
@@ -60,10 +62,10 @@ class Pair:
             progress=progress,
         )
 
-    def score(self, result: spearpp.Inversion) -> spearpp.Score:
+    def score(self, result: Inversion) -> Score:
         return spearpp.score(result.inputs, self.batch.inputs, normalisation=self.batch.normalisation)
 
-    def wrong(self, result: spearpp.Inversion) -> int:
+    def wrong(self, result: Inversion) -> int:
         """Certified inputs that are not in the batch."""
         return sum(
             float(spearpp.score(x[None], self.batch.inputs).psnr.max()) < 60 for x in result.inputs[result.certified]
@@ -222,7 +224,7 @@ class TestRecovery:
         assert truth.score(result).exact
 
     def test_progress_counts_what_was_seen(self) -> None:
-        told: list[spearpp.Progress] = []
+        told: list[Progress] = []
         pair(40, 100).invert(progress=told.append)
         assert [each.found for each in told] == sorted(each.found for each in told)
         assert told[-1].found == 40

@@ -21,9 +21,10 @@ from PIL import Image
 from torch import nn
 
 import spearpp
-from spearpp import AuditResult, Inversion, SpearError, Verdict, pictures, report, simulate
+from spearpp import AuditResult, SpearError, Verdict, pictures, report, simulate
 from spearpp.auditing.folder import DOCUMENT, NUMBERS
 from spearpp.cli.audit import exit_code
+from spearpp.inversion.result import Inversion
 from spearpp.report import plots
 from spearpp.report.advice import defences
 from spearpp.report.sarif import sarif

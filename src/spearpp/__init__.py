@@ -1,50 +1,55 @@
-"""Does this client update give the training batch away, exactly, and what would stop it?
+"""Find out whether a client's update in federated learning reveals its training samples.
 
-``audit`` takes a client's update and a model to a verdict; ``invert`` recovers the inputs of one Linear+ReLU
-layer from its gradients, ``invert_many`` those of many at once; ``report`` writes what came of it for people and
-programs; ``simulate`` plays the client; ``score`` compares with the truth.
+These are all public names of the package. Every other module is the home of the types that these names return, or an
+implementation detail.
+
+===================  ==============================================================================================
+``audit``            Audit a client's update: recover training samples and return a verdict.
+``AuditResult``      The result of an audit, with methods to save and load it.
+``Verdict``          LEAKS, NOT_FOUND or NOT_APPLICABLE.
+``ClientUpdate``     What a client sent, from gradients, from weights or from files.
+``find_layers``      List the layers of a model that an audit can invert.
+``check``            Report what was done to an update, for example noise or compression, without a search.
+``invert``           Recover the inputs of one Linear layer from its gradients.
+``invert_many``      Recover the inputs of many layers at once.
+``search``           Module: the searches that ``invert`` and ``audit`` accept, with their losses and roundings.
+``score``            Compare recovered inputs with the true inputs.
+``Normalisation``    The map from the [0, 1] scale to the inputs of a network.
+``report``           Module: write, re-render and compare report folders.
+``simulate``         Module: networks, data sets and clients for experiments.
+``SpearError``       Base class of every error that the package raises.
+===================  ==============================================================================================
 """
 
 from spearpp import report, search, simulate
-from spearpp.about import __version__
-from spearpp.auditing import AuditResult, LayerAudit, Verdict, audit
-from spearpp.auditing.checks import Finding, check
-from spearpp.auditing.replay import Replay
+from spearpp.about import __version__ as __version__
+from spearpp.auditing import AuditResult, Verdict, audit
+from spearpp.auditing.checks import check
 from spearpp.errors import SpearError
 from spearpp.inversion.invert import invert
 from spearpp.inversion.many import invert_many
-from spearpp.inversion.result import Inversion, Progress, Stats
-from spearpp.metrics import Score, accuracy, score
-from spearpp.model import Layer, find_layers
+from spearpp.metrics import score
+from spearpp.model import find_layers
 from spearpp.normalisation import Normalisation
-from spearpp.search import losses, rounding
 from spearpp.update import ClientUpdate
 
 __all__ = [
     "AuditResult",
     "ClientUpdate",
-    "Finding",
-    "Inversion",
-    "Layer",
-    "LayerAudit",
     "Normalisation",
-    "Progress",
-    "Replay",
-    "Score",
     "SpearError",
-    "Stats",
     "Verdict",
-    "__version__",
-    "accuracy",
     "audit",
     "check",
     "find_layers",
     "invert",
     "invert_many",
-    "losses",
     "report",
-    "rounding",
     "score",
     "search",
     "simulate",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

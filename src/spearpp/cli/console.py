@@ -13,10 +13,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spearpp import Layer, LayerAudit, Verdict
+from spearpp import Verdict
+from spearpp.auditing import LayerAudit
 from spearpp.auditing.checks import Finding
 from spearpp.errors import DataError
 from spearpp.inversion.result import Progress as SearchProgress
+from spearpp.model import Layer
 
 VERDICT_STYLES: dict[str, str] = {
     Verdict.LEAKS: "bold red",
