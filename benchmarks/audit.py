@@ -23,7 +23,7 @@ import spearpp
 from benchmarks import command
 from benchmarks.recovery import FIRST_SEED
 from spearpp import ClientUpdate, Verdict, simulate
-from spearpp.metrics import EXACT_PSNR
+from spearpp.metrics import PAPER_NOISY_PSNR, PAPER_PSNR
 from spearpp.search import Gated
 from spearpp.simulate import Batch, Cast, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients
 
@@ -67,7 +67,8 @@ def measure(name: str, client: Client, b: int, audits: int, data: str | None, bu
         replays += [] if result.replay is None else [result.replay.difference]
         if result.best is not None and result.best.layer.sees == "inputs":
             score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
-            exact, close = exact + int((score.psnr > EXACT_PSNR).sum()), close + int((score.psnr > 25).sum())
+            exact += int((score.psnr > PAPER_PSNR).sum())
+            close += int((score.psnr > PAPER_NOISY_PSNR).sum())
             psnrs += score.psnr.tolist()
             nearest = [_nearest(x, batch) for x in result.inputs]
             wrong += sum(each < 15 for each in nearest)

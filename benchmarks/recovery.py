@@ -12,7 +12,7 @@ import torch
 from spearpp.experiments import Attack, Source
 from spearpp.experiments.cell import FIRST_SEED
 from spearpp.experiments.intervals import wilson
-from spearpp.metrics import EXACT_PSNR
+from spearpp.metrics import PAPER_PSNR
 from spearpp.search import Search
 from spearpp.simulate import Client, FedSGD
 
@@ -30,7 +30,7 @@ class Setting:
     paper: str = "-"
     """What the paper reports, or a target, as text."""
     client: Client = field(default=FedSGD(), repr=False)
-    threshold: float = EXACT_PSNR
+    threshold: float = PAPER_PSNR
     """PSNR in dB above which an input counts as recovered."""
     batches: int | None = None
     """Number of batches; None takes the number on the command line."""

@@ -10,7 +10,7 @@ import spearpp
 from spearpp import AuditResult
 from spearpp.cli.console import output
 from spearpp.errors import DataError
-from spearpp.metrics import EXACT_PSNR
+from spearpp.metrics import PAPER_PSNR
 from spearpp.simulate import Batch
 
 
@@ -23,7 +23,7 @@ def score(
             "or x."
         ),
     ],
-    threshold: Annotated[float, typer.Option(help="PSNR in dB above which a sample counts as exact.")] = EXACT_PSNR,
+    threshold: Annotated[float, typer.Option(help="PSNR in dB above which a sample counts as exact.")] = PAPER_PSNR,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare recovered inputs with the true batch, sample by sample.

@@ -1,6 +1,7 @@
 """One simulated attack: a client computes an update on a batch, the server inverts it, and the result is scored."""
 
 import base64
+import math
 import time
 import zlib
 from dataclasses import asdict, dataclass
@@ -12,22 +13,22 @@ import torch
 from spearpp.errors import OptionError, RankError
 from spearpp.experiments.codec import register
 from spearpp.experiments.source import Source
+from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.invert import invert
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import pose
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import Selection, recover
 from spearpp.linalg.nullspace import kernel_vectors
-from spearpp.metrics import EXACT_PSNR, Score, score
+from spearpp.metrics import PAPER_PSNR, Score, score
 from spearpp.search import Gated, Search
 from spearpp.simulate import Batch, Cast, Client, FedSGD, LayerGradient, Quantise, TopK, linear_layers, mlp
 from spearpp.types import Tensor
 
-WRONG_PSNR = 60.0
-"""A certified input with a PSNR below this value, in dB, counts as wrong.
+WRONG_PSNR = -20 * math.log10(EXACT)
+"""A certified input with a PSNR below this value, 60 dB, counts as wrong.
 
-Design choice: 60 dB is an error of 0.1 % of the pixel range. It lies far above the PSNR of unrelated inputs (10 to
-20 dB) and below ``EXACT_PSNR``, so that rounding does not make a correct input count as wrong.
+Derived: pixels are at most 1, so the root mean square error of an exact input is at most ``EXACT``.
 """
 MASKS_PER_CHUNK = 16
 """Number of samples whose null vectors are computed at once. Design choice: the memory for 16 m x b matrices."""
@@ -50,7 +51,7 @@ class Measurement:
     wrongly_certified: int
     """Number of certified inputs with a PSNR below ``WRONG_PSNR`` to the true input they are matched to."""
     missed: int
-    """Number of inputs with a PSNR above ``EXACT_PSNR`` that were not certified."""
+    """Number of inputs with a PSNR above ``PAPER_PSNR`` that were not certified."""
     mean_psnr: float
     """Mean PSNR of the inputs."""
     with_masks: float | None
@@ -95,7 +96,7 @@ class Attack:
     """Number of layers the server uses. 1: the first layer. 2: the first layer and the next layer."""
     normalise: bool = True
     """Whether the inputs of the network are normalised. If False, they are pixels in [0, 1]."""
-    threshold: float = EXACT_PSNR
+    threshold: float = PAPER_PSNR
     """PSNR in dB above which an input counts as recovered."""
     bound: bool = False
     """Whether to measure the PSNR with known activation patterns (``Measurement.with_masks``)."""
@@ -149,7 +150,7 @@ class Attack:
                 recovered=compared.recovered,
                 certified=int(certified.sum()),
                 wrongly_certified=int((certified & (psnr < WRONG_PSNR)).sum()),
-                missed=int((~certified & (psnr > EXACT_PSNR)).sum()),
+                missed=int((~certified & (psnr > PAPER_PSNR)).sum()),
                 mean_psnr=compared.mean_psnr,
                 with_masks=bound,
                 score=result.score,

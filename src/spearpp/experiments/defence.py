@@ -9,6 +9,7 @@ from spearpp.errors import OptionError
 from spearpp.experiments.attack import Attack
 from spearpp.experiments.source import Source
 from spearpp.experiments.training import Training
+from spearpp.metrics import PAPER_NOISY_PSNR, PAPER_PSNR
 from spearpp.search import Gated, Search
 from spearpp.simulate import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
@@ -83,7 +84,7 @@ class Defence:
         return pruned + ((Quantise(self.bits),) if self.bits < FULL_BITS else ())
 
     def attack(
-        self, *, data: Source, search: Search | None = None, witnesses: int = 2, threshold: float = 90.0
+        self, *, data: Source, search: Search | None = None, witnesses: int = 2, threshold: float = PAPER_PSNR
     ) -> Attack:
         """Return the setting that measures how many inputs are recovered under this defence."""
         return Attack(
@@ -138,11 +139,11 @@ class Axis:
     """Value of the strongest defence."""
     whole: bool = False
     """Whether the parameter takes only whole numbers."""
-    threshold: float = 25.0
+    threshold: float = PAPER_NOISY_PSNR
     """PSNR in dB above which an input counts as recovered.
 
-    90 dB if the defence does not change the gradient of a sample, so that recovery is either exact or fails. 25 dB, the
-    threshold of the paper's Tables 3 and 4, if the defence adds an error to the update.
+    ``PAPER_PSNR`` if the defence does not change the gradient of a sample, so that recovery is either exact or fails.
+    ``PAPER_NOISY_PSNR`` if the defence adds an error to the update.
     """
 
     @property
@@ -188,15 +189,15 @@ class Axis:
 AXES = {
     axis.name: axis
     for axis in (
-        Axis("batch", "b", 4, 512, whole=True, threshold=90.0),
-        Axis("width", "m", 1024, 16, whole=True, threshold=90.0),
+        Axis("batch", "b", 4, 512, whole=True, threshold=PAPER_PSNR),
+        Axis("width", "m", 1024, 16, whole=True, threshold=PAPER_PSNR),
         Axis("noise", "σ", 1e-6, 1e-2),
         Axis("clip", "C", 16.0, 1e-3),
         Axis("steps", "local steps", 1, 128, whole=True),
         Axis("rate", "learning rate", 1e-4, 1.0),
         Axis("keep", "share kept", 1.0, 1e-3),
         Axis("bits", "bits", 16, 2, whole=True),
-        Axis("clients", "clients", 1, 64, whole=True, threshold=90.0),
+        Axis("clients", "clients", 1, 64, whole=True, threshold=PAPER_PSNR),
     )
 }
 """All parameters, by name. The ranges are design choices; docs/results/README.md shows where recovery stops in them."""

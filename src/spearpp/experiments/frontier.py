@@ -10,6 +10,7 @@ from spearpp.experiments.defence import AXES, CLIP, RATE, Axis, Defence
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.source import Source
 from spearpp.experiments.store import Store, Stored
+from spearpp.metrics import PAPER_PSNR
 from spearpp.search import Gated, Search
 
 FIRST_VALUES = 5
@@ -169,7 +170,7 @@ def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, 
 def sentence(found: Line) -> str:
     """Return the result as one sentence, without a full stop."""
     first, axis, plan = found.points[0], found.axis, found.plan
-    what = "exact recovery" if first.threshold >= 90 else f"recovery to {first.threshold:g} dB"
+    what = "exact recovery" if first.threshold >= PAPER_PSNR else f"recovery to {first.threshold:g} dB"
     shown = first.defence
     fixed = [f"b={shown.batch}" if axis.name != "batch" else "", f"m={shown.width}" if axis.name != "width" else ""]
     fixed += [f"{each.symbol}={each.of(shown):g}" for each in _active(shown) if each.name != axis.name]

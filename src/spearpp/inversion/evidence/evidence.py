@@ -8,8 +8,11 @@ import torch
 from spearpp.types import Bool, Float, Tensor
 
 EXACT = 1e-3
-"""Largest stated error of an exact input, relative to its norm. An error of 1e-3 is invisible: half a grey level of an
-8-bit image is 1/510 = 2e-3 of the range. The stated error bounds the true error (``docs/results/hostile.md``)."""
+"""The definition of an exact input: the largest stated error, relative to the norm of the input.
+
+Derived: half a grey level of an 8-bit image is 1/510 = 2e-3 of the range, so an error of 1e-3 is invisible. The stated
+error bounds the true error (``docs/results/hostile.md``). All other modules import this value.
+"""
 
 
 @dataclass(frozen=True, eq=False)
