@@ -62,7 +62,7 @@ def rows(name: str) -> list[Setting]:
     raw = name.endswith("raw")
     label = f"{'one layer' if one else 'two layers'}{', raw' if raw else ''}"
     return [
-        Setting(label, b, m, Gated(), aim, batches=batches, witnesses=1 if one else 2, raw=raw)
+        Setting(label, b, m, Gated(), aim, batches=batches, layers_used=1 if one else 2, raw=raw)
         for m, b, aim, batches in TARGETS[name]
     ]
 
@@ -162,8 +162,8 @@ class Trained:
     """Results of one batch size with a trained network."""
 
     b: int
-    witnesses: int
-    """Number of layers the server uses."""
+    layers_used: int
+    """Number of layers whose gradients the attack uses."""
     batches: int
     inputs: int
     below_noise: int
@@ -194,7 +194,7 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
     print(f"\ntrained for {epochs} epochs, correct on {accuracy:.1%} of 2,000 images")
     print("    b     layers  batches  inputs  below the noise  certified (wrong)  share of others  seconds")
     for b in (20, 40, 60, 80):
-        for witnesses in (1, 2):
+        for layers_used in (1, 2):
             below, certified, wrong, seconds = 0, 0, 0, []
             for seed in range(FIRST_SEED, FIRST_SEED + batches):
                 rows = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:b]
@@ -203,8 +203,8 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
                 began = time.perf_counter()
                 result = spearpp.invert(
                     *seen,
-                    next_grad_weight=following.grad_weight if witnesses == 2 else None,
-                    next_weight=following.weight if witnesses == 2 else None,
+                    next_grad_weight=following.grad_weight if layers_used == 2 else None,
+                    next_weight=following.weight if layers_used == 2 else None,
                     search=Gated(seconds=60),
                     generator=torch.Generator().manual_seed(seed),
                 )
@@ -213,9 +213,9 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
                 certified += int(result.certified.sum())
                 nearest = partial(spearpp.score, truth=batch.inputs, normalisation=batch.normalisation)
                 wrong += sum(float(nearest(x[None]).psnr.max()) < WRONG_PSNR for x in result.inputs[result.certified])
-            row = Trained(b, witnesses, batches, b * batches, below, certified, wrong, statistics.median(seconds))
+            row = Trained(b, layers_used, batches, b * batches, below, certified, wrong, statistics.median(seconds))
             print(
-                f"{b:>5}{witnesses:>11}{batches:>9}{row.inputs:>8}{below:>17}{certified:>13} ({wrong})"
+                f"{b:>5}{layers_used:>11}{batches:>9}{row.inputs:>8}{below:>17}{certified:>13} ({wrong})"
                 f"{certified / (row.inputs - below):>17.2f}{row.median_seconds:>9.1f}",
                 flush=True,
             )

@@ -17,11 +17,11 @@ from typing import Any
 from spearpp.plotting import Axis, Point, Series, Size, draw
 
 METHODS = {
-    "paper": ("paper", "#8a8a8a"),
-    "one witness": ("one layer", "#1f77b4"),
-    "two witnesses": ("two layers", "#d1495b"),
+    "paper": "#8a8a8a",
+    "one layer": "#1f77b4",
+    "two layers": "#d1495b",
 }
-"""Methods as the JSON file names them, with the text of their legend entry and their colour."""
+"""Methods as the JSON file names them, with their colour."""
 WIDTHS, BATCH_SIZES = (150, 5200), (10, 2600)
 """Ends of the two axes. They enclose all rows of ``docs/results/frontier.json``."""
 WIDTH_TICKS, BATCH_SIZE_TICKS = (200, 500, 1000, 2000, 4000), (10, 20, 50, 100, 200, 500, 1000, 2000)
@@ -55,12 +55,12 @@ def picture(rows: list[dict[str, Any]]) -> str:
     """Return the plot as SVG."""
     limit = tuple(Point(m, m / 2) for m in WIDTHS)
     fits, markers = [], []
-    for who, (name, colour) in METHODS.items():
-        best = frontier(rows, who)
+    for name, colour in METHODS.items():
+        best = frontier(rows, name)
         c, power = fit(best)
         ends = tuple(Point(m, c * m**power) for m in (min(best), max(best)))
         fits.append(Series(f"{name}: b* ≥ {c:.2g} m^{power:.2f}", ends, radius=0, colour=colour))
-        shown = [row for row in rows if row["who"] == who and row["inputs"] == "normalised"]
+        shown = [row for row in rows if row["who"] == name and row["inputs"] == "normalised"]
         points = tuple(Point(row["m"], row["b"], hollow=not _good(row), note=_note(name, row)) for row in shown)
         markers.append(Series("", points, "none", 5, colour))
     return draw(
@@ -86,8 +86,8 @@ def main() -> int:
     source, target = (Path(name) for name in sys.argv[1:3])
     rows = json.loads(source.read_text())
     target.write_text(picture(rows))
-    for who, (name, _) in METHODS.items():
-        points = frontier(rows, who)
+    for name in METHODS:
+        points = frontier(rows, name)
         c, power = fit(points)
         shares = ", ".join(f"{m}: {b} ({b / m:.3f} m)" for m, b in points.items())
         print(f"{name:<14} b* = {c:.3g} m^{power:.2f}   {shares}")

@@ -36,7 +36,7 @@ class Setting:
     """Number of batches; None takes the number on the command line."""
     bound: bool = False
     """Whether to measure the PSNR with known activation patterns."""
-    witnesses: int = 1
+    layers_used: int = 1
     """Number of layers the server uses. 1: the first layer. 2: the first layer and the next layer."""
     raw: bool = False
     """Whether inputs are pixels in [0, 1] that are not normalised."""
@@ -99,7 +99,7 @@ def attack(setting: Setting, data: str | None) -> Attack:
         search=setting.search,
         client=setting.client,
         data=Source.parse(data or "cifar10"),
-        witnesses=setting.witnesses,
+        layers_used=setting.layers_used,
         normalise=not setting.raw,
         threshold=setting.threshold,
         bound=setting.bound,

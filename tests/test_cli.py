@@ -197,6 +197,8 @@ def test_layers_names_what_qualifies(simulated: Path, capsys: pytest.CaptureFixt
         (["simulate", "--client", "x"], "--client x"),
         (["simulate", "--data", "x"], "--data x"),
         (["simulate", "--wire", "int2"], "--wire int2"),
+        (["simulate", "--client", "opacus", "--noise", "1"], "--noise-multiplier for opacus"),
+        (["simulate", "--noise-multiplier", "1"], "this option is for opacus"),
         (["audit"], "Missing argument"),
         (["nothing"], "No such command"),
     ],
@@ -261,9 +263,9 @@ def test_the_seed_decides() -> None:
 def test_every_client_can_be_played() -> None:
     for extra in (
         ["--client", "fedavg", "--epochs", "2", "--mini-batch", "4"],
-        ["--client", "opacus", "--noise", "1e-4"],
+        ["--client", "opacus", "--noise-multiplier", "1e-4"],
         ["--clients", "2"],
-        ["--wire", "int8", "--prune", "0.5"],
+        ["--wire", "int8", "--keep", "0.5"],
     ):
         assert main([*SIMULATED, *extra, "--out", "mine"]) == 0
         assert len(Batch.load("mine/truth.safetensors").inputs) == 8

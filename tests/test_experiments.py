@@ -375,7 +375,7 @@ class TestDefences:
         assert turned("noise", 0.5).client == DPSGD(2.0, 0.5)
         assert turned("clip", 0.5).client == DPSGD(0.5, 0.0)
         assert turned("steps", 3).client == FedAvg(3, 6, 1e-2)
-        assert turned("rate", 0.3).client == FedAvg(1, 6, 0.3)
+        assert turned("lr", 0.3).client == FedAvg(1, 6, 0.3)
         assert turned("keep", 0.5).changes == (TopK(0.5),)
         assert turned("bits", 4).changes == (Quantise(4),)
         assert turned("clients", 3).client == SumOfClients(FedSGD(), 3)

@@ -433,7 +433,7 @@ class TestSamplesAlikeUnderLocalTraining:
         assert score.exact
 
     @pytest.mark.parametrize("seed", [1, 3])
-    def test_a_witness_of_the_first_mini_batch_alone_does_not_hide_the_others(self, seed: int) -> None:
+    def test_a_next_layer_that_sees_the_first_mini_batch_alone_does_not_hide_the_others(self, seed: int) -> None:
         result, score = local_training(seed, simulate.FedAvg(1, 8, 0.01), next_layer=True)
         assert int(result.certified.sum()) >= 21  # some are told apart by a single neuron whose sign is not clear
         assert score.exact

@@ -58,7 +58,7 @@ def test_memory_does_not_grow_with_the_number_of_starts(make_client: MakeClient,
     assert peaks[1] < 1.6 * peaks[0]  # a full chunk, and no more, however many starts follow
 
 
-def test_two_witnesses_bring_a_large_batch_back_on_the_device(cuda: torch.device) -> None:
+def test_two_layers_bring_a_large_batch_back_on_the_device(cuda: torch.device) -> None:
     generator = torch.Generator().manual_seed(0)
     batch = simulate.random_batch(70, features=120, generator=generator)
     model = simulate.mlp(120, [200, 200], 10, generator=generator).to(cuda)

@@ -85,7 +85,7 @@ def test_functional_code_with_a_convolution_in_front() -> None:
     assert reasons["fc2"] == "its output goes to tanh, not to ReLU"
 
 
-def test_a_skip_connection_leaves_no_second_witness() -> None:
+def test_a_skip_connection_leaves_no_next_layer() -> None:
     layers = {each.name: each for each in find_layers(Skip(), update_of(Skip()))}
     assert layers["first"].qualifies
     assert layers["first"].next is None

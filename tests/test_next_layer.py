@@ -1,4 +1,4 @@
-"""The second witness: what it finds, what it certifies, and when it is set aside."""
+"""The next layer: what it finds, what it certifies, and when it is not used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -131,7 +131,7 @@ class TestStages:
         torch.testing.assert_close(found[0, :, 0].abs(), torch.tensor([1.0, 0, 0], dtype=torch.float64))
         assert float(norms[0, 1]) > 0.9
 
-    def test_true_inputs_fit_both_witnesses_to_the_noise(self) -> None:
+    def test_true_inputs_fit_both_layers_to_the_noise(self) -> None:
         truth = pair(30, 100)
         z = truth.points @ truth.problem.preactivations.T
         noise = forward_noise(truth.problem, truth.next_layer, truth.points)
@@ -183,7 +183,7 @@ class TestStages:
 
 class TestRecovery:
     @pytest.mark.parametrize(("b", "m"), [(30, 80), (45, 100), (54, 120)])
-    def test_batches_that_one_witness_does_not_reach(self, b: int, m: int) -> None:
+    def test_batches_that_one_layer_does_not_reach(self, b: int, m: int) -> None:
         truth = pair(b, m)
         result = truth.invert()
         assert result.next_layer == "used"
@@ -322,7 +322,7 @@ class Between(nn.Module):
         return out
 
 
-class TestNoWitness:
+class TestNoNextLayer:
     """Next layers that say nothing: the first is then enough, as without them."""
 
     @pytest.mark.parametrize("kind", ["plain", "dropout", "batch norm", "skip"])
@@ -383,7 +383,7 @@ class TestNoWitness:
 
 
 class TestFaint:
-    """Samples that a network is sure of send little; that does not make the next layer less of a witness."""
+    """Samples that a network is sure of send little; the next layer still determines their inputs."""
 
     def test_strength_is_not_what_tells_samples_apart(self) -> None:
         importance = torch.logspace(0, -9, 12, dtype=torch.float64)
@@ -425,7 +425,7 @@ class TestErrors:
 
 
 class TestFewOutputs:
-    """A next layer of few outputs is no witness, but its weights say what the columns of D look like."""
+    """A next layer of few outputs does not determine inputs, but its weights say what the columns of D look like."""
 
     def client(self, b: int = 30, m: int = 160, outputs: int = 5, seed: int = 0) -> Pair:
         """Raw pixels' worth of correlation: inputs with a large common part, one hidden layer."""

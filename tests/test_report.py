@@ -79,7 +79,7 @@ def test_a_saved_audit_comes_back_as_it_was(tmp_path: Path, photographs: Audited
     assert loaded.best is not None
 
 
-def test_what_two_witnesses_certify_comes_back_too(tmp_path: Path) -> None:
+def test_what_two_layers_certify_comes_back_too(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     batch = simulate.random_batch(44, features=60, generator=generator)
     model = simulate.mlp(60, [100, 100], 10, generator=generator)

@@ -146,20 +146,22 @@ def frontier_command(
         float | None, typer.Option("--clip", help="Norm C to which the gradient of each sample is clipped.")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Number of local steps.")] = 1,
-    rate: Annotated[float | None, typer.Option("--rate", help="Learning rate of the local steps.")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", "--rate", help="Learning rate of the local steps.")] = None,
     mini_batch: Annotated[
         int | None,
         typer.Option("--mini-batch", min=1, help="Samples per local step. --steps then counts epochs."),
     ] = None,
-    keep: Annotated[float, typer.Option("--keep", help="Share of the entries that pruning keeps.")] = 1.0,
+    keep: Annotated[
+        float, typer.Option("--keep", help="Pruning keeps this share of the entries, the largest ones.")
+    ] = 1.0,
     bits: Annotated[int, typer.Option("--bits", help="Bits per transmitted entry: 2 to 16, or 32.")] = 32,
     clients: Annotated[
-        int, typer.Option("--clients", min=1, help="Number of clients whose updates are summed for the server.")
+        int, typer.Option("--clients", min=1, help="Number of clients, with b samples each, whose updates are summed.")
     ] = 1,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of batches measured per point.")] = 20,
     starts: Annotated[int, typer.Option("--starts", min=1, help="Limit on the starts of the search.")] = 2048,
-    witnesses: Annotated[
-        int, typer.Option("--witnesses", min=1, max=2, help="Number of layers whose gradients the attack uses.")
+    layers_used: Annotated[
+        int, typer.Option("--layers-used", min=1, max=2, help="Number of layers whose gradients the attack uses.")
     ] = 2,
     trainings: Annotated[
         int, typer.Option("--trainings", min=0, help="Training runs per point. 0: do not measure the accuracy.")
@@ -197,11 +199,11 @@ def frontier_command(
             raise OptionError(
                 "--axis: expected one axis, or two of which the second has values: --axis noise --axis batch=8,16"
             )
-        defence = Defence(batch, width, noise, clip, steps, rate, keep, bits, clients, mini_batch)
+        defence = Defence(batch, width, noise, clip, steps, lr, keep, bits, clients, mini_batch)
         plan = Plan(
             Source.parse(data, label=label),
             Gated(starts=starts),
-            *(witnesses, seeds, trainings, rounds, train, test, threshold, level),
+            *(layers_used, seeds, trainings, rounds, train, test, threshold, level),
         )
         (first, values), others = axes[0], axes[1:]
         defences = [others[0][0].on(defence, value) for value in others[0][1] or []] if others else [defence]

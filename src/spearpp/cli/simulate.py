@@ -33,7 +33,7 @@ from spearpp.simulate import (
 DATA = {
     "photographs": photographs,
     "digits": digits,
-    "breast-cancer": breast_cancer,
+    "breast_cancer": breast_cancer,
     "cifar10": cifar10,
     "random": random_batch,
 }
@@ -54,7 +54,7 @@ def simulate(
             help=f"Data set: {', '.join(DATA)}. For cifar10 set the environment variable SPEARPP_DATA to its file."
         ),
     ] = "photographs",
-    samples: Annotated[int, typer.Option(help="Number of samples in the batch.")] = 32,
+    samples: Annotated[int, typer.Option(help="Number of samples in the batch, over all clients.")] = 32,
     hidden: Annotated[str, typer.Option(help="Widths of the hidden ReLU layers, comma-separated.")] = "200,200,200",
     client: Annotated[str, typer.Option(help=f"Training of the client: {', '.join(CLIENTS)}.")] = "fedsgd",
     epochs: Annotated[int, typer.Option(help="fedavg: number of local epochs.")] = 1,
@@ -64,16 +64,17 @@ def simulate(
     clip: Annotated[
         float, typer.Option(help="dpsgd and opacus: norm to which the gradient of each sample is clipped.")
     ] = 1.0,
-    noise: Annotated[
+    noise: Annotated[float, typer.Option(help="dpsgd: standard deviation σ of the noise on the mean gradient.")] = 0.0,
+    noise_multiplier: Annotated[
         float,
-        typer.Option(help="dpsgd: standard deviation σ of the noise on the mean gradient. opacus: noise multiplier."),
+        typer.Option(help="opacus: standard deviation of the noise on the sum of the gradients, divided by --clip."),
     ] = 0.0,
     clients: Annotated[int, typer.Option(help="Split the samples among this many clients and sum their updates.")] = 1,
     wire: Annotated[
         str, typer.Option(help=f"Number format of the transmitted update: float32, {', '.join(NUMBER_FORMATS)}.")
     ] = "float32",
-    prune: Annotated[
-        float, typer.Option(help="Keep this share of the entries, the largest ones, and set the others to zero.")
+    keep: Annotated[
+        float, typer.Option("--keep", "--prune", help="Pruning keeps this share of the entries, the largest ones.")
     ] = 1.0,
     seed: options.Seed = 0,
 ) -> None:
@@ -81,19 +82,20 @@ def simulate(
 
     \b
     spearpp simulate --samples 32 --out mine
-    spearpp simulate --client opacus --clip 2 --noise 1e-3 --wire float16
+    spearpp simulate --client opacus --clip 2 --noise-multiplier 1e-3 --wire float16
     spearpp audit mine/update.safetensors --model mlp --truth mine/truth.safetensors
     """  # noqa: D301
+    data = data.replace("-", "_")
     options.one_of("--data", data, list(DATA))
     options.one_of("--wire", wire, ["float32", *NUMBER_FORMATS])
     generator = torch.Generator().manual_seed(seed)
     batch: Batch = DATA[data](samples, generator=generator)
     model = mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
-    simulated = _client(client, epochs, mini_batch, lr, momentum, clip, noise)
+    simulated = _client(client, epochs, mini_batch, lr, momentum, clip, noise, noise_multiplier)
     if clients > 1:
         simulated = SumOfClients(simulated, clients)
-    if prune < 1:
-        simulated = simulated | TopK(prune)
+    if keep < 1:
+        simulated = simulated | TopK(keep)
     if wire != "float32":
         simulated = simulated | NUMBER_FORMATS[wire]
     update = simulated(model, batch, generator)
@@ -107,13 +109,26 @@ def simulate(
     console.print(f"next: spearpp audit {sent} --model mlp --truth {truth}", markup=False)
 
 
-def _client(name: str, epochs: int, mini_batch: int, lr: float, momentum: float, clip: float, noise: float) -> Client:
+def _client(
+    name: str,
+    epochs: int,
+    mini_batch: int,
+    lr: float,
+    momentum: float,
+    clip: float,
+    noise: float,
+    noise_multiplier: float,
+) -> Client:
     options.one_of("--client", name, CLIENTS)
+    if noise and name != "dpsgd":
+        raise OptionError(f"--noise {noise:g} --client {name}: --noise is for dpsgd, --noise-multiplier for opacus")
+    if noise_multiplier and name != "opacus":
+        raise OptionError(f"--noise-multiplier {noise_multiplier:g} --client {name}: this option is for opacus")
     if name == "fedavg":
         return FedAvg(epochs, mini_batch, lr, momentum=momentum)
     if name == "dpsgd":
         return DPSGD(clip, noise)
-    return OpacusDPSGD(clip, noise) if name == "opacus" else FedSGD()
+    return OpacusDPSGD(clip, noise_multiplier) if name == "opacus" else FedSGD()
 
 
 def _widths(text: str) -> list[int]:

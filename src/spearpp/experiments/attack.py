@@ -92,8 +92,8 @@ class Attack:
     data: Source = Source()
     depth: int = 3
     """Number of hidden layers, with m neurons each."""
-    witnesses: int = 1
-    """Number of layers the server uses. 1: the first layer. 2: the first layer and the next layer."""
+    layers_used: int = 1
+    """Number of layers whose gradients the attack uses. 1: the first layer. 2: the first layer and the next layer."""
     normalise: bool = True
     """Whether the inputs of the network are normalised. If False, they are pixels in [0, 1]."""
     threshold: float = PAPER_PSNR
@@ -104,9 +104,9 @@ class Attack:
     """Whether to keep the original and the recovered pixels."""
 
     def __post_init__(self) -> None:
-        if min(self.b, self.m, self.depth) < 1 or self.witnesses not in (1, 2):
-            given = f"b={self.b}, m={self.m}, depth={self.depth}, witnesses={self.witnesses}"
-            raise OptionError(f"{given}: b, m and depth must be at least 1, and witnesses must be 1 or 2")
+        if min(self.b, self.m, self.depth) < 1 or self.layers_used not in (1, 2):
+            given = f"b={self.b}, m={self.m}, depth={self.depth}, layers_used={self.layers_used}"
+            raise OptionError(f"{given}: b, m and depth must be at least 1, and layers_used must be 1 or 2")
 
     def prepare(self, seed: int, device: torch.device) -> tuple[Batch, list[LayerGradient]]:
         """Return the client's batch and, for each Linear layer, the gradients that the server receives."""
@@ -125,7 +125,7 @@ class Attack:
             The fields of ``Measurement``. They depend only on the seed, except for the durations.
         """
         batch, (seen, following, *_) = self.prepare(seed, device)
-        use_next_layer = self.witnesses == 2
+        use_next_layer = self.layers_used == 2
         began = time.perf_counter()
         try:
             result = invert(

@@ -39,7 +39,7 @@ class Defence:
     """C, the norm to which each sample's gradient is clipped; None clips to 2 if there is noise, else not at all."""
     steps: int = 1
     """Number of local steps on the whole batch, or of epochs if ``mini_batch`` is given."""
-    rate: float | None = None
+    lr: float | None = None
     """Learning rate of local steps; None takes 0.01, or sends the gradient itself if there is only one step."""
     keep: float = 1.0
     """Share of entries that remain after pruning to the largest ones."""
@@ -65,14 +65,14 @@ class Defence:
     @property
     def local(self) -> bool:
         """Whether clients train locally and send weights. Otherwise they send a gradient."""
-        return self.steps > 1 or self.rate is not None
+        return self.steps > 1 or self.lr is not None
 
     @property
     def client(self) -> Client:
         """The simulated client, or the sum of several clients."""
         one: Client = FedSGD()
         if self.local:
-            one = FedAvg(self.steps, self.mini_batch or self.batch, self.rate or RATE)
+            one = FedAvg(self.steps, self.mini_batch or self.batch, self.lr or RATE)
         elif self.noise or self.clip:
             one = DPSGD(self.clip or CLIP, self.noise)
         return SumOfClients(one, self.clients) if self.clients > 1 else one
@@ -84,7 +84,7 @@ class Defence:
         return pruned + ((Quantise(self.bits),) if self.bits < FULL_BITS else ())
 
     def attack(
-        self, *, data: Source, search: Search | None = None, witnesses: int = 2, threshold: float = PAPER_PSNR
+        self, *, data: Source, search: Search | None = None, layers_used: int = 2, threshold: float = PAPER_PSNR
     ) -> Attack:
         """Return the setting that measures how many inputs are recovered under this defence."""
         return Attack(
@@ -94,7 +94,7 @@ class Defence:
             client=self.client,
             changes=self.changes,
             data=data,
-            witnesses=witnesses,
+            layers_used=layers_used,
             threshold=threshold,
         )
 
@@ -194,7 +194,7 @@ AXES = {
         Axis("noise", "σ", 1e-6, 1e-2),
         Axis("clip", "C", 16.0, 1e-3),
         Axis("steps", "local steps", 1, 128, whole=True),
-        Axis("rate", "learning rate", 1e-4, 1.0),
+        Axis("lr", "learning rate", 1e-4, 1.0),
         Axis("keep", "share kept", 1.0, 1e-3),
         Axis("bits", "bits", 16, 2, whole=True),
         Axis("clients", "clients", 1, 64, whole=True, threshold=PAPER_PSNR),

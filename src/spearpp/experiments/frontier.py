@@ -28,8 +28,8 @@ class Plan:
 
     data: Source = Source()
     search: Search = Gated(starts=2048)
-    witnesses: int = 2
-    """Number of layers the server uses, as in ``Attack``."""
+    layers_used: int = 2
+    """Number of layers whose gradients the attack uses, 1 or 2."""
     seeds: int = 20
     """Number of batches."""
     trainings: int = 3
@@ -152,7 +152,7 @@ def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, 
     """Measure the points of several defences, all their cells in one call, so that they run in parallel."""
     threshold = axis.threshold if plan.threshold is None else plan.threshold
     attacks = [
-        each.attack(data=plan.data, search=plan.search, witnesses=plan.witnesses, threshold=threshold)
+        each.attack(data=plan.data, search=plan.search, layers_used=plan.layers_used, threshold=threshold)
         for each in defences
     ]
     trainings = [
@@ -175,7 +175,7 @@ def sentence(found: Line) -> str:
     fixed = [f"b={shown.batch}" if axis.name != "batch" else "", f"m={shown.width}" if axis.name != "width" else ""]
     fixed += [f"{each.symbol}={each.of(shown):g}" for each in _active(shown) if each.name != axis.name]
     fixed += [f"C={CLIP:g}"] if shown.noise and shown.clip is None else []
-    fixed += [f"learning rate={RATE:g}"] if axis.name == "steps" and shown.rate is None else []
+    fixed += [f"learning rate={RATE:g}"] if axis.name == "steps" and shown.lr is None else []
     where = "at " + ", ".join(each for each in fixed if each)
     if found.stop is None:
         last = found.points[-1]

@@ -80,7 +80,7 @@ def notes(found: Sequence[Line]) -> list[str]:
     plan = found[0].plan
     text = (
         f"Data: {plan.data.kind}. {plan.seeds} batches for each point. The search uses at most {plan.search.starts:,} "
-        f"starts and the gradients of {'two layers' if plan.witnesses == 2 else 'one layer'}. "
+        f"starts and the gradients of {'two layers' if plan.layers_used == 2 else 'one layer'}. "
         "A defence is not proven safe if nothing was recovered: a stronger search may recover more."
     )
     if plan.trainings:
@@ -106,7 +106,7 @@ def as_json(found: Sequence[Line]) -> dict[str, Any]:
                 "undefended_accuracy": _json(each.undefended.accuracy if each.undefended else None),
                 "data": each.plan.data.kind,
                 "starts": each.plan.search.starts,
-                "witnesses": each.plan.witnesses,
+                "layers_used": each.plan.layers_used,
                 "points": [
                     {
                         "defence": asdict(point.defence),
