@@ -205,7 +205,7 @@ def test_local_steps_do_not_cost_exact_inputs_their_certificate() -> None:
         generator = torch.Generator().manual_seed(seed)
         batch = simulate.random_batch(14, features=400, generator=generator)
         model = simulate.mlp(400, [150, 150], 10, generator=generator)
-        seen = simulate.fedavg(model, batch, epochs=3, mini_batch=7, rate=1e-2, generator=generator)[0]
+        seen = simulate.linear_layers(model, simulate.FedAvg(3, 7, 1e-2)(model, batch, generator))[0]
         result = spearpp.invert(*seen, search=LITTLE)
         assert result.evidence is not None
         assert result.evidence.layers == 1

@@ -346,7 +346,7 @@ class TestNoise:
 
     def test_fedavg(self) -> None:
         batch, model, generator = self.photographs()
-        seen = simulate.fedavg(model, batch, epochs=3, mini_batch=4, rate=0.01, generator=generator)[0]
+        seen = simulate.linear_layers(model, simulate.FedAvg(3, 4, 0.01)(model, batch, generator))[0]
         result = spearpp.invert(*seen, search=Gated(starts=2048))
         score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
         assert result.batch_size == 12
@@ -358,7 +358,7 @@ class TestNoise:
 
     def test_dp_noise_costs_what_the_true_masks_cost(self) -> None:
         batch, model, generator = self.photographs()
-        seen = simulate.dp_sgd(model, batch, clip=2.0, noise=1e-5, generator=generator)[0]
+        seen = simulate.linear_layers(model, simulate.DPSGD(2.0, 1e-5)(model, batch, generator))[0]
         result = spearpp.invert(*seen, search=Gated(starts=1024))
         compare = partial(spearpp.score, truth=batch.inputs, normalisation=batch.normalisation, threshold=25)
         assert compare(result.inputs).exact

@@ -6,7 +6,7 @@ from spearpp.simulate.data import breast_cancer, cifar10, digits, photographs, r
 from spearpp.simulate.dataset import Dataset
 from spearpp.simulate.files import image_folder, table, torchvision_cifar10
 from spearpp.simulate.models import mlp
-from spearpp.simulate.rounds import LayerGradient, dp_sgd, fedavg, fedsgd, linear_layers
+from spearpp.simulate.rounds import LayerGradient, fedsgd, linear_layers
 from spearpp.simulate.wire import Cast, Quantise, TopK
 
 __all__ = [
@@ -26,8 +26,6 @@ __all__ = [
     "breast_cancer",
     "cifar10",
     "digits",
-    "dp_sgd",
-    "fedavg",
     "fedsgd",
     "image_folder",
     "linear_layers",

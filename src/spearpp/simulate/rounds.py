@@ -1,4 +1,4 @@
-"""Simulate one round of federated learning, and return the arguments of ``spearpp.invert`` for every Linear layer."""
+"""The arguments of ``spearpp.invert`` for every Linear layer of a simulated client."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from spearpp.simulate.batch import Batch
-from spearpp.simulate.clients import DPSGD, FedAvg, FedSGD
+from spearpp.simulate.clients import FedSGD
 from spearpp.types import Float, Tensor
 from spearpp.update import ClientUpdate
 
@@ -49,28 +49,3 @@ def fedsgd(model: nn.Module, batch: Batch) -> list[LayerGradient]:
     torch.Size([5, 8])
     """
     return linear_layers(model, FedSGD()(model, batch))
-
-
-def fedavg(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    epochs: int,
-    mini_batch: int,
-    rate: float,
-    generator: torch.Generator | None = None,
-) -> list[LayerGradient]:
-    """Simulate a FedAvg round and return every Linear layer. ``FedAvg`` describes the arguments."""
-    return linear_layers(model, FedAvg(epochs, mini_batch, rate)(model, batch, generator))
-
-
-def dp_sgd(
-    model: nn.Module,
-    batch: Batch,
-    *,
-    clip: float,
-    noise: float,
-    generator: torch.Generator | None = None,
-) -> list[LayerGradient]:
-    """Simulate a round of the paper's DP-SGD and return every Linear layer. ``DPSGD`` describes the arguments."""
-    return linear_layers(model, DPSGD(clip, noise)(model, batch, generator))
