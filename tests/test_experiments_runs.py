@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from spearpp.cli.running import Session
 from spearpp.errors import OptionError
@@ -244,9 +245,10 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     session = Session(tmp_path / "cells.sqlite", True, "local", None, 1, "cpu", 0.0)
     session.engine = engine = Terminated()
-    with pytest.raises(KeyboardInterrupt), session:
+    with pytest.raises(typer.Exit) as left, session:
         session.measure(cells_of(SETTING, 3))
     assert "interrupted: 3 cells are missing. Run the same command to continue" in capsys.readouterr().err
+    assert left.value.exit_code == 130
     assert engine.ended
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 

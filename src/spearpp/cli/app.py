@@ -44,9 +44,11 @@ def _report_interrupt(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-for command in (demo.demo, audit.audit, layers.layers, simulate.simulate, score.score, report.report, watch.watch):
+for command in (
+    *(demo.demo, audit.audit, layers.layers, simulate.simulate, score.score, report.report, watch.watch),
+    *(experiments.reproduce, experiments.frontier),
+):
     app.command()(_report_interrupt(command))
-experiments.register(app)
 
 
 @app.callback(invoke_without_command=True)

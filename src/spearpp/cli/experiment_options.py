@@ -1,6 +1,5 @@
 """Options that ``spearpp reproduce`` and ``spearpp frontier`` share, and the parsers of their values."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -8,29 +7,6 @@ import typer
 
 from spearpp.errors import OptionError
 from spearpp.experiments.defence import AXES, Axis
-
-
-class Method(StrEnum):
-    """The search to measure."""
-
-    paper = "paper"
-    gated = "gated"
-    both = "both"
-
-
-class Scale(StrEnum):
-    """The size of an experiment."""
-
-    paper = "paper"
-    small = "small"
-
-
-class EngineName(StrEnum):
-    """Where cells are measured."""
-
-    local = "local"
-    ray = "ray"
-
 
 StoreOption = Annotated[Path, typer.Option("--store", help="SQLite file that stores every measured batch.")]
 ResumeOption = Annotated[
@@ -40,9 +16,7 @@ ResumeOption = Annotated[
         help="--resume: reuse the results in the store. --no-resume: fail if the store already exists.",
     ),
 ]
-EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="local: processes on this machine. ray: a Ray cluster.")
-]
+EngineOption = Annotated[str, typer.Option("--engine", help="local: processes on this machine. ray: a Ray cluster.")]
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Address of a running Ray cluster. Default: start Ray on this machine.")
 ]

@@ -16,36 +16,35 @@ from spearpp.cli.experiment_options import (
     AddressOption,
     DataOption,
     DeviceOption,
-    EngineName,
     EngineOption,
     GpusOption,
     LabelOption,
-    Method,
     OutOption,
     ResumeOption,
-    Scale,
     StoreOption,
     WorkersOption,
     parse_axis,
     parse_starts,
 )
-from spearpp.cli.running import Screen, Session, guarded
+from spearpp.cli.options import one_of
+from spearpp.cli.running import Screen, Session
 from spearpp.errors import OptionError
-from spearpp.experiments import figures, frontier_report, rendering, reproduce
+from spearpp.experiments import figures, frontier_report, rendering
+from spearpp.experiments import reproduce as tables
 from spearpp.experiments.defence import AXES, Defence
 from spearpp.experiments.frontier import Line, Plan, bisect, sentence, sweep
 from spearpp.experiments.source import Source
-from spearpp.experiments.table import TABLES, Table, load
+from spearpp.experiments.table import METHODS, SCALES, TABLES, Table, load
 from spearpp.search import Gated
 
 STORE = Path("spearpp-experiments.sqlite")
 
 
-def reproduce_command(
+def reproduce(
     table: Annotated[str, typer.Argument(help=f"Table or figure to measure: {', '.join(TABLES)}.")],
     method: Annotated[
-        Method, typer.Option("--method", help="paper: the paper's search. gated: this package's search. both: both.")
-    ] = Method.both,
+        str, typer.Option("--method", help="paper: the paper's search. gated: this package's search. both: both.")
+    ] = "both",
     batches: Annotated[
         int | None, typer.Option("--batches", min=1, help="Batches per row. Default: 100, as in the paper.")
     ] = None,
@@ -62,8 +61,8 @@ def reproduce_command(
         typer.Option("--width", "-m", help="Measure only rows with this width m. May be given several times."),
     ] = None,
     scale: Annotated[
-        Scale, typer.Option("--scale", help="paper: the full table. small: a version that takes minutes on a laptop.")
-    ] = Scale.paper,
+        str, typer.Option("--scale", help="paper: the full table. small: a version that takes minutes on a laptop.")
+    ] = "paper",
     data: DataOption = "photographs",
     label: LabelOption = None,
     status: Annotated[
@@ -71,34 +70,37 @@ def reproduce_command(
     ] = False,
     store: StoreOption = STORE,
     resume: ResumeOption = True,
-    engine: EngineOption = EngineName.local,
+    engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,
     gpus: GpusOption = 0.0,
     out: OutOption = None,
 ) -> None:
-    """Measure a table of the paper and print the paper's numbers beside the measured ones."""
-    with guarded():
-        selected = load(
-            table,
-            method=method.value,
-            scale=scale.value,
-            data=Source.parse(data, label=label),
-            batches=batches,
-            starts=parse_starts(starts),
-            widths=width or (),
-        )
-        with Session(store, resume or status, engine.value, address, workers, device, gpus) as session:
-            if not status:
-                session.measure(reproduce.cells(selected), selected.name)
-            _show_table(selected, session, out)
-    session.leave()
+    """Measure a table of the paper and print the paper's numbers beside the measured ones.
+
+    \b
+    spearpp reproduce table1 --scale small
+    spearpp reproduce table1 --data cifar10 --out results
+    """  # noqa: D301
+    selected = load(
+        table,
+        method=one_of("--method", method, METHODS),
+        scale=one_of("--scale", scale, SCALES),
+        data=Source.parse(data, label=label),
+        batches=batches,
+        starts=parse_starts(starts),
+        widths=width or (),
+    )
+    with Session(store, resume or status, engine, address, workers, device, gpus) as session:
+        if not status:
+            session.measure(tables.cells(selected), selected.name)
+        _show_table(selected, session, out)
 
 
 def _show_table(table: Table, session: Session, out: Path | None) -> None:
     """Print a table and write its files."""
-    found = reproduce.collect(table, session.store)
+    found = tables.collect(table, session.store)
     screen = session.screen
     screen.table(f"{table.name}: {table.title}", rendering.COLUMNS, rendering.lines(found))
     for note in rendering.notes(found):
@@ -120,7 +122,7 @@ def _show_table(table: Table, session: Session, out: Path | None) -> None:
         for name, plot in figures.growth(found).items():
             files[f"{table.name}-{name}.svg"] = plot
             figures_html.append(plot)
-    files[f"{table.name}.json"] = json.dumps(reproduce.as_json(found), indent=1, ensure_ascii=False)
+    files[f"{table.name}.json"] = json.dumps(tables.as_json(found), indent=1, ensure_ascii=False)
     files[f"{table.name}.md"] = rendering.markdown(found)
     files[f"{table.name}.html"] = rendering.page(found, figures_html)
     if out is None and table.picture:  # A terminal cannot show images, so they are always written.
@@ -128,7 +130,7 @@ def _show_table(table: Table, session: Session, out: Path | None) -> None:
     _write(files, out, screen)
 
 
-def frontier_command(
+def frontier(
     axis: Annotated[
         list[str],
         typer.Option(
@@ -185,41 +187,43 @@ def frontier_command(
     label: LabelOption = None,
     store: StoreOption = STORE,
     resume: ResumeOption = True,
-    engine: EngineOption = EngineName.local,
+    engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
     device: DeviceOption = None,
     gpus: GpusOption = 0.0,
     out: OutOption = None,
 ) -> None:
-    """Find the weakest setting of a defence that prevents recovery, and measure its cost in accuracy."""
-    with guarded():
-        axes = [parse_axis(text) for text in axis]
-        if not 1 <= len(axes) <= 2 or (len(axes) == 2 and axes[1][1] is None):
-            raise OptionError(
-                "--axis: expected one axis, or two of which the second has values: --axis noise --axis batch=8,16"
-            )
-        defence = Defence(batch, width, noise, clip, steps, lr, keep, bits, clients, mini_batch)
-        plan = Plan(
-            Source.parse(data, label=label),
-            Gated(starts=starts),
-            *(layers_used, seeds, trainings, rounds, train, test, threshold, level),
+    """Find the weakest setting of a defence that prevents recovery, and measure its cost in accuracy.
+
+    \b
+    spearpp frontier --axis noise -b 32 -m 512
+    """  # noqa: D301
+    axes = [parse_axis(text) for text in axis]
+    if not 1 <= len(axes) <= 2 or (len(axes) == 2 and axes[1][1] is None):
+        raise OptionError(
+            "--axis: expected one axis, or two of which the second has values: --axis noise --axis batch=8,16"
         )
-        (first, values), others = axes[0], axes[1:]
-        defences = [others[0][0].on(defence, value) for value in others[0][1] or []] if others else [defence]
-        found: list[Line] = []
-        with Session(store, resume, engine.value, address, workers, device, gpus) as session:
-            for each in defences:
-                if values is None:
-                    found.append(bisect(first, each, plan, session.store, session.measure))
-                else:
-                    found.append(sweep(first, values, each, plan, session.store, session.measure))
-                columns = (*frontier_report.COLUMNS[:2], first.symbol, *frontier_report.COLUMNS[3:])
-                session.screen.table(frontier_report.headline(found[-1]), columns, frontier_report.lines(found[-1]))
-            for line in found:
-                session.screen.say(sentence(line) + ".")
-            _write(_frontier_files(found, others[0][0].name if others else None), out, session.screen)
-    session.leave()
+    defence = Defence(batch, width, noise, clip, steps, lr, keep, bits, clients, mini_batch)
+    plan = Plan(
+        Source.parse(data, label=label),
+        Gated(starts=starts),
+        *(layers_used, seeds, trainings, rounds, train, test, threshold, level),
+    )
+    (first, values), others = axes[0], axes[1:]
+    defences = [others[0][0].on(defence, value) for value in others[0][1] or []] if others else [defence]
+    found: list[Line] = []
+    with Session(store, resume, engine, address, workers, device, gpus) as session:
+        for each in defences:
+            if values is None:
+                found.append(bisect(first, each, plan, session.store, session.measure))
+            else:
+                found.append(sweep(first, values, each, plan, session.store, session.measure))
+            columns = (*frontier_report.COLUMNS[:2], first.symbol, *frontier_report.COLUMNS[3:])
+            session.screen.table(frontier_report.headline(found[-1]), columns, frontier_report.lines(found[-1]))
+        for line in found:
+            session.screen.say(sentence(line) + ".")
+        _write(_frontier_files(found, others[0][0].name if others else None), out, session.screen)
 
 
 def _frontier_files(found: list[Line], second_axis: str | None) -> dict[str, str | bytes]:
@@ -245,15 +249,3 @@ def _write(files: dict[str, str | bytes], folder: Path | None, screen: Screen) -
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     screen.say(f"Written to {folder}: {', '.join(files)}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add both commands to a Typer application."""
-    app.command("reproduce")(reproduce_command)
-    app.command("frontier")(frontier_command)
-
-
-if __name__ == "__main__":
-    standalone = typer.Typer(add_completion=False, no_args_is_help=True)
-    register(standalone)
-    standalone()

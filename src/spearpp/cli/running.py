@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spearpp.cli.exits import BAD_INPUT, INTERRUPTED
-from spearpp.errors import OptionError, SpearError
+from spearpp.cli.exits import INTERRUPTED
+from spearpp.cli.options import one_of
+from spearpp.errors import OptionError
 from spearpp.experiments.cell import Cell
 from spearpp.experiments.engines import Engine, Failed, Local, Ray
 from spearpp.experiments.run import Progress as RunProgress
@@ -69,6 +70,7 @@ class Session:
         device: str | None,
         gpus: float,
     ) -> None:
+        one_of("--engine", engine, ("local", "ray"))
         if not resume and store.exists():
             raise OptionError(f"{store} already exists: name a new --store, or omit --no-resume to continue with it")
         if engine == "local" and (address or gpus):
@@ -91,7 +93,18 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._resources.__exit__(kind, error, trace)
+        """Close the store and the engine. Exit with code 130 after an interruption, and with 1 if a cell failed.
+
+        Failed cells are not stored, so the next run tries them again.
+        """
+        try:
+            self._resources.__exit__(kind, error, trace)
+        except KeyboardInterrupt as interruption:
+            raise typer.Exit(INTERRUPTED) from interruption
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            raise typer.Exit(INTERRUPTED)
+        if kind is None and self._failed:
+            raise typer.Exit(1)
 
     def measure(self, cells: Sequence[Cell], what: str = "cells") -> None:
         """Measure the cells that the store does not contain, and show progress and the remaining time."""
@@ -137,11 +150,6 @@ class Session:
             self.screen.warn(f"and {len(failed) - SHOWN_FAILURES} more")
         self._failed += failed
 
-    def leave(self) -> None:
-        """Exit with code 1 if a cell failed. Failed cells are not stored, so the next run tries them again."""
-        if self._failed:
-            raise typer.Exit(1)
-
 
 class Interruption:
     """Signal handler that remembers whether a signal arrived."""
@@ -179,15 +187,3 @@ def interruptible() -> Iterator[Interruption]:
     finally:
         for each, handler in previous.items():
             signal.signal(each, handler)
-
-
-@contextmanager
-def guarded() -> Iterator[None]:
-    """Print an expected error as one line and exit with code 2. Exit with code 130 on Ctrl-C."""
-    try:
-        yield
-    except (SpearError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(INTERRUPTED) from error

@@ -16,6 +16,8 @@ TABLES = ("table1", "table2", "table3", "table4", "figure1", "spear")
 """Names of the TOML files."""
 Scale = Literal["paper", "small"]
 Method = Literal["paper", "gated", "both"]
+SCALES: tuple[Scale, ...] = ("paper", "small")
+METHODS: tuple[Method, ...] = ("paper", "gated", "both")
 GATED_NAME = "gated (ours)"
 
 
@@ -93,10 +95,9 @@ def load(
     """
     if name not in TABLES:
         raise OptionError(f"unknown experiment {name}: the paper's experiments are {', '.join(TABLES)}")
-    if method not in ("paper", "gated", "both") or scale not in ("paper", "small"):
-        raise OptionError(
-            f"method={method}, scale={scale}: method must be paper, gated or both, and scale must be paper or small"
-        )
+    if method not in METHODS or scale not in SCALES:
+        expected = f"method must be one of {', '.join(METHODS)}, and scale one of {', '.join(SCALES)}"
+        raise OptionError(f"method={method}, scale={scale}: {expected}")
     read = tomllib.loads((files(__package__) / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
     chosen = read | (read["small"] if scale == "small" else {})
     batches = chosen["batches"] if batches is None else batches
