@@ -1,4 +1,4 @@
-"""Encodes settings as JSON and decodes them: for the key of a cell, for workers and for TOML files.
+"""Encodes settings as JSON, for the key of a cell, and decodes them from TOML files.
 
 ``decode`` creates only objects of the classes in ``KINDS``, so a file cannot make it run any other code.
 """

@@ -52,19 +52,15 @@ class Work:
     code: str
 
 
-def measure(cell: str, device: str) -> Work:
+def measure(cell: Cell, device: str) -> Work:
     """Measure a cell, in a worker process.
 
     Each process uses one thread. Results therefore do not depend on the number of processes, and the processes share
     the cores evenly.
-
-    Args:
-        cell: the cell, as ``Cell.to_json`` wrote it.
-        device: name of the torch device.
     """
     torch.set_num_threads(1)
     on = torch.device(device)
-    return Work(Cell.from_json(cell).measure(on), versions(on), code_version())
+    return Work(cell.measure(on), versions(on), code_version())
 
 
 def judged(cell: Cell, work: Work) -> Outcome:

@@ -105,7 +105,7 @@ class _Queue:
         """Submit one cell for each free process. Cells that are not submitted are safe if a process dies."""
         while waiting and len(self.running) < self.workers:
             cell, attempt = waiting.popleft()
-            self.running[self._pool.submit(measure, cell.to_json(), self.device)] = cell, attempt
+            self.running[self._pool.submit(measure, cell, self.device)] = cell, attempt
 
     def collect(self, finished: set[Future[Work]], waiting: deque[tuple[Cell, int]]) -> Iterator[Outcome]:
         """Yield the finished cells. If a process died, start a new pool and try its unfinished cells again."""

@@ -58,7 +58,7 @@ class Ray:
             while waiting or running:
                 while waiting and len(running) < SUBMITTED_PER_SLOT * self._slots(ray):
                     cell = waiting.popleft()
-                    running[task.remote(cell.to_json())] = cell
+                    running[task.remote(cell)] = cell
                 finished, _ = ray.wait(list(running), num_returns=1)
                 for reference in finished:
                     yield _outcome(ray, running.pop(reference), reference)
@@ -86,7 +86,7 @@ class Ray:
         return int(slots)
 
 
-def _task(cell: str) -> Work:
+def _task(cell: Cell) -> Work:
     """Measure a cell in a Ray worker."""
     return measure(cell, "cuda" if _ray().get_gpu_ids() else "cpu")
 
