@@ -219,8 +219,10 @@ def frontier(
                 found.append(bisect(first, each, plan, session.store, session.measure))
             else:
                 found.append(sweep(first, values, each, plan, session.store, session.measure))
-            columns = (*frontier_report.COLUMNS[:2], first.symbol, *frontier_report.COLUMNS[3:])
-            session.screen.table(frontier_report.headline(found[-1]), columns, frontier_report.lines(found[-1]))
+            line = found[-1]
+            session.screen.table(
+                frontier_report.headline(line), frontier_report.columns(line), frontier_report.lines(line)
+            )
         for line in found:
             session.screen.say(sentence(line) + ".")
         _write(_frontier_files(found, others[0][0].name if others else None), out, session.screen)

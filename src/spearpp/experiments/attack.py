@@ -36,36 +36,36 @@ MASKS_PER_CHUNK = 16
 
 @dataclass(frozen=True)
 class Measurement:
-    """Result of the attack on one batch. All PSNRs are in dB."""
+    """Result of the attack on one batch. All PSNRs are in dB. The defaults describe an attack that recovers nothing."""
 
     b: int
     """Number of samples in the batch."""
-    accurate: bool
-    """Whether the mean PSNR is above the threshold. The paper calls the share of such batches accuracy."""
-    exact: bool
-    """Whether the PSNR of every input is above the threshold."""
-    recovered: int
-    """Number of inputs with a PSNR above the threshold."""
-    certified: int
-    """Number of certified inputs."""
-    wrongly_certified: int
-    """Number of certified inputs with a PSNR below ``WRONG_PSNR`` to the true input they are matched to."""
-    missed: int
-    """Number of inputs with a PSNR above ``PAPER_PSNR`` that were not certified."""
-    mean_psnr: float
-    """Mean PSNR of the inputs."""
-    with_masks: float | None
-    """Mean PSNR if the true activation patterns are known, an upper limit under noise; None if not measured."""
-    score: float
-    """Score of the selected directions, as ``spearpp.invert`` reports it."""
-    starts: int
-    """Number of starts that the search used."""
     seconds: float
     """Duration of the inversion."""
     decompose: float
     """Seconds of it that the singular value decomposition took."""
     stopped: str
     """Why the search stopped, or the message of the ``RankError``."""
+    accurate: bool = False
+    """Whether the mean PSNR is above the threshold. The paper calls the share of such batches accuracy."""
+    exact: bool = False
+    """Whether the PSNR of every input is above the threshold."""
+    recovered: int = 0
+    """Number of inputs with a PSNR above the threshold."""
+    certified: int = 0
+    """Number of certified inputs."""
+    wrongly_certified: int = 0
+    """Number of certified inputs with a PSNR below ``WRONG_PSNR`` to the true input they are matched to."""
+    missed: int = 0
+    """Number of inputs with a PSNR above ``PAPER_PSNR`` that were not certified."""
+    mean_psnr: float = 0.0
+    """Mean PSNR of the inputs."""
+    with_masks: float | None = None
+    """Mean PSNR if the true activation patterns are known, an upper limit under noise; None if not measured."""
+    score: float = 0.0
+    """Score of the selected directions, as ``spearpp.invert`` reports it."""
+    starts: int = 0
+    """Number of starts that the search used."""
     images: str | None = None
     """Original and recovered pixels as bytes, compressed with zlib and encoded as base64; None if not kept."""
 
@@ -136,7 +136,8 @@ class Attack:
                 generator=torch.Generator().manual_seed(seed),
             )
         except RankError as error:  # the batch is too large for the layer: no input is recovered
-            return asdict(_nothing_recovered(self.b, time.perf_counter() - began, str(error)))
+            seconds = time.perf_counter() - began
+            return asdict(Measurement(b=self.b, seconds=seconds, decompose=seconds, stopped=str(error)))
         seconds = time.perf_counter() - began
         scored = partial(score, truth=batch.inputs, normalisation=batch.normalisation, threshold=self.threshold)
         compared = scored(result.inputs)
@@ -210,22 +211,3 @@ def _images(batch: Batch, result: Inversion, compared: Score) -> str:
     recovered[matched] = batch.normalisation.undo(result.inputs[rows].cpu()).to(recovered)
     both = (torch.stack([originals, recovered]).clamp(0, 1) * 255).round().to(torch.uint8)
     return base64.b64encode(zlib.compress(both.contiguous().numpy().tobytes(), 9)).decode()
-
-
-def _nothing_recovered(b: int, seconds: float, why: str) -> Measurement:
-    return Measurement(
-        b=b,
-        accurate=False,
-        exact=False,
-        recovered=0,
-        certified=0,
-        wrongly_certified=0,
-        missed=0,
-        mean_psnr=0.0,
-        with_masks=None,
-        score=0.0,
-        starts=0,
-        seconds=seconds,
-        decompose=seconds,
-        stopped=why,
-    )

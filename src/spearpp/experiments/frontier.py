@@ -159,7 +159,7 @@ def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, 
         each.training(data=plan.data, rounds=plan.rounds, train=plan.train, test=plan.test) for each in defences
     ]
     wanted = [cell for each in attacks for cell in cells_of(each, plan.seeds)]
-    wanted += [cell for each in trainings for cell in _cells(each, plan.trainings)]
+    wanted += [cell for each in trainings for cell in cells_of(each, plan.trainings)]
     measure(wanted)
     return [
         _point(each, threshold, _stored(store, attack, plan.seeds), _stored(store, training, plan.trainings), plan)
@@ -218,12 +218,8 @@ def _stop(points: Sequence[Point], level: float) -> int | None:
     return index if index < len(points) else None
 
 
-def _cells(setting: Setting, count: int) -> list[Cell]:
-    return cells_of(setting, count) if count else []
-
-
 def _stored(store: Store, setting: Setting, count: int) -> list[Stored]:
-    return [stored for cell in _cells(setting, count) if (stored := store.get(cell)) is not None]
+    return [stored for cell in cells_of(setting, count) if (stored := store.get(cell)) is not None]
 
 
 def _point(defence: Defence, threshold: float, batches: list[Stored], trained: list[Stored], plan: Plan) -> Point:

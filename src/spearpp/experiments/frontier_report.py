@@ -61,7 +61,7 @@ def markdown(found: Sequence[Line]) -> str:
     """Return all frontiers as a Markdown page."""
     parts = ["# What stops recovery"]
     for each in found:
-        parts += [f"**{sentence(each)}.**", markdown_table(_columns(each), lines(each))]
+        parts += [f"**{sentence(each)}.**", markdown_table(columns(each), lines(each))]
     return "\n\n".join([*parts, *notes(found)]) + "\n"
 
 
@@ -69,7 +69,7 @@ def page(found: Sequence[Line], extra: Sequence[str] = ()) -> str:
     """Return all frontiers as one self-contained HTML page. ``extra`` are further plots."""
     body = ""
     for each in found:
-        table = html_table(_columns(each), lines(each), [False] * len(each.points))
+        table = html_table(columns(each), lines(each), [False] * len(each.points))
         body += f"<p><b>{html.escape(sentence(each))}.</b></p>{plot(each)}{table}"
     body += "".join(extra) + "".join(f"<p>{html.escape(note)}</p>" for note in notes(found))
     return document("What stops recovery", body)
@@ -132,7 +132,7 @@ def _all(found: Sequence[Line], what: str) -> list[str]:
     return sorted(frozenset[str]().union(*(getattr(point, what) for each in found for point in each.points)))
 
 
-def _columns(found: Line) -> tuple[str, ...]:
+def columns(found: Line) -> tuple[str, ...]:
     """Return ``COLUMNS`` with the symbol of the parameter."""
     return (*COLUMNS[:2], found.axis.symbol, *COLUMNS[3:])
 

@@ -18,10 +18,6 @@ class Progress:
     """Number of cells that this run has to measure."""
     stored: int
     """Number of cells that the store held before this run."""
-    last: Cell | None
-    """The cell that finished last; None before the first."""
-    failed: int
-    """Number of cells that failed."""
 
 
 def run(
@@ -45,11 +41,11 @@ def run(
     failed: list[Failed] = []
     done = 0
 
-    def report(last: Cell | None) -> None:
+    def report() -> None:
         if progress is not None:
-            progress(Progress(done, len(missing), stored, last, len(failed)))
+            progress(Progress(done, len(missing), stored))
 
-    report(None)
+    report()
     if not missing:
         return failed
     outcomes = engine.run(missing)
@@ -60,7 +56,7 @@ def run(
             else:
                 failed.append(outcome)
             done += 1
-            report(outcome.cell)
+            report()
     finally:
         close = getattr(outcomes, "close", None)
         if close is not None:
