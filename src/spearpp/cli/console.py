@@ -31,8 +31,8 @@ MAX_TEXT_LENGTH = 300
 
 Design choice: a long module path or sentence fits, and a hostile name cannot flood the terminal.
 """
-PIPE_WIDTH = 200
-"""Columns of a table when the output is not a terminal. Design choice: a row of the layer table fits on one line."""
+PIPE_WIDTH = 240
+"""Columns of a table when the output is not a terminal. Design choice: a row of the widest table fits on one line."""
 
 
 class ProgressCallback(Protocol):
@@ -43,10 +43,13 @@ class ProgressCallback(Protocol):
         ...
 
 
-def output() -> Console:
-    """Return a console for results on standard output. Piped output has no colours and no wrapped lines."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH, soft_wrap=True)
+def output(*, stderr: bool = False) -> Console:
+    """Return a console: standard output for results, standard error for everything else.
+
+    Piped output has no colours and no wrapped lines.
+    """
+    console = Console(highlight=False, stderr=stderr)
+    return console if console.is_terminal else Console(highlight=False, stderr=stderr, width=PIPE_WIDTH, soft_wrap=True)
 
 
 def make_folder(folder: Path) -> None:

@@ -27,7 +27,7 @@ from spearpp.cli.experiment_options import (
     parse_starts,
 )
 from spearpp.cli.options import one_of
-from spearpp.cli.running import Screen, Session
+from spearpp.cli.running import Session
 from spearpp.errors import OptionError
 from spearpp.experiments import figures, frontier_report, rendering
 from spearpp.experiments import reproduce as tables
@@ -101,22 +101,20 @@ def reproduce(
 def _show_table(table: Table, session: Session, out: Path | None) -> None:
     """Print a table and write its files."""
     found = tables.collect(table, session.store)
-    screen = session.screen
-    screen.table(f"{table.name}: {table.title}", rendering.COLUMNS, rendering.lines(found))
+    session.table(f"{table.name}: {table.title}", rendering.COLUMNS, rendering.lines(found))
     for note in rendering.notes(found):
-        screen.say(note)
+        session.say(note)
     files: dict[str, str | bytes] = {}
     figures_html: list[str] = []
     for picture in figures.pictures(table, session.store) if table.picture else []:
         files[f"{picture.name}.png"] = picture.content
-        encoded = base64.b64encode(picture.content).decode()
-        caption = html.escape(picture.caption)
+        encoded, caption = base64.b64encode(picture.content).decode(), html.escape(picture.caption)
         figures_html.append(f'<figure><img src="data:image/png;base64,{encoded}" alt="{caption}">{caption}</figure>')
     if table.growth:
         for name in dict.fromkeys(each.row.name for each in found.results):
             factor = figures.doubling(found, name)
             if factor is not None:
-                screen.say(
+                session.say(
                     f"{name}: the median number of draws or starts grows by a factor of {factor:.2f} per sample."
                 )
         for name, plot in figures.growth(found).items():
@@ -127,7 +125,7 @@ def _show_table(table: Table, session: Session, out: Path | None) -> None:
     files[f"{table.name}.html"] = rendering.page(found, figures_html)
     if out is None and table.picture:  # A terminal cannot show images, so they are always written.
         files, out = {name: content for name, content in files.items() if name.endswith(".png")}, Path()
-    _write(files, out, screen)
+    _write(files, out, session)
 
 
 def frontier(
@@ -220,12 +218,10 @@ def frontier(
             else:
                 found.append(sweep(first, values, each, plan, session.store, session.measure))
             line = found[-1]
-            session.screen.table(
-                frontier_report.headline(line), frontier_report.columns(line), frontier_report.lines(line)
-            )
+            session.table(frontier_report.headline(line), frontier_report.columns(line), frontier_report.lines(line))
         for line in found:
-            session.screen.say(sentence(line) + ".")
-        _write(_frontier_files(found, others[0][0].name if others else None), out, session.screen)
+            session.say(sentence(line) + ".")
+        _write(_frontier_files(found, others[0][0].name if others else None), out, session)
 
 
 def _frontier_files(found: list[Line], second_axis: str | None) -> dict[str, str | bytes]:
@@ -244,10 +240,10 @@ def _frontier_files(found: list[Line], second_axis: str | None) -> dict[str, str
     return files
 
 
-def _write(files: dict[str, str | bytes], folder: Path | None, screen: Screen) -> None:
+def _write(files: dict[str, str | bytes], folder: Path | None, session: Session) -> None:
     if folder is None or not files:
         return
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    screen.say(f"Written to {folder}: {', '.join(files)}")
+    session.say(f"Written to {folder}: {', '.join(files)}")

@@ -1,7 +1,6 @@
 """Code that ``reproduce`` and ``frontier`` share: store, engine, progress display and interruption."""
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from spearpp.cli.console import output
 from spearpp.cli.exits import INTERRUPTED
 from spearpp.cli.options import one_of
 from spearpp.errors import OptionError
@@ -24,37 +23,10 @@ from spearpp.experiments.run import Progress as RunProgress
 from spearpp.experiments.run import run
 from spearpp.experiments.store import Store
 
-PIPE_WIDTH = 240
-"""Columns of a table when the output is not a terminal. Design choice: the widest result table fits."""
 SHOWN_FAILURES = 3
 """Failed cells printed with their error. Design choice: more failures usually repeat the same error."""
 PROGRESS_SECONDS = 10.0
 """Seconds between two progress lines when there is no terminal. Design choice: keeps log files short."""
-
-
-class Screen:
-    """Console output: results go to standard output, everything else goes to standard error."""
-
-    def __init__(self) -> None:
-        self._results = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
-        self.notes = Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH, highlight=False)
-
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table to standard output."""
-        table = Table(title=escape(title), title_justify="left")
-        for index, name in enumerate(columns):
-            table.add_column(escape(name), justify="left" if index == 0 else "right")
-        for row in rows:
-            table.add_row(*(escape(cell) for cell in row))
-        self._results.print(table)
-
-    def say(self, text: str) -> None:
-        """Print a line to standard output."""
-        self._results.print(escape(text))
-
-    def warn(self, text: str) -> None:
-        """Print a line to standard error."""
-        self.notes.print(escape(text))
 
 
 class Session:
@@ -77,7 +49,7 @@ class Session:
             raise OptionError("--address and --gpus apply only to Ray: add --engine ray")
         if engine == "ray" and (workers or device):
             raise OptionError("--workers and --device apply only to --engine local. Ray schedules by --gpus")
-        self.screen = Screen()
+        self.results, self.notes = output(), output(stderr=True)
         self.engine: Engine = Ray(address, gpus=gpus) if engine == "ray" else Local.here(device, workers)
         self.store = Store(store)
         self._failed: list[Failed] = []
@@ -106,6 +78,22 @@ class Session:
         if kind is None and self._failed:
             raise typer.Exit(1)
 
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table to standard output."""
+        table = Table(title=escape(title), title_justify="left")
+        for index, name in enumerate(columns):
+            table.add_column(escape(name), justify="left" if index == 0 else "right")
+        for row in rows:
+            table.add_row(*(escape(cell) for cell in row))
+        self.results.print(table)
+
+    def say(self, text: str) -> None:
+        """Print a line to standard output."""
+        self.results.print(text, markup=False)
+
+    def _warn(self, text: str) -> None:
+        self.notes.print(text, markup=False)
+
     def measure(self, cells: Sequence[Cell], what: str = "cells") -> None:
         """Measure the cells that the store does not contain, and show progress and the remaining time."""
         began, last_line = time.monotonic(), 0.0
@@ -117,8 +105,8 @@ class Session:
             TimeElapsedColumn(),
             TextColumn("remaining"),
             TimeRemainingColumn(),
-            console=self.screen.notes,
-            disable=not self.screen.notes.is_terminal,
+            console=self.notes,
+            disable=not self.notes.is_terminal,
             transient=True,
         ) as bar:
             task = bar.add_task(escape(what), total=None)
@@ -128,10 +116,10 @@ class Session:
                 bar.update(task, completed=state.done, total=state.total)
                 elapsed = time.monotonic() - began
                 due = elapsed - last_line > PROGRESS_SECONDS or state.done == state.total
-                if not self.screen.notes.is_terminal and state.done and due:
+                if not self.notes.is_terminal and state.done and due:
                     last_line = elapsed
                     remaining = elapsed / state.done * (state.total - state.done)
-                    self.screen.warn(
+                    self._warn(
                         f"{what}: {state.done} of {state.total} cells, {state.stored} were already stored; "
                         f"{elapsed:.0f} s elapsed, about {remaining:.0f} s remaining"
                     )
@@ -142,12 +130,12 @@ class Session:
                 if self._interruption.received:
                     bar.stop()
                     missing = len(self.store.missing(cells))
-                    self.screen.warn(f"interrupted: {missing} cells are missing. Run the same command to continue")
+                    self._warn(f"interrupted: {missing} cells are missing. Run the same command to continue")
                 raise
         for each in failed[:SHOWN_FAILURES]:
-            self.screen.warn(f"failed: {each.cell.identity[:120]}, seed {each.cell.seed}: {each.why}")
+            self._warn(f"failed: {each.cell.identity[:120]}, seed {each.cell.seed}: {each.why}")
         if len(failed) > SHOWN_FAILURES:
-            self.screen.warn(f"and {len(failed) - SHOWN_FAILURES} more")
+            self._warn(f"and {len(failed) - SHOWN_FAILURES} more")
         self._failed += failed
 
 
