@@ -15,8 +15,7 @@ from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing.folder import DOCUMENT
 from spearpp.cli import main
 from spearpp.errors import DataError
-from spearpp.integrations.common import Settings
-from spearpp.integrations.common.job import SCRATCH
+from spearpp.integrations.common.job import SCRATCH, Settings
 from spearpp.integrations.watch import MEMORY, TRIES, Watch
 
 

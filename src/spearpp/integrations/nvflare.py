@@ -18,18 +18,12 @@ from torch import nn
 
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import DataError, MissingExtraError, OptionError, SpearError
-from spearpp.integrations.common import (
-    Auditor,
-    Gate,
-    Job,
-    Policy,
-    Pseudonyms,
-    RoundSampler,
-    Settings,
-    Training,
-    round_name,
-    tensors_of,
-)
+from spearpp.integrations.common.job import Job, Settings, tensors_of
+from spearpp.integrations.common.naming import Pseudonyms, round_name
+from spearpp.integrations.common.policy import Gate, Policy
+from spearpp.integrations.common.round_sampler import RoundSampler
+from spearpp.integrations.common.training import Training
+from spearpp.integrations.common.worker import Auditor
 from spearpp.types import Tensor
 from spearpp.update import Kind
 

@@ -12,16 +12,11 @@ from torch import nn
 
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import OptionError
-from spearpp.integrations.common import (
-    Auditor,
-    Outcome,
-    Pseudonyms,
-    RoundSampler,
-    Settings,
-    Training,
-    round_name,
-    round_number,
-)
+from spearpp.integrations.common.job import Outcome, Settings
+from spearpp.integrations.common.naming import Pseudonyms, round_name, round_number
+from spearpp.integrations.common.round_sampler import RoundSampler
+from spearpp.integrations.common.training import Training
+from spearpp.integrations.common.worker import Auditor
 from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
 from spearpp.update import KINDS, Kind
 
