@@ -72,7 +72,7 @@ def growth(reproduction: Reproduction) -> dict[str, str]:
     Returns:
         Two SVG plots: ``starts`` (draws of SPEAR or starts of the other searches) and ``seconds``, both medians.
     """
-    done = [each for each in reproduction.results if each.batches and each.starts and each.seconds]
+    done = [each for each in reproduction.results if each.batches and each.median_starts and each.median_seconds]
     sizes = sorted({each.row.setting.b for each in done})
     expected = tuple(Point(b, 2 ** (b - 1) * sum(1 / k for k in range(1, b + 1))) for b in sizes)
     theory = Series("expected draws of SPEAR, 2^(b-1) (1 + 1/2 + … + 1/b)", expected, "dashed", radius=0)
@@ -81,13 +81,13 @@ def growth(reproduction: Reproduction) -> dict[str, str]:
         "Draws (SPEAR) or starts until the whole batch is recovered, median",
         x,
         Axis("draws or starts", logarithmic=True),
-        [theory, *_by_method(done, lambda each: each.starts or 0.0)],
+        [theory, *_by_method(done, lambda each: each.median_starts or 0.0)],
     )
     seconds = draw(
         "Seconds until the whole batch is recovered, median",
         x,
         Axis("seconds", logarithmic=True),
-        _by_method(done, lambda each: each.seconds or 0.0),
+        _by_method(done, lambda each: each.median_seconds or 0.0),
     )
     return {"starts": starts, "seconds": seconds}
 
@@ -97,11 +97,11 @@ def doubling(reproduction: Reproduction, method: str) -> float | None:
 
     The factor is a least-squares fit to log₂ of the medians. It is None if the method has fewer than two rows.
     """
-    done = [each for each in reproduction.results if each.row.name == method and each.starts]
+    done = [each for each in reproduction.results if each.row.name == method and each.median_starts]
     if len(done) < 2:
         return None
     x = [float(each.row.setting.b) for each in done]
-    y = [math.log2(each.starts or 1.0) for each in done]
+    y = [math.log2(each.median_starts or 1.0) for each in done]
     return float(2 ** statistics.linear_regression(x, y).slope)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from spearpp.auditing.document import plain
 from spearpp.experiments.frontier import Line, Point, sentence
 from spearpp.experiments.intervals import Interval
 from spearpp.experiments.rendering import document, html_table, markdown_table, share
@@ -92,9 +93,9 @@ def notes(found: Sequence[Line]) -> list[str]:
     return [text, f"Measured with spearpp {code_version()}, commit {', '.join(_all(found, 'commits'))}{where}."]
 
 
-def as_json(found: Sequence[Line]) -> dict[str, Any]:
+def as_json(found: Sequence[Line]) -> Any:
     """Return all frontiers as JSON values."""
-    return {
+    content = {
         "code": code_version(),
         "commits": _all(found, "commits"),
         "devices": _all(found, "devices"),
@@ -103,28 +104,19 @@ def as_json(found: Sequence[Line]) -> dict[str, Any]:
                 "axis": each.axis.name,
                 "sentence": sentence(each),
                 "stop": None if each.stop is None else each.axis.of(each.stop.defence),
-                "undefended_accuracy": _json(each.undefended.accuracy if each.undefended else None),
+                "undefended_accuracy": asdict(each.undefended)["accuracy"] if each.undefended else None,
                 "data": each.plan.data.kind,
                 "starts": each.plan.search.starts,
                 "layers_used": each.plan.layers_used,
                 "points": [
-                    {
-                        "defence": asdict(point.defence),
-                        "threshold": point.threshold,
-                        "any": _json(point.any),
-                        "whole": _json(point.whole),
-                        "inputs": point.inputs,
-                        "psnr": point.psnr,
-                        "seeds": point.seeds,
-                        "accuracy": _json(point.accuracy),
-                        "epsilon": point.epsilon,
-                    }
+                    {name: value for name, value in asdict(point).items() if name not in ("commits", "devices")}
                     for point in each.points
                 ],
             }
             for each in found
         ],
     }
+    return plain(content)
 
 
 def _all(found: Sequence[Line], what: str) -> list[str]:
@@ -166,7 +158,3 @@ def _markers(found: Line, what: str) -> tuple[Marker, ...]:
             low, high = (interval.low, interval.high) if known else (None, None)
             markers.append(Marker(found.axis.of(point.defence), interval.value, low, high))
     return tuple(markers)
-
-
-def _json(interval: Interval | None) -> dict[str, float | None] | None:
-    return None if interval is None else interval.to_json()

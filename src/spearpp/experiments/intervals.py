@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 Z = 1.959963984540054
 """97.5 % quantile of the standard normal distribution, for two-sided 95 % intervals."""
@@ -26,14 +26,6 @@ class Interval:
         if math.isnan(self.low):
             return self
         return Interval(self.value, max(self.low, least), min(self.high, most))
-
-    def to_json(self) -> dict[str, float | None]:
-        """Return the three numbers by name, with None for nan, which JSON does not have.
-
-        >>> Interval(0.2, math.nan, math.nan).to_json()
-        {'value': 0.2, 'low': None, 'high': None}
-        """
-        return {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
 
 
 def wilson(hits: int, trials: int) -> Interval:

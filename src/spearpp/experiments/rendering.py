@@ -127,6 +127,6 @@ def _line(each: Result) -> tuple[str, ...]:
         f"{each.certified} of {each.inputs} ({each.wrong})" if each.batches else "-",
         f"{each.batches} of {each.wanted}",
         f"{setting.search.starts:,}",
-        "-" if each.starts is None else f"{each.starts:,.0f}",
-        "-" if each.seconds is None else f"{each.seconds:.2f}",
+        "-" if each.median_starts is None else f"{each.median_starts:,.0f}",
+        "-" if each.median_seconds is None else f"{each.median_seconds:.2f}",
     )

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from spearpp.auditing.document import plain
 from spearpp.experiments.cell import Cell, cells_of
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.store import Store
@@ -38,9 +39,9 @@ class Result:
     """Number of inputs in all batches."""
     wrong: int
     """Number of certified inputs that are not in the batch."""
-    starts: float | None
+    median_starts: float | None
     """Median number of starts that the search used."""
-    seconds: float | None
+    median_seconds: float | None
     """Median duration of an inversion, including the singular value decomposition."""
     each: tuple[dict[str, Any], ...]
     """Fields of ``Measurement`` for every batch."""
@@ -58,11 +59,6 @@ class Reproduction:
     devices: tuple[str, ...]
     stale: int
     """Number of results of other code versions, which are not used."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether all batches of all rows have been measured."""
-        return all(each.batches == each.wanted for each in self.results)
 
 
 def cells(table: Table) -> list[Cell]:
@@ -111,16 +107,16 @@ def summarise(row: Row, measured: Sequence[dict[str, Any]], wanted: int) -> Resu
         certified=sum(each["certified"] for each in measured),
         inputs=sum(each["b"] for each in measured),
         wrong=sum(each["wrongly_certified"] for each in measured),
-        starts=statistics.median(each["starts"] for each in measured) if count else None,
-        seconds=statistics.median(each["seconds"] for each in measured) if count else None,
+        median_starts=statistics.median(each["starts"] for each in measured) if count else None,
+        median_seconds=statistics.median(each["seconds"] for each in measured) if count else None,
         each=tuple(measured),
     )
 
 
-def as_json(reproduction: Reproduction) -> dict[str, Any]:
+def as_json(reproduction: Reproduction) -> Any:
     """Return the whole table as JSON values, with one entry for each row."""
     table = reproduction.table
-    return {
+    content = {
         "table": table.name,
         "title": table.title,
         "reference": table.reference,
@@ -139,22 +135,13 @@ def as_json(reproduction: Reproduction) -> dict[str, Any]:
                 "threshold": each.row.setting.threshold,
                 "starts": each.row.setting.search.starts,
                 "paper": asdict(each.row.claim) if each.row.claim else None,
-                "batches": each.batches,
-                "wanted": each.wanted,
-                "accuracy": each.accuracy and each.accuracy.to_json(),
-                "exact": each.exact and each.exact.to_json(),
-                "psnr": each.psnr and each.psnr.to_json(),
-                "with_masks": each.with_masks,
-                "certified": each.certified,
-                "inputs": each.inputs,
-                "wrong": each.wrong,
-                "median_starts": each.starts,
-                "median_seconds": each.seconds,
+                **{name: value for name, value in asdict(each).items() if name not in ("row", "each")},
                 "each_batch": {name: [batch.get(name) for batch in each.each] for name in KEPT_OF_EACH_BATCH},
             }
             for each in reproduction.results
         ],
     }
+    return plain(content)
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
