@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -58,6 +59,18 @@ class Score:
         third of the batch is wrong.
         """
         return self.recovered == len(self.psnr)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the score as JSON values, as ``report.json`` and ``spearpp score --json`` show it."""
+        return {
+            "samples": len(self.psnr),
+            "exact": self.recovered,
+            "threshold_db": self.threshold,
+            "mean_psnr_db": self.mean_psnr,
+            "least_psnr_db": float(self.psnr.min()),
+            "psnr_db": self.psnr.tolist(),
+            "recovered_row": self.assignment.tolist(),
+        }
 
     def __repr__(self) -> str:
         return (

@@ -37,9 +37,7 @@ def score(
         raise DataError(f"{recovered} contains no recovered inputs: the audit found none, or the report omits them")
     compared = spearpp.score(inputs, batch.inputs, normalisation=batch.normalisation, threshold=threshold)
     if as_json:
-        rows = {"psnr_db": compared.psnr.tolist(), "recovered_row": compared.assignment.tolist()}
-        summary = {"samples": len(compared.psnr), "exact": compared.recovered, "mean_psnr_db": compared.mean_psnr}
-        typer.echo(json.dumps({**summary, "threshold_db": threshold, **rows}, indent=1))
+        typer.echo(json.dumps(compared.to_dict(), indent=1))
         return
     console = output()
     for index, (row, psnr) in enumerate(zip(compared.assignment.tolist(), compared.psnr.tolist(), strict=True)):

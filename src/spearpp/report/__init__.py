@@ -67,7 +67,7 @@ def write(
         "command": shlex.join(command) if command else None,
         "versions": _versions(),
         "presentation": asdict(presentation),
-        "truth": None if compared is None else _score_fields(compared),
+        "truth": None if compared is None else compared.to_dict(),
         **(about or {}),
     }
     path = Path(folder)
@@ -156,18 +156,6 @@ def _originals(truth: Batch, presentation: Presentation, redact: Redaction) -> T
     if redact == "omit" or shape is None or shape[1] * shape[2] < SMALLEST:
         return None
     return blur(truth.inputs, shape)
-
-
-def _score_fields(compared: Score) -> dict[str, Any]:
-    return {
-        "samples": len(compared.psnr),
-        "exact": compared.recovered,
-        "threshold_db": compared.threshold,
-        "mean_psnr_db": compared.mean_psnr,
-        "least_psnr_db": float(compared.psnr.min()),
-        "psnr_db": compared.psnr.tolist(),
-        "recovered_row": compared.assignment.tolist(),
-    }
 
 
 def _versions() -> dict[str, str]:
