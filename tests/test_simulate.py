@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spearpp import simulate
 from spearpp.errors import DataError, OptionError
-from spearpp.update.npz import read_npz
+from spearpp.update.files import read_tensors
 
 
 @given(st.integers(1, 6), st.integers(2, 20), st.lists(st.integers(2, 15), min_size=1, max_size=3), st.booleans())
@@ -176,7 +176,7 @@ class TestCifarFiles:
         with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("x.npy", bytes(2**22))
         with pytest.raises(DataError, match="unpacks to 4,194,304 bytes, more than the 1,048,576 allowed"):
-            read_npz(bomb, largest=2**20)
+            read_tensors(bomb, largest=2**20)
 
     def test_a_header_that_claims_too_much_is_refused(self, tmp_path: Path) -> None:
         header = tmp_path / "x.npy"
@@ -200,7 +200,7 @@ class TestCifarFiles:
                 data[place % len(data)] = value
             good.write_bytes(bytes(data))
             with contextlib.suppress(DataError):
-                read_npz(good)
+                read_tensors(good)
 
 
 class _Trap:

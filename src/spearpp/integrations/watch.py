@@ -21,10 +21,9 @@ from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.job import SCRATCH, Job, Outcome, Settings, perform
 from spearpp.integrations.common.policy import log_outcome
 from spearpp.update import ClientUpdate, Kind
-from spearpp.update.files import FileName, open_tensors, write_whole
+from spearpp.update.files import READERS, FileName, open_tensors, write_whole
 
 LOGGER = logging.getLogger("spearpp.integrations")
-ENDINGS = (".safetensors", ".npz", ".pt", ".pth", ".bin", ".ckpt")
 MEMORY = "watched.json"
 """File in the folder of reports that lists the audited updates."""
 TRIES = 5
@@ -110,7 +109,7 @@ class Watch:
         reports = self.out.resolve()
         for path in sorted(self.folder.rglob("*")):
             hidden = any(part.startswith(".") for part in path.relative_to(self.folder).parts)
-            if hidden or path.suffix.lower() not in ENDINGS or path.resolve().is_relative_to(reports):
+            if hidden or path.suffix.lower() not in READERS or path.resolve().is_relative_to(reports):
                 continue
             if self.before is not None and path.resolve() == Path(self.before).resolve():
                 continue

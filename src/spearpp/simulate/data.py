@@ -13,15 +13,16 @@ import torch
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
-from spearpp.simulate.batch import Batch
-from spearpp.simulate.dataset import Dataset, by_channel
+from spearpp.simulate.batch import Batch, normalisation_of
+from spearpp.simulate.dataset import Dataset
 from spearpp.types import Tensor
-from spearpp.update.files import FileName
-from spearpp.update.npz import read_npz
+from spearpp.update.files import FileName, read_tensors
 
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
 CIFAR10_STD = (0.2470, 0.2435, 0.2616)
 """Mean and standard deviation of the colour channels of CIFAR-10's training images, as training scripts use them."""
+MAX_BYTES = 2**31
+"""Largest size of a CIFAR-10 file and its arrays. A design choice: the real file takes 0.2 GiB."""
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "immunohistochemistry", "stereo_motorcycle")
 
 
@@ -81,8 +82,9 @@ def photographs(
         top, left = (int(torch.randint(extent - size + 1, (), generator=generator)) for extent in picture.shape[1:])
         tiles.append(picture[:, top : top + size, left : left + size].reshape(-1))
     channels = torch.cat([picture.reshape(3, -1) for picture in pictures], dim=1)
-    normalisation = by_channel(channels.mean(1), channels.std(1), size * size)
-    tiled = Dataset(torch.stack(tiles), labels, normalisation, (3, size, size))
+    shape = (3, size, size)
+    normalisation = normalisation_of(channels.mean(1), channels.std(1), 3 * size * size, shape)
+    tiled = Dataset(torch.stack(tiles), labels, normalisation, shape)
     return tiled.pick(torch.arange(samples), normalise=normalise)
 
 
@@ -166,7 +168,7 @@ def _digits() -> Dataset:
         raise MissingExtraError("scikit-learn", "data") from error
     pixels, labels = load_digits(return_X_y=True)
     unit = torch.from_numpy(pixels).float() / 16
-    normalisation = by_channel(unit.mean()[None], unit.std()[None], 64)
+    normalisation = normalisation_of(unit.mean(), unit.std(), 64, (1, 8, 8))
     return Dataset(unit, torch.from_numpy(labels).long(), normalisation, (1, 8, 8))
 
 
@@ -192,20 +194,18 @@ def _breast_cancer() -> Dataset:
 def _cifar10(file: Path) -> Dataset:
     if not file.is_file():
         raise DataError(f"no CIFAR-10 file at {file}")
-    arrays = read_npz(file)
+    arrays, _ = read_tensors(file, largest=MAX_BYTES)
     if not {"x", "y"} <= arrays.keys():
         raise DataError(f"{file} holds {sorted(arrays)}: expected arrays x and y")
     pixels, labels = arrays["x"], arrays["y"]
-    if pixels.dtype != numpy.uint8 or pixels.shape[1:] != (3, 32, 32) or labels.shape != pixels.shape[:1]:
-        raise DataError(
-            f"{file} holds x {pixels.dtype} {pixels.shape} and y {labels.shape}: "
-            "expected uint8 (count, 3, 32, 32) and (count,)"
-        )
+    if pixels.dtype != torch.uint8 or pixels.shape[1:] != (3, 32, 32) or labels.shape != pixels.shape[:1]:
+        shapes = f"x {pixels.dtype} {tuple(pixels.shape)} and y {tuple(labels.shape)}"
+        raise DataError(f"{file} holds {shapes}: expected uint8 (count, 3, 32, 32) and (count,)")
     return cifar10_of(pixels, labels)
 
 
-def cifar10_of(pixels: numpy.ndarray, labels: numpy.ndarray) -> Dataset:
+def cifar10_of(pixels: Tensor, labels: Tensor) -> Dataset:
     """Return CIFAR-10 with its usual normalisation, from pixels, uint8 (count, 3, 32, 32), and labels, (count,)."""
-    unit = torch.from_numpy(pixels.reshape(len(pixels), -1)).float() / 255
-    normalisation = by_channel(torch.tensor(CIFAR10_MEAN), torch.tensor(CIFAR10_STD), 1024)
-    return Dataset(unit, torch.from_numpy(labels.astype(numpy.int64)), normalisation, (3, 32, 32))
+    shape = (3, 32, 32)
+    normalisation = normalisation_of(torch.tensor(CIFAR10_MEAN), torch.tensor(CIFAR10_STD), 3072, shape)
+    return Dataset(pixels.flatten(1).float() / 255, labels.long(), normalisation, shape)

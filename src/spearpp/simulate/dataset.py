@@ -61,8 +61,3 @@ class Dataset:
             image_shape=self.image_shape,
             feature_names=self.feature_names,
         )
-
-
-def by_channel(mean: Float[Tensor, "channels"], std: Float[Tensor, "channels"], pixels: int) -> Normalisation:
-    """Return a normalisation with one mean and one standard deviation for all pixels of a channel."""
-    return Normalisation(mean.repeat_interleave(pixels), std.repeat_interleave(pixels))

@@ -14,8 +14,9 @@ import torch
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
+from spearpp.simulate.batch import normalisation_of
 from spearpp.simulate.data import cifar10_of
-from spearpp.simulate.dataset import Dataset, by_channel
+from spearpp.simulate.dataset import Dataset
 from spearpp.update.files import FileName
 
 MAX_BYTES = 2**31
@@ -85,8 +86,9 @@ def image_folder(path: FileName, *, size: int = 32) -> Dataset:
             raise DataError(f"{file} is not a readable image: {error}") from error
         pixels[row] = torch.from_numpy(numpy.array(small)).permute(2, 0, 1).reshape(-1).float() / 255
     channels = pixels.reshape(len(files), 3, -1)
-    normalisation = by_channel(channels.mean((0, 2)), _positive(channels.std((0, 2))), size * size)
-    return Dataset(pixels, torch.tensor([label for _, label in files]), normalisation, (3, size, size))
+    shape = (3, size, size)
+    normalisation = normalisation_of(channels.mean((0, 2)), _positive(channels.std((0, 2))), pixels.shape[1], shape)
+    return Dataset(pixels, torch.tensor([label for _, label in files]), normalisation, shape)
 
 
 @cache
@@ -158,7 +160,7 @@ def torchvision_cifar10(root: FileName | None = None) -> Dataset:
         loaded = CIFAR10(str(folder), train=False, download=True)
     except Exception as error:  # network and disk can fail in many ways
         raise DataError(f"torchvision could not load CIFAR-10 into {folder}: {error}") from error
-    return cifar10_of(numpy.ascontiguousarray(loaded.data.transpose(0, 3, 1, 2)), numpy.array(loaded.targets))
+    return cifar10_of(torch.from_numpy(loaded.data).permute(0, 3, 1, 2), torch.tensor(loaded.targets))
 
 
 def _positive(std: torch.Tensor) -> torch.Tensor:

@@ -27,31 +27,14 @@ class ArrayHeader:
     """Whether the elements are stored in column-major (Fortran) order."""
 
 
-def read_npz(path: Path, *, largest: int = 2**31) -> dict[str, numpy.ndarray]:
-    """Return all arrays of an npz file, by name.
+def read_headers(file: Path | BinaryFile, path: Path, *, largest: int) -> dict[str, ArrayHeader]:
+    """Return the header of every array of an npz file, by name, without reading any array.
 
     Sizes are checked before anything is allocated: the unpacked size of the archive against ``largest``, and the size
     that each array's header states against the size of its entry in the archive.
 
-    Args:
-        path: the file.
-        largest: number of bytes that the archive may unpack to. The default of 2 GiB is a design choice: CIFAR-10, the
-            largest data set of this format here, takes 0.2 GiB.
-
     Raises:
         DataError: if the file is not an npz file, is damaged, is too large or holds pickled objects.
-    """
-    with _one_error(path):
-        headers = read_headers(path, path, largest=largest)
-        with numpy.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[f"{name}.npy"] for name in headers}  # the entries whose headers were checked
-
-
-def read_headers(file: Path | BinaryFile, path: Path, *, largest: int) -> dict[str, ArrayHeader]:
-    """Return the header of every array of an npz file, by name, without reading any array.
-
-    Raises:
-        DataError: for the same reasons as ``read_npz``.
     """
     with _one_error(path), zipfile.ZipFile(file) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
