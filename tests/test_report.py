@@ -241,7 +241,10 @@ def test_records_are_shown_under_their_names_on_their_own_scale(tmp_path: Path, 
         assert f"({value:.4g})" in page
     assert 'class="records"' in page
     hidden = report.write(tmp_path, result, truth=truth, redact="blur").read_text()
-    assert f"{float(own[0, 0]):.4g}" not in hidden
+    first = f"{float(own[0, 0]):.4g}"
+    assert any(first in cell for cell in re.findall(r"<td[^>]*>([^<]*)", page))
+    assert not any(first in cell for cell in re.findall(r"<td[^>]*>([^<]*)", hidden))
+    assert f"({first})" not in hidden
 
 
 def test_labels_of_two_classes_are_told_by_the_sign(records: Audited) -> None:
