@@ -87,11 +87,12 @@ class TestVerdicts:
         assert result.verdict is not Verdict.LEAKS
         assert result.budget == 5
 
-    def test_a_model_without_relu_is_not_applicable(self) -> None:
-        model = nn.Sequential(nn.Linear(60, 80), nn.GELU(), nn.Linear(80, 10))
+    def test_an_unknown_mask_behind_another_activation_is_not_applicable(self) -> None:
+        model = nn.Sequential(nn.Linear(60, 80), nn.GELU(), nn.Dropout(0.5), nn.Linear(80, 10))
         result = audit(FedSGD()(model, batch_of(8)), model)
         assert result.verdict is Verdict.NOT_APPLICABLE
         assert "GELU" in result.summary
+        assert "Dropout" in result.summary
 
     def test_a_batch_size_that_the_update_does_not_show_is_said(self) -> None:
         model, batch = mlp(), batch_of(8)

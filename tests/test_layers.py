@@ -78,11 +78,13 @@ def test_an_mlp() -> None:
 def test_functional_code_with_a_convolution_in_front() -> None:
     assert found(Functional()) == {
         "fc1": (True, "features", "fc2.weight"),
-        "fc2": (False, "features", None),
+        "fc2": (True, "features", None),
         "fc3": (False, "features", None),
     }
-    reasons = {each.name: each.reason for each in find_layers(Functional(), update_of(Functional()))}
-    assert reasons["fc2"] == "its output goes to tanh, not to ReLU"
+    layers = {each.name: each for each in find_layers(Functional(), update_of(Functional()))}
+    assert layers["fc2"].equations
+    assert not layers["fc1"].equations
+    assert layers["fc2"].reason == "its output goes to tanh: the equations of the network are solved"
 
 
 def test_a_skip_connection_leaves_no_next_layer() -> None:
@@ -105,8 +107,17 @@ def test_a_shared_layer_without_bias() -> None:
 def test_other_activations_are_named(between: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(6, 5), between, nn.Linear(5, 3))
     first = find_layers(model, update_of(model))[0]
-    assert not first.qualifies
+    assert first.qualifies
+    assert first.equations
     assert type(between).__name__ in first.reason
+
+
+def test_the_equations_end_at_dropout() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Dropout(0.5), nn.Linear(5, 3))
+    first = find_layers(model, update_of(model))[0]
+    assert not first.qualifies
+    assert "GELU" in first.reason
+    assert "the mask of Dropout is unknown" in first.reason
 
 
 def test_transformer_blocks_of_pytorch() -> None:

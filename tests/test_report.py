@@ -52,7 +52,7 @@ def records() -> Audited:
 
 @pytest.fixture(scope="module")
 def nothing() -> AuditResult:
-    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Linear(60, 4))
+    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Dropout(0.5), nn.Linear(60, 4))
     return spearpp.audit(simulate.FedSGD()(model, simulate.random_batch(5, features=30, classes=4)), model)
 
 

@@ -94,7 +94,7 @@ def audit(
     clock = Budget(budget, began)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     plan = make_plan(update, model, memory)
-    audits, interrupted = run(plan, search, clock, generator, progress)
+    audits, interrupted = run(plan, model, search, clock, generator, progress)
     audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
     whole_replay, training_estimate, network = None, None, model
     replay_skipped_because = None if model is None else replay_skip_reason(update, memory)

@@ -7,12 +7,13 @@ from typing import Any
 
 from spearpp.auditing.claim import UNJUDGED
 from spearpp.auditing.result import AuditResult, LayerAudit
+from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.result import Inversion
 
 SCHEMA = "spearpp-report"
 VERSION = 3
 """Version of the format. It increases if a field changes its meaning or is removed, not if a field is added."""
-EVIDENCE_KINDS = {1: "one layer", 2: "two layers"}
+EVIDENCE_KINDS = {1: "one layer", 2: "two layers", WHOLE_NETWORK: "the whole network"}
 """The name of the evidence in ``report.json``, by the number of layers that the evidence comes from."""
 
 

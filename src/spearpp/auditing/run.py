@@ -2,19 +2,24 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from spearpp.auditing.plan import Plan
+from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
-from spearpp.errors import SpearError
+from spearpp.errors import OptionError, SpearError
 from spearpp.inversion.invert import invert
-from spearpp.inversion.result import Progress
-from spearpp.model import Layer
-from spearpp.search import Search
+from spearpp.inversion.result import Inversion, Progress
+from spearpp.model import Layer, assumed_networks
+from spearpp.model.following import Following, LayerTensors
+from spearpp.search import Equations, Search
 from spearpp.update import ClientUpdate
 
+TRIAL_STARTS = 64
+"""Number of starts with each activation that is tried: one trial of every set of equations."""
 LEAST_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 
@@ -45,6 +50,7 @@ class Budget:
 
 def run(
     plan: Plan,
+    model: nn.Module | None,
     search: Search | None,
     clock: Budget,
     generator: torch.Generator,
@@ -64,7 +70,7 @@ def run(
             done[layer.name] = LayerAudit(layer, True, why)
         else:
             try:
-                done[layer.name] = _invert(layer, plan.update, search, share, generator, progress)
+                done[layer.name] = _invert(layer, plan.update, model, search, share, generator, progress)
                 interrupted = done[layer.name].interrupted
             except KeyboardInterrupt:
                 done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
@@ -83,6 +89,7 @@ def _complete(audited: LayerAudit) -> bool:
 def _invert(
     layer: Layer,
     update: ClientUpdate,
+    model: nn.Module | None,
     search: Search | None,
     seconds: float | None,
     generator: torch.Generator,
@@ -96,12 +103,15 @@ def _invert(
     tensors = update.layer(layer.weight, layer.bias)
     next_gradient = None if layer.next is None else update.gradients[layer.next]
     next_weight = None if layer.next is None else update.weights[layer.next]
+    began = time.monotonic()
     try:
+        following = _following(layer, update, model) if layer.equations else None
         result = invert(
             *tensors,
             next_grad_weight=next_gradient,
             next_weight=next_weight,
-            search=search,
+            following=following,
+            search=search if following is None or isinstance(search, Equations) else None,
             generator=generator,
             dropout=layer.dropout,
             seconds=seconds,
@@ -111,4 +121,47 @@ def _invert(
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
+    if model is None and search is None and layer.sees == "inputs" and not bool(result.certified.any()):
+        left = None if seconds is None else seconds - (time.monotonic() - began)
+        found = _other_activation(layer, update, tensors, left, generator, tell)
+        if found is not None:
+            layer, result = found
     return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
+
+
+def _following(layer: Layer, update: ClientUpdate, model: nn.Module | None) -> Following:
+    """Return what follows a layer, with the weights that the client started from."""
+    if model is None:
+        raise OptionError("the equations of the network need a model")
+    return Following.of_model(as_sent(model, update), update, layer)
+
+
+def _other_activation(
+    layer: Layer,
+    update: ClientUpdate,
+    tensors: LayerTensors,
+    seconds: float | None,
+    generator: torch.Generator,
+    progress: Callable[[Progress], None],
+) -> tuple[Layer, Inversion] | None:
+    """Try common activations other than ReLU for an update without a model.
+
+    A few starts for each activation show whether its equations have a solution. A certified input proves the
+    activation, and the search then goes on with it.
+
+    Returns:
+        The layer and its inversion with the first activation that fits, or None.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for network in assumed_networks(update)[1:]:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            return None
+        following = _following(layer, update, network)
+        trial = invert(*tensors, following=following, search=Equations(TRIAL_STARTS), generator=generator, seconds=left)
+        if bool(trial.certified.any()):
+            left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+            result = invert(*tensors, following=following, generator=generator, seconds=left, progress=progress)
+            reason = f"its output goes to {network.activation.__name__}, whose equations hold"
+            return replace(layer, equations=True, reason=reason), result
+    return None

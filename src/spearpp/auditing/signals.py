@@ -19,6 +19,7 @@ without the original data:
   and the replay proves nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -150,7 +151,10 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
         mismatch = difference / torch.linalg.vector_norm(some.observed, dim=1).clamp_min(torch.finfo(size.dtype).tiny)
         towards = _towards(candidates.inputs, rows, wrong)
         unit = signal / size[:, None]
-        slope, curvature = _derivatives(network, some.inputs, towards, outputs, jacobian, unit, binary)
+        change = _along_outputs(network, outputs, jacobian, binary)
+        if network.layer.equations:
+            change = _along_signals(network, outputs, residual, signal, binary)
+        slope, curvature = _derivatives(change, some.inputs, towards, unit)
         parts.append(
             Signals(
                 labels=labels,
@@ -194,36 +198,73 @@ def _towards(
     return [at, *(each - at for each in wrong)], [inputs[(rows + shift) % len(inputs)] - at for shift in shifts]
 
 
-def _derivatives(
+Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From inputs and directions, both (k, n), to the first and half of the second derivative of the signal, (k, m)."""
+
+
+def _along_outputs(
+    network: Network, outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"], binary: bool
+) -> Change:
+    """Return the derivatives of the signal of a network with ReLU.
+
+    Within one activation pattern the outputs are linear in the input and J is constant, so only the softmax or sigmoid
+    has a second derivative.
+    """
+    probability = torch.sigmoid if binary else (lambda o: o.softmax(1))
+
+    def change(inputs: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        ahead, behind = (network.outputs(inputs + sign * DERIVATIVE_STEP * direction) for sign in (1, -1))
+        along = (ahead - behind) / (2 * DERIVATIVE_STEP)
+        step = OUTPUT_STEP / torch.linalg.vector_norm(along, dim=1, keepdim=True).clamp_min(1e-300)
+        plus, minus, here = (probability(outputs + sign * step * along) for sign in (1, -1, 0))
+        first = torch.einsum("kc,kcm->km", (plus - minus) / (2 * step), jacobian)
+        second = torch.einsum("kc,kcm->km", (plus + minus - 2 * here) / (2 * step.square()), jacobian)
+        return first, second
+
+    return change
+
+
+def _along_signals(
     network: Network,
+    outputs: Float[Tensor, "k c"],
+    residual: Float[Tensor, "k c"],
+    signal: Float[Tensor, "k m"],
+    binary: bool,
+) -> Change:
+    """Return the derivatives of the signal of a network with other activations, whose J depends on the input."""
+    probability = torch.sigmoid if binary else (lambda o: o.softmax(1))
+    targets = probability(outputs) - residual
+
+    def at(inputs: Tensor) -> Tensor:
+        moved, jacobian = network(inputs)
+        return torch.einsum("kc,kcm->km", probability(moved) - targets, jacobian)
+
+    def change(inputs: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+        plus, minus = (at(inputs + sign * DERIVATIVE_STEP * direction) for sign in (1, -1))
+        return (plus - minus) / (2 * DERIVATIVE_STEP), (plus + minus - 2 * signal) / (2 * DERIVATIVE_STEP**2)
+
+    return change
+
+
+def _derivatives(
+    change: Change,
     inputs: Float[Tensor, "k n"],
     towards: tuple[list[Tensor], list[Tensor]],
-    outputs: Float[Tensor, "k c"],
-    jacobian: Float[Tensor, "k c m"],
     unit: Float[Tensor, "k m"],
-    binary: bool,
 ) -> tuple[Float[Tensor, "k 2"], Float[Tensor, "k 2"]]:
     """Return slope and curvature of the signal.
 
     The slope is the smaller of two numbers: the smallest slope over the likely directions, and the median slope over
     the example directions. The curvature is the smallest over all directions except the directions towards wrong
-    inputs, because merged samples do not differ in these. Within one activation pattern the outputs are linear in the
-    input and J is constant, so only the softmax or sigmoid has a second derivative.
+    inputs, because merged samples do not differ in these.
     """
-    probability = torch.sigmoid if binary else (lambda o: o.softmax(1))
     size = torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
     likely, examples = towards
     slopes: list[Tensor] = []
     curvatures: list[Tensor] = []
     for direction in [*likely, *examples]:
         length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
-        direction = direction * size / length.clamp_min(1e-300)
-        ahead, behind = (network.outputs(inputs + sign * DERIVATIVE_STEP * direction) for sign in (1, -1))
-        change = (ahead - behind) / (2 * DERIVATIVE_STEP)
-        step = OUTPUT_STEP / torch.linalg.vector_norm(change, dim=1, keepdim=True).clamp_min(1e-300)
-        plus, minus, here = (probability(outputs + sign * step * change) for sign in (1, -1, 0))
-        first = torch.einsum("kc,kcm->km", (plus - minus) / (2 * step), jacobian)
-        second = torch.einsum("kc,kcm->km", (plus + minus - 2 * here) / (2 * step.square()), jacobian)
+        first, second = change(inputs, direction * size / length.clamp_min(1e-300))
         for derivative, results in ((first, slopes), (second, curvatures)):
             across = derivative - (derivative * unit).sum(1, keepdim=True) * unit
             sizes = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in (across, derivative)], dim=1)

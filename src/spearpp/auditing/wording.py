@@ -147,9 +147,8 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     if not found.scale_known and len(audited.inputs):
         sentences.append(f"Layer {name} has no bias, so each of its inputs is known only up to a positive factor.")
     if len(audited.inputs) and audited.layer.assumed and found.batch_size > 1:
-        sentences.append(
-            f"Layer {name}: the audit assumed that a ReLU follows. The certificates prove this assumption."
-        )
+        follows = audited.layer.reason if audited.layer.equations else "a ReLU follows"
+        sentences.append(f"Layer {name}: the audit assumed that {follows}. The certificates prove this assumption.")
     return sentences
 
 

@@ -5,12 +5,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.evidence import Evidence, agreement, certify, certify_two_layers, coins
+from spearpp.inversion.evidence import (
+    WHOLE_NETWORK,
+    Evidence,
+    agreement,
+    certify,
+    certify_network,
+    certify_two_layers,
+    coins,
+)
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import inputs_of, solve_inputs
+from spearpp.inversion.network import Network
 from spearpp.inversion.pairs import Pairs, fits
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
+from spearpp.inversion.solutions import Solutions
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
 from spearpp.types import Bool, Tensor, to_device
@@ -43,6 +53,8 @@ class Recovered:
         To fit is weaker than to be certified. Inputs can fit despite Dropout, noise and samples that were not found.
         """
         found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
+        if self.evidence is not None and self.evidence.layers == WHOLE_NETWORK:
+            return self.evidence.holds
         if not len(self.directions) or problem.batch_size == 1:
             return found
         weight, live = problem.seen.weight.to(self.inputs), problem.factors.live
@@ -60,6 +72,8 @@ class Recovered:
 
 def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     """Inputs from all directions together if their evidence holds, else the inputs that two layers determine singly."""
+    if outcome.solutions is not None and problem.network is not None:
+        return _solved(problem, problem.network, outcome.solutions)
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
     best = _together(problem, chosen, outcome.evidence)
     whole = best.evidence is not None and bool(best.evidence.consistent.all())
@@ -81,6 +95,17 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
         return best
     score = agreement(problem, seen, solved)
     return _certified_first(inputs_of(problem, solved.points), seen.directions, evidence, score)
+
+
+def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
+    """The inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
+    rows = problem.factors.right / problem.factors.singular_values[:, None]
+    inputs = (found.coordinates @ rows)[:, : rows.shape[1] - problem.seen.has_bias]
+    if not len(found):
+        none = torch.zeros(0, dtype=torch.bool, device=inputs.device)
+        return Recovered(inputs, none, found.directions, None, 0.0)
+    evidence = certify_network(problem, network, found)
+    return _certified_first(inputs, found.directions, evidence, len(found) / problem.batch_size)
 
 
 def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = None) -> Recovered:

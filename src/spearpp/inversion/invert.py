@@ -13,12 +13,14 @@ from spearpp.inversion.assemble import assemble
 from spearpp.inversion.clock import Clock
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
+from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Inversion, Progress, Stats
 from spearpp.linalg.threads import single_thread_if_small
-from spearpp.search import Gated, Search
+from spearpp.model.following import Following
+from spearpp.search import Equations, Gated, Search
 from spearpp.types import Tensor, to_device
 
 
@@ -30,6 +32,7 @@ def invert(
     *,
     next_grad_weight: Tensor | None = None,
     next_weight: Tensor | None = None,
+    following: Following | None = None,
     search: Search | None = None,
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
@@ -64,7 +67,10 @@ def invert(
         bias: the bias as the client had it, (m,).
         next_grad_weight: dℒ/dW₂ of the Linear layer that follows the ReLU, (m₂, m), or None.
         next_weight: W₂, (m₂, m). Pass both arguments of the next layer or neither.
-        search: the search to run; None is ``spearpp.search.Gated()``.
+        following: the rest of the network (``spearpp.model.following.Following``), for any activation. Its equations
+            are solved instead of searching for sparse directions.
+        search: the search to run; None is ``spearpp.search.Equations()`` if ``following`` is given, else
+            ``spearpp.search.Gated()``.
         batch_size: the number of samples in the batch, if it is known. It is used where the spectrum of the gradient
             does not show a clear rank. A clear rank may be smaller: samples may repeat or activate no neuron.
         generator: source of randomness; None is a generator with seed 0.
@@ -86,7 +92,8 @@ def invert(
     >>> bool(result.certified.all()), result.score
     (True, 1.0)
     """
-    search = Gated() if search is None else search
+    if search is None:
+        search = Gated() if following is None else Equations()
     _check_arguments(search, generator, seconds)
     batch_size = _whole_number(batch_size)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
@@ -96,6 +103,8 @@ def invert(
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
         reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations)
         problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs, dropout=dropout)
+        if following is not None and problem.batch_size > 1:
+            problem = replace(problem, network=network_equations(following, problem.factors, seen))
     if problem.batch_size == 0:
         return _nothing(problem, reading.why, clock)
     problem = search.place(problem)

@@ -19,6 +19,7 @@ from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Progress
 from spearpp.inversion.selection import Selection, initial, polish, select
+from spearpp.inversion.solutions import Solutions
 from spearpp.search import Search
 
 INTERRUPTED = "the search was interrupted"
@@ -38,6 +39,8 @@ class SearchOutcome:
     """Inputs that match the equations of two layers; None if the search did not use the next layer."""
     pairs: Pairs | None = None
     """Inputs that single rows of the gradient revealed."""
+    solutions: Solutions | None = None
+    """Inputs that satisfy the equations of the whole network; None if the search did not use them."""
     rounds: int = 0
     interrupted: bool = False
     evidence: Evidence | None = None
@@ -59,12 +62,15 @@ def search_loop(
     evidence: Evidence | None = None
     matches: Matches | None = None
     pairs: Pairs | None = None
+    solutions: Solutions | None = None
     stopped = "the search ended"
     try:
         for proposed in clock.each("search", search.propose(problem, generator, deadline)):
             starts, steps, rounds = starts + proposed.starts, steps + proposed.steps, rounds + 1
             if proposed.matches is not None:
                 matches = proposed.matches if matches is None else matches.join(proposed.matches)
+            if proposed.solutions is not None:
+                solutions = proposed.solutions if solutions is None else solutions.join(proposed.solutions)
             pairs = pairs if proposed.pairs is None else proposed.pairs
             with clock("pool"):
                 grown = admit(pool, problem, proposed.directions, solved=proposed.solved)
@@ -73,13 +79,15 @@ def search_loop(
                 with clock("filter"):
                     rank = rank if rank == b else pool.rank
                     selection, evidence = _choose(problem, pool, selection) if rank == b else (None, None)
-            matched = 0 if matches is None else len(matches)
+            matched = max(0 if each is None else len(each) for each in (matches, solutions))
             if progress is not None:
                 score = selection.score if selection else None
                 progress(Progress(b, max(rank, matched), starts, search.starts, score, rounds))
             if matched == b or (grew and selection is not None and evidence is not None):
                 whole = "the whole batch was found"
-                return SearchOutcome(pool, selection, whole, starts, steps, matches, pairs, rounds, evidence=evidence)
+                return SearchOutcome(
+                    pool, selection, whole, starts, steps, matches, pairs, solutions, rounds, evidence=evidence
+                )
             if time.monotonic() >= deadline:
                 stopped = "the time budget was spent"
                 break
@@ -87,10 +95,15 @@ def search_loop(
         stopped = INTERRUPTED
         selection = None  # it may belong to an earlier pool
     interrupted = stopped == INTERRUPTED
+    if solutions is not None:
+        stopped += f" with {len(solutions)} of {b} inputs that satisfy the equations of the network"
+        return SearchOutcome(
+            pool, None, stopped, starts, steps, solutions=solutions, rounds=rounds, interrupted=interrupted
+        )
     stopped += f" with {rank} of {b} independent directions"
     stopped += f" and λ = {selection.score:.4f}" if selection is not None else ""
     stopped += f"; {len(matches)} inputs match two layers" if matches else ""
-    return SearchOutcome(pool, selection, stopped, starts, steps, matches, pairs, rounds, interrupted)
+    return SearchOutcome(pool, selection, stopped, starts, steps, matches, pairs, None, rounds, interrupted)
 
 
 def only_direction(problem: Problem) -> SearchOutcome:

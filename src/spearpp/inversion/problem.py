@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 
 from spearpp.inversion.factors import Factors, decompose
+from spearpp.inversion.network import Network
 from spearpp.inversion.next_layer import FewOutputs, NextLayer
 from spearpp.inversion.observation import Observation
 from spearpp.inversion.tolerance import Tolerance, tolerance
@@ -34,6 +35,8 @@ class Problem:
     """Whether Dropout follows the ReLU: active neurons may then have no gradient."""
     outputs: FewOutputs | None = None
     """Equations from the weights of a next layer with few outputs, if ``next_layer`` is None."""
+    network: Network | None = None
+    """Equations from the gradients of all later layers; None if they were not given."""
 
     @property
     def batch_size(self) -> int:

@@ -13,9 +13,10 @@ from torch import nn
 from spearpp.errors import DataError, ShapeError
 from spearpp.model.checkpoint import assumed_networks, of_checkpoint
 from spearpp.model.definition import by_definition, in_transformers
-from spearpp.model.graph import Tracer, by_graph
+from spearpp.model.graph import by_graph
 from spearpp.model.layer import Layer, Sees, layer_of
 from spearpp.model.operations import is_linear
+from spearpp.model.tracer import Tracer
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, tensor_specs
 from spearpp.update.names import plain
@@ -42,7 +43,7 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     >>> update = ClientUpdate.from_gradients(model, [w.clone() for w in model.parameters()])
     >>> for layer in find_layers(model, update): print(layer.name, layer.qualifies, layer.reason)
     0 True its output goes to ReLU
-    2 False its output goes to GELU, not to ReLU
+    2 True its output goes to GELU: the equations of the network are solved
     4 False its output is the model's output: no ReLU follows
     """
     if model is None:

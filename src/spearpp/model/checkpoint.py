@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -70,7 +71,7 @@ class AssumedNetwork(nn.Module):
                 module = module.get_submodule(part)
             module.add_module(last, nn.Linear(inputs, outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Any:
         """Return the outputs, (batch, classes)."""
         *hidden, last = (self.get_submodule(stem) for stem in self.stems)
         for layer in hidden:

@@ -47,8 +47,14 @@ def in_transformers(model: nn.Module) -> Iterable[tuple[str, Layer]]:
             activation = module.activation
             relu = behaviour(activation) is Behaviour.RELU
             label = getattr(activation, "__name__", type(activation).__name__)
-            reason = f"its output goes to {'ReLU; every token counts as a sample' if relu else label}"
-            first = layer_of(model, f"{prefix}linear1", qualifies=relu, reason=reason)
-            yield f"{prefix}linear1", replace(first, next=plain(f"{prefix}linear2.weight") if relu else None)
+            dropout = module.dropout.p > 0 if isinstance(module.dropout, nn.Dropout) else False
+            reason = f"its output goes to {'ReLU' if relu else label}"
+            if relu or not dropout:
+                reason += "; every token counts as a sample"
+            else:
+                reason += "; the mask of Dropout is unknown"
+            first = layer_of(model, f"{prefix}linear1", qualifies=relu or not dropout, reason=reason)
+            following = plain(f"{prefix}linear2.weight")
+            yield f"{prefix}linear1", replace(first, next=following if relu else None, equations=not relu)
             reason = "its output goes to a skip connection, not to ReLU"
             yield f"{prefix}linear2", layer_of(model, f"{prefix}linear2", qualifies=False, reason=reason)

@@ -8,16 +8,8 @@ from torch.nn import functional
 
 from spearpp.model.layer import Layer, Sees, layer_of
 from spearpp.model.operations import DROPOUT, Behaviour, activations, is_dropout, is_linear, is_reshape, label, readers
+from spearpp.model.rest import linear_names, nodes_behind
 from spearpp.update.names import plain
-
-
-class Tracer(fx.Tracer):
-    """Traces into all modules except PyTorch's own. It also traces into Linear layers that override ``forward``."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return whether a call of the module is one node of the graph."""
-        del module_qualified_name
-        return is_linear(m) or (m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential))
 
 
 def by_graph(model: nn.Module, graph: fx.Graph) -> Iterable[tuple[str, Layer]]:
@@ -49,7 +41,7 @@ def by_graph(model: nn.Module, graph: fx.Graph) -> Iterable[tuple[str, Layer]]:
         relus = [_relu_after(model, node, layer.neurons) for node in nodes]
         relu, reason, _ = next((each for each in relus if each[0] is None), relus[0])
         if relu is None:
-            yield name, replace(layer, reason=reason)
+            yield name, _by_equations(model, replace(layer, reason=reason), nodes)
             continue
         following, dropout = None, False
         if len(nodes) == 1:
@@ -69,6 +61,17 @@ def by_graph(model: nn.Module, graph: fx.Graph) -> Iterable[tuple[str, Layer]]:
                 next=None if following is None else plain(f"{following}.weight"),
             ),
         )
+
+
+def _by_equations(model: nn.Module, layer: Layer, nodes: list[fx.Node]) -> Layer:
+    """Return the layer, qualified if later Linear layers depend on it alone, so that their equations can be solved."""
+    if len(nodes) != 1 or nodes[0].op != "call_module":
+        return layer
+    behind, why = nodes_behind(model, nodes[0])
+    if not linear_names(model, behind):
+        return replace(layer, reason=f"{layer.reason}; {why}") if "Dropout" in why else layer
+    reason = layer.reason.replace(", not to ReLU", "").replace(": no ReLU follows", "")
+    return replace(layer, qualifies=True, equations=True, reason=f"{reason}: the equations of the network are solved")
 
 
 def _parameter(node: fx.Node, position: int, key: str) -> str | None:

@@ -37,7 +37,8 @@ class Layer:
     features: int
     """Number of inputs of the layer."""
     qualifies: bool
-    """Whether a ReLU follows the layer and the update holds a gradient for it."""
+    """Whether the layer can be inverted: a ReLU follows it, or the equations of the network can be solved; and the
+    update holds a gradient for it."""
     reason: str
     """Why the layer qualifies, or why it does not."""
     sees: Sees | str = Sees.FEATURES
@@ -46,6 +47,8 @@ class Layer:
     """Name of the weight of the next Linear layer, if its only input is this layer's ReLU output, else None."""
     assumed: bool = False
     """Whether the ReLU was assumed rather than found in the model. A certificate proves the assumption."""
+    equations: bool = False
+    """Whether the layer is inverted by the equations of the network, because no ReLU follows it."""
     dropout: bool = False
     """Whether Dropout follows the ReLU. Active neurons may then have a zero gradient."""
 

@@ -1,9 +1,12 @@
-"""Searches for sparse directions: one module each, interchangeable in ``spearpp.invert``."""
+"""Searches, one module each, interchangeable in ``spearpp.invert``. ``Equations`` solves the equations of the whole
+network; all others look for sparse directions of one layer.
+"""
 
 from spearpp.search.base import Proposals, Search
+from spearpp.search.equations import Equations
 from spearpp.search.gated import Gated
 from spearpp.search.kernel_sampling import KernelSampling
 from spearpp.search.projected_gradient import ProjectedGradient
 from spearpp.search.riemannian_adam import RiemannianAdam
 
-__all__ = ["Gated", "KernelSampling", "ProjectedGradient", "Proposals", "RiemannianAdam", "Search"]
+__all__ = ["Equations", "Gated", "KernelSampling", "ProjectedGradient", "Proposals", "RiemannianAdam", "Search"]

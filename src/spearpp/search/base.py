@@ -10,6 +10,7 @@ from spearpp.errors import OptionError
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Solutions
 from spearpp.types import Float, Tensor
 
 
@@ -26,6 +27,8 @@ class Proposals:
     """The inputs of ``directions`` with their points, if they match the equations of two layers."""
     pairs: Pairs | None = None
     """The inputs of ``directions`` with their points, if single rows of the gradient revealed them."""
+    solutions: Solutions | None = None
+    """New samples that satisfy the equations of the whole network."""
     solved: bool = False
     """Whether each direction has already been solved for its own zeros (``spearpp.inversion.pool.refit``)."""
 

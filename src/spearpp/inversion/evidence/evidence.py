@@ -13,6 +13,8 @@ EXACT = 1e-3
 Derived: half a grey level of an 8-bit image is 1/510 = 2e-3 of the range, so an error of 1e-3 is invisible. The stated
 error bounds the true error (``docs/results/hostile.md``). All other modules import this value.
 """
+WHOLE_NETWORK = 3
+"""Value of ``Evidence.layers`` if the equations come from all layers of a network."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +30,8 @@ class Evidence:
     share: Float[Tensor, "k"]
     """‖d_i‖ ‖x̂_i‖ over the size of the gradient: how much of the gradient this input explains."""
     layers: int
-    """How many layers the equations come from, 1 or 2. The equations of one layer hold for an input only if those of
-    all others hold too. The equations of two layers hold for each input on its own."""
+    """How many layers the equations come from: 1, 2, or ``WHOLE_NETWORK``. The equations of one layer hold for an input
+    only if those of all others hold too. The equations of several layers hold for each input on its own."""
     details: dict[str, Tensor] = field(default_factory=dict)
     """The numbers behind ``holds`` and ``determined``, by name, one row for each input."""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -43,7 +45,7 @@ class Evidence:
     @property
     def exact(self) -> Bool[Tensor, "k"]:
         """Which inputs are certified: samples of the batch with a negligible error."""
-        together = torch.ones_like(self.holds[:1]) if self.layers == 2 else self.holds.all()[None]
+        together = torch.ones_like(self.holds[:1]) if self.layers > 1 else self.holds.all()[None]
         return self.consistent & (self.error <= EXACT) & together
 
     def rows(self, which: Tensor) -> "Evidence":

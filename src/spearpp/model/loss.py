@@ -1,0 +1,37 @@
+"""Losses whose derivative at the outputs of a network is known for each label."""
+
+from enum import StrEnum
+
+from torch.nn import functional
+
+from spearpp.types import Float, Int, Tensor
+
+
+class Loss(StrEnum):
+    """A loss of classifiers. Every member equals its plain string.
+
+    >>> Loss("cross-entropy").labels(10)
+    10
+    """
+
+    CROSS_ENTROPY = "cross-entropy"
+    MSE = "mse"
+    """The mean squared error to one-hot targets."""
+    BCE = "bce"
+    """Binary cross-entropy of every output with one-hot targets. A single output has the targets 0 and 1."""
+
+    def labels(self, outputs: int) -> int:
+        """Return the number of labels of a network with this number of outputs."""
+        return 2 if self is Loss.BCE and outputs == 1 else outputs
+
+    def total(self, outputs: Float[Tensor, "k c"], labels: Int[Tensor, "k"]) -> Float[Tensor, ""]:
+        """Return the sum of the losses of all samples."""
+        if self is Loss.CROSS_ENTROPY:
+            return functional.cross_entropy(outputs, labels, reduction="sum")
+        if outputs.shape[1] == 1:
+            targets = labels[:, None].to(outputs)
+        else:
+            targets = functional.one_hot(labels, outputs.shape[1]).to(outputs)
+        if self is Loss.MSE:
+            return (outputs - targets).square().mean(1).sum()
+        return functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1).sum()

@@ -1,0 +1,212 @@
+"""The rest of a network: what the operations behind one Linear layer compute from its pre-activations.
+
+``torch.fx`` records the operations of a model. Everything that depends only on the output of one Linear layer can be
+computed sample by sample: activations, LayerNorm, BatchNorm in evaluation mode, residual branches, products of two
+branches, and all later Linear layers. The equations of the network (``spearpp.inversion.network``) need the inputs of
+these layers, and the derivatives of the loss at their outputs.
+"""
+
+import copy
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from spearpp.model.operations import is_dropout, is_linear, label
+from spearpp.model.smoothing import activation_of, smoothed
+from spearpp.model.tracer import Tracer
+from spearpp.types import Float, Tensor
+from spearpp.update.names import plain
+
+PROBES = 3
+"""Number of random samples that test whether each sample is computed on its own."""
+SAME = 1e-9
+"""Largest difference, in float64, between a sample computed alone and in a batch."""
+
+
+class Rest:
+    """The operations of a model behind one Linear layer, in evaluation mode.
+
+    Args:
+        model: the network with the weights that the client started from.
+        name: name of the Linear module.
+
+    Attributes:
+        layers: names of the later Linear modules whose inputs depend on the layer only, in order of execution.
+        outputs: number of outputs of the model if they depend on the layer only, else 0.
+        reason: what ended the part that can be computed; an empty string if the outputs of the model were reached.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+    >>> rest = Rest(net, "0")
+    >>> rest.layers, rest.outputs
+    (['3', '5'], 3)
+    >>> inputs, outputs = rest(torch.zeros(2, 8, dtype=torch.float64), {})
+    >>> [tuple(each.shape) for each in inputs], tuple(outputs.shape)
+    ([(2, 8), (2, 6)], (2, 3))
+    """
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        self._models = {torch.float64: _frozen(model, torch.float64)}
+        graph = Tracer().trace(model)
+        starts = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
+        if len(starts) != 1:
+            raise ValueError(f"layer {name} is used {len(starts)} times")
+        self.start = starts[0]
+        self._nodes, self.reason = nodes_behind(model, self.start)
+        self.layers = linear_names(model, self._nodes)
+        self.outputs = 0
+        self._keep_what_runs(int(getattr(model.get_submodule(str(self.start.target)), "out_features", 0)))
+
+    def __call__(
+        self,
+        preactivations: Float[Tensor, "k m"],
+        shifts: Mapping[str, Tensor],
+        widths: Mapping[str, float] | None = None,
+    ) -> tuple[list[Tensor], Tensor]:
+        """Run the rest of the network.
+
+        Args:
+            preactivations: the output of the layer for each sample.
+            shifts: by name of a later Linear layer, what is added to its output. The derivative of the loss with
+                respect to a shift is the signal of this layer.
+            widths: by name of an activation's node, the standard deviation of the normal distribution that the
+                activation is convolved with; None for the exact activations.
+
+        Returns:
+            The input of every layer of ``layers``, and the output of the model. If it is not known (``outputs`` is 0),
+            it is empty.
+        """
+        inputs, values = self._run(preactivations, shifts, widths)
+        return [inputs[name] for name in self.layers], values.get("output", preactivations[:, :0])
+
+    def weight(self, name: str) -> Float[Tensor, "outputs inputs"]:
+        """Return the weight of a later layer in float64."""
+        model = self._models[torch.float64]
+        modules = {plain(each): module for each, module in model.named_modules()}
+        return modules[name].get_parameter("weight")
+
+    def scales(self, preactivations: Float[Tensor, "k m"]) -> dict[str, float]:
+        """Return the standard deviation of the argument of every activation, by name of its node."""
+        _, values = self._run(preactivations, {}, None)
+        nodes = [node for node in self._nodes if self._activation(node) is not None]
+        return {node.name: float(values[self._argument(node).name].std()) for node in nodes}
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Copy the weights to a device and dtype. Calls with such tensors need this first."""
+        model = self._models.get(dtype)
+        if model is None or next(model.parameters()).device != device:
+            self._models[dtype] = copy.deepcopy(self._models[torch.float64]).to(device, dtype)
+
+    def _run(
+        self, z: Tensor, shifts: Mapping[str, Tensor], widths: Mapping[str, float] | None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        model = self._models[z.dtype]
+        values: dict[str, Any] = {self.start.name: z}
+        inputs: dict[str, Tensor] = {}
+
+        def value_of(node: fx.Node) -> Any:
+            return values[node.name] if node.name in values else attrgetter(str(node.target))(model)
+
+        for node in self._nodes:
+            args: Any = fx.map_arg(node.args, value_of)
+            kwargs: Any = fx.map_arg(node.kwargs, value_of)
+            if node.op == "output":
+                values["output"] = args[0]
+            elif self._is_linear(node):
+                target = plain(str(node.target))
+                inputs[target] = args[0]
+                values[node.name] = model.get_submodule(str(node.target))(args[0]) + shifts.get(target, 0.0)
+            elif widths is not None and node.name in widths:
+                activation = self._activation(node)
+                values[node.name] = smoothed(activation, args[0], widths[node.name])
+            elif node.op == "call_module":
+                values[node.name] = model.get_submodule(str(node.target))(*args, **kwargs)
+            elif node.op == "call_method":
+                values[node.name] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            else:
+                function: Any = node.target
+                values[node.name] = args[0] if function is functional.dropout else function(*args, **kwargs)
+        return inputs, values
+
+    def _keep_what_runs(self, neurons: int) -> None:
+        """Drop operations that cannot be run on one row per sample, or that mix samples."""
+        whole = list(self._nodes)
+        while not self._runs_alone(neurons):
+            self._nodes.pop()
+        if len(self._nodes) < len(whole):
+            model = self._models[torch.float64]
+            self.reason = f"{label(model, whole[len(self._nodes)])} does not act on each sample alone"
+            self.layers = linear_names(model, self._nodes)
+
+    def _runs_alone(self, neurons: int) -> bool:
+        """Return whether the nodes give the same values for samples in a batch and for each sample alone."""
+        if not self._nodes:
+            return True
+        probe = torch.randn(PROBES, neurons, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        try:
+            together, *alone = (self._run(rows, {}, None) for rows in (probe, *probe.split(1)))
+            last = "output" if self._nodes[-1].op == "output" else self._nodes[-1].name
+            names = linear_names(self._models[torch.float64], self._nodes)
+            pairs = [(together[0][name], torch.cat([inputs[name] for inputs, _ in alone])) for name in names]
+            pairs.append((together[1][last], torch.cat([values[last] for _, values in alone])))
+        except Exception:  # the operations are user code and may raise anything
+            return False
+        self.outputs = pairs[-1][0].shape[1] if last == "output" and pairs[-1][0].ndim == 2 else 0
+        return all(a.ndim == 2 and torch.allclose(a, b, SAME, SAME) for a, b in pairs)
+
+    def _is_linear(self, node: fx.Node) -> bool:
+        model = self._models[torch.float64]
+        return node.op == "call_module" and is_linear(model.get_submodule(str(node.target)))
+
+    def _activation(self, node: fx.Node) -> Any:
+        module = self._models[torch.float64].get_submodule(str(node.target)) if node.op == "call_module" else None
+        return activation_of(node.target if module is None else module)
+
+    def _argument(self, node: fx.Node) -> fx.Node:
+        return node.all_input_nodes[0]
+
+
+def nodes_behind(model: nn.Module, start: fx.Node) -> tuple[list[fx.Node], str]:
+    """Return the nodes that depend on one node and on nothing else that differs between samples, in order.
+
+    The second value says what ended this part of the model; it is empty if all nodes behind the start are returned.
+    Dropout ends it, because its mask is unknown.
+    """
+    known, mixed, found, reason = {start}, set(), [], ""
+    for node in start.graph.nodes:
+        sources = [each for each in node.all_input_nodes if each.op != "get_attr"]
+        if node is start or not any(each in known or each in mixed for each in sources):
+            continue
+        if not all(each in known for each in sources):
+            mixed.add(node)
+            if not any(each in mixed for each in sources):
+                reason = reason or f"{label(model, node)} combines it with other values of the model"
+        elif is_dropout(model, node):
+            mixed.add(node)
+            reason = reason or "the mask of Dropout is unknown"
+        else:
+            known.add(node)
+            found.append(node)
+    return found, reason
+
+
+def linear_names(model: nn.Module, nodes: list[fx.Node]) -> list[str]:
+    """Return the plain names of the Linear modules that are called exactly once among the nodes."""
+    used = [
+        str(node.target)
+        for node in nodes
+        if node.op == "call_module" and is_linear(model.get_submodule(str(node.target)))
+    ]
+    return [plain(each) for each in used if used.count(each) == 1]
+
+
+def _frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy of the model in evaluation mode, without gradients and without operations in place."""
+    model = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
+    for module in model.modules():
+        if "inplace" in vars(module):
+            vars(module)["inplace"] = False
+    return model

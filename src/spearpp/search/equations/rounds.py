@@ -1,0 +1,291 @@
+"""The rounds of the search that solves the equations of a network.
+
+Every round draws random starting points, solves some of the equations by Levenberg-Marquardt in float32, finishes the
+solutions with all equations in float64, and keeps those that satisfy every equation up to its noise. Samples that have
+been found restrict the unknowns of later rounds: the point p of a sample is orthogonal to the directions q of all
+others. The equations themselves stay the same, so errors of found samples do not add up.
+
+Which equations find samples depends on the network: the backward equations alone for smooth activations, the forward
+equations for nearly linear ones, and forward equations with smoothed activations for ReLU and for trained networks.
+The search tries them in this order and goes on with those that work.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.inversion.network import Network
+from spearpp.inversion.problem import Problem
+from spearpp.inversion.residuals import Residuals
+from spearpp.inversion.solutions import Solutions, affine, coordinates_of, no_solutions, shares_and_levels
+from spearpp.linalg import sphere
+from spearpp.linalg.least_squares import levenberg_marquardt
+from spearpp.model.loss import Loss
+from spearpp.search.equations.directions import directions_of
+from spearpp.types import Float, Int, Tensor
+
+TRIAL = 16
+"""Number of starts of the first round with a set of equations."""
+STARTS = {"cpu": 60, "cuda": 240}
+"""Number of starts of a round. Measured: on a CPU larger rounds find the same samples more often; a GPU is as fast with
+240 starts as with 60 (``docs/lab/notebook.md``, "Network equations")."""
+WORKS = 0.5
+"""Share of starts that must end at a sample for a set of equations to be used without trying the others."""
+EMPTY_ROUNDS = 3
+"""Number of rounds without a new sample, one for each set of equations, after which the search ends."""
+STEPS = 40
+"""Largest number of steps of a start. Measured: samples of smooth networks take 5 to 10."""
+SMOOTH_STEPS = 6
+"""Number of steps for each width of the smoothed activations."""
+WIDEST, NARROWEST, SHARPER = 0.7, 0.02, 0.5
+"""First and last width of the smoothed activations, relative to the standard deviation of their arguments, and the
+factor between two widths. Measured: a factor of 0.6 with 15 steps finds the same samples at three times the cost."""
+CONVERGED = 1e-3
+"""Norm of the residual of a candidate. Design choice: above the error that found directions cause, and far below the
+residual of local minima, which is 1e-2 or more."""
+FINE_ENOUGH = 3e-6
+"""Norm of the residual at which a start is done, because float32 resolves no less."""
+FINISH_STEPS = 8
+"""Number of steps in float64 with all equations."""
+SAME = 1e-2
+"""Largest relative distance of two points that count as one sample. Design choice: samples that are closer are judged
+as one by the evidence."""
+SIGMAS = 5.0
+"""Largest share outside a span, in units of its noise level, of a sample. Measured: 0.6 to 1.2 for true samples."""
+LEAST_WEIGHT = 0.3
+"""Smallest weight of a label among the starts, in samples: the counts of labels are estimates."""
+
+
+@dataclass
+class _Way:
+    """A set of equations, and how well starts with it have done."""
+
+    residuals: Residuals
+    smooth: bool
+    hits: float | None = None
+    """Share of the starts of the last round that ended at samples; None before the first round."""
+    useful: bool = True
+    """Whether the last round found a new sample."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round found."""
+
+    found: Solutions
+    """New samples."""
+    starts: int
+    steps: int
+
+
+def rounds(problem: Problem, network: Network, generator: torch.Generator, deadline: float) -> Iterator[Round]:
+    """Search for samples, round by round, until the whole batch is found or no set of equations finds more."""
+    search = _Rounds(problem, network, generator)
+    if not search.ways:  # there are fewer equations than unknowns
+        yield Round(search.found, 0, 0)
+    while search.ways and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
+        yield search.round()
+        if time.monotonic() >= deadline:
+            return
+
+
+class _Rounds:
+    """The state of a search."""
+
+    def __init__(self, problem: Problem, network: Network, generator: torch.Generator) -> None:
+        self.problem, self.network, self.generator = problem, network, generator
+        self.found, self.empty = no_solutions(problem), 0
+        self.a, self.one = coordinates_of(problem)
+        self.spans = network.equations
+        self._whole = torch.eye(problem.batch_size, dtype=self.a.dtype, device=self.a.device)
+        forward = [span for span in self.spans if not span.signals]
+        backward = [span for span in self.spans if span.signals]
+        sets = [(backward, False), (forward, False), (forward, True), (list(self.spans), True)]
+        if not forward or not backward:
+            sets = [(list(self.spans), False), (list(self.spans), True)]
+        made: dict[int, Residuals] = {}
+        self.ways = []
+        for spans, smooth in sets:
+            if sum(span.equations for span in spans) >= problem.batch_size:
+                key = sum(1 << self.spans.index(span) for span in spans)
+                made.setdefault(key, Residuals(network, spans, self.a, torch.float32))
+                self.ways.append(_Way(made[key], smooth))
+        levels = [span.typical_level for span in self.spans]
+        weights = [min(levels) / level for level in levels]
+        self.finish = Residuals(network, self.spans, self.a, torch.float64, weights)
+        self.finish.place(*affine(self._whole, self.one))
+        self.spread = _typical_norm(problem)
+
+    def round(self) -> Round:
+        """Run one round with one set of equations."""
+        way = self._choose()
+        remaining = self._remaining()
+        ends: tuple[Tensor, Tensor | None]
+        if remaining.shape[1] == 1 and self.one is not None:
+            ends, starts, steps = self._last(remaining), 1, 0
+        else:
+            ends, starts, steps = self._solve(way, remaining)
+        new, hits = self._finish(*ends)
+        way.hits, way.useful = hits / starts, len(new) > 0
+        if len(new):
+            self.empty, self.found = 0, self.found.join(new)
+        elif all(each.hits is not None for each in self.ways):
+            self.empty += 1
+        return Round(new, starts, steps)
+
+    def _choose(self) -> _Way:
+        """Return the set of equations for the next round."""
+        for way in self.ways:
+            if way.hits is None or (way.hits >= WORKS and way.useful):
+                return way
+        useful = [way for way in self.ways if way.useful and way.hits]
+        if useful:
+            return max(useful, key=lambda way: (way.hits or 0.0) / (8 if way.smooth else 1))
+        return self.ways[self.empty % len(self.ways)]
+
+    def _remaining(self) -> Float[Tensor, "b k"]:
+        """Return an orthonormal basis of the points that are orthogonal to all found directions."""
+        count = len(self.found)
+        if not count:
+            return self._whole
+        duals = sphere.retract(self.found.directions / self.problem.factors.singular_values)
+        return torch.linalg.qr(duals.T, mode="complete")[0][:, count:]
+
+    def _last(self, remaining: Float[Tensor, "b 1"]) -> tuple[Tensor, Tensor]:
+        """Return the only point that is left once for every label, and the labels."""
+        labels = self._all_labels()
+        return affine(remaining, self.one)[0].expand(len(labels), -1), labels
+
+    def _all_labels(self) -> Int[Tensor, "labels"]:
+        return torch.arange(max(1, self.network.labels), device=self.a.device)
+
+    def _solve(self, way: _Way, remaining: Float[Tensor, "b k"]) -> tuple[tuple[Tensor, Tensor | None], int, int]:
+        """Descend from random starts.
+
+        Returns:
+            The end points with a small residual, best first, with their labels, or None if the equations need no
+            labels; the number of starts; and the number of steps.
+        """
+        equations = way.residuals
+        origin, basis = affine(remaining, self.one)
+        equations.place(origin, basis)
+        unknowns = basis.shape[1]
+        most = STARTS.get(self.a.device.type, STARTS["cpu"])
+        starts = TRIAL if way.hits is None else min(most, 4 * unknowns + 10)
+        draw = torch.randn(starts, unknowns, generator=self.generator, device=self.generator.device)
+        t = self.spread * (1 + self.empty) / unknowns**0.5 * draw.to(self.a.device, equations.dtype)
+        labelled = any(span.signals for span in equations.spans)
+        labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
+        widths = _widths(self.network, equations.preactivations(t)) if way.smooth else []
+        steps = 0
+        for each in [*widths, None]:
+            equations.widths = each
+            t, error, taken = levenberg_marquardt(
+                lambda points, which: equations.squared(points, labels[which]),
+                lambda points, which: equations.normal_equations(points, labels[which]),
+                t,
+                steps=STEPS if each is None else SMOOTH_STEPS,
+                damping=1e-2 if each is None else 1e-3,
+                tolerance=FINE_ENOUGH,
+            )
+            steps += taken
+        order = error.argsort()
+        order = order[error[order] <= CONVERGED**2]
+        ends = origin + t[order].to(basis) @ basis.T
+        return (ends, labels[order] if labelled else None), starts, steps
+
+    def _draw_labels(self, count: int) -> Int[Tensor, "count"]:
+        """Draw the labels of starts, in proportion to the labels of the samples that are missing if they are known.
+
+        For cross-entropy the gradient of the output bias is the mean of softmax(o) - e_y.
+        """
+        network, classes = self.network, self.network.labels
+        weights = torch.ones(classes, dtype=torch.float64)
+        if network.loss is Loss.CROSS_ENTROPY and network.output_gradient is not None:
+            signals = network.output_gradient * self.problem.batch_size
+            if len(self.found):
+                signals = signals - self._replay(self.found)[1][-1].sum(0)
+            missing = self.problem.batch_size - len(self.found)
+            weights = (missing / classes - signals.cpu()).clamp_min(LEAST_WEIGHT)
+        drawn = torch.multinomial(weights.to(self.generator.device), count, True, generator=self.generator)
+        return drawn.to(self.a.device)
+
+    def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
+        return self.network.replay(found.coordinates @ self.a.T, found.labels)
+
+    def _finish(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> tuple[Solutions, int]:
+        """Finish candidates with all equations in float64. Return new samples, and how many candidates are samples."""
+        if not len(points):
+            return no_solutions(self.problem), 0
+        group = _first_alike(points, labels)
+        chosen = group.unique()
+        points = points[chosen]
+        labels = self._best_labels(points) if labels is None else labels[chosen]
+        origin, basis = affine(self._whole, self.one)
+        t, _, _ = levenberg_marquardt(
+            lambda t, which: self.finish.squared(t, labels[which]),
+            lambda t, which: self.finish.normal_equations(t, labels[which]),
+            (points - origin) @ basis,
+            steps=FINISH_STEPS,
+            damping=1e-6,
+        )
+        points = origin + t @ basis.T
+        shares, levels = shares_and_levels(self.network, self.spans, points @ self.a.T, labels)
+        directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
+        right = (shares <= SIGMAS * levels).all(0) & determined
+        hits = int(right[torch.searchsorted(chosen, group)].sum())
+        right &= _first_alike(points, None) == torch.arange(len(points), device=points.device)
+        if len(self.found):
+            norms = torch.linalg.vector_norm(points, dim=1)
+            right &= torch.cdist(points, self.found.coordinates).amin(1) > SAME * norms
+        right[torch.nonzero(right)[self.problem.batch_size - len(self.found) :, 0]] = False
+        return Solutions(points[right], labels[right], directions[right]), hits
+
+    def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
+        """Return the label whose signal lies closest to the column space of the layer's gradient."""
+        none = torch.zeros(len(points), dtype=torch.long, device=points.device)
+        own = [span for span in self.spans if span.signals and span.layer == 0]
+        if not own:
+            return none
+        z = points @ self.a.T
+        shares = [
+            own[0].share_outside(self.network.vectors(z, torch.full_like(none, int(label)), own)[0])
+            for label in self._all_labels()
+        ]
+        return torch.stack(shares).argmin(0)
+
+
+def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Int[Tensor, "k"]:
+    """Return, for each point, the index of the first point that is the same sample with the same label."""
+    distances = torch.cdist(points, points)
+    alike = distances <= SAME * torch.linalg.vector_norm(points, dim=1, keepdim=True)
+    if labels is not None:
+        alike &= labels[:, None] == labels
+    alike.fill_diagonal_(True)
+    return alike.int().argmax(1)
+
+
+def _widths(network: Network, preactivations: Float[Tensor, "k m"]) -> list[dict[str, float]]:
+    """Return the widths of the smoothed activations, from wide to narrow."""
+    scales = network.rest.scales(preactivations)
+    widths, width = [], WIDEST
+    while width >= NARROWEST:
+        widths.append({name: width * scale for name, scale in scales.items()})
+        width *= SHARPER
+    return widths
+
+
+def _typical_norm(problem: Problem) -> float:
+    """Return about the norm of an input, which the spread of the starts needs.
+
+    A row of the gradient over its bias gradient is a weighted sum of the inputs, with weights that sum to one.
+    """
+    if not problem.seen.has_bias:
+        return float(problem.factors.left.shape[0]) ** 0.5
+    gradient = problem.seen.gradient
+    ends = gradient[:, -1].abs()
+    live = ends > 0
+    ratios = torch.linalg.vector_norm(gradient[live, :-1], dim=1) / ends[live]
+    return float(ratios.median()) if len(ratios) else 1.0

@@ -1,0 +1,261 @@
+"""The equations of the network: any activation, any part that acts on each sample, and nothing wrong certified."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import spearpp
+from spearpp import search, simulate
+from spearpp.auditing import Verdict
+from spearpp.errors import OptionError
+from spearpp.inversion.result import Inversion
+from spearpp.model.following import Following, LayerTensors
+from spearpp.model.rest import Rest
+from spearpp.simulate import Batch
+from spearpp.update import ClientUpdate
+
+FEATURES, WIDTH = 40, 60
+Net = Callable[[], nn.Module]
+
+
+def batch_of(b: int, seed: int = 1) -> Batch:
+    return simulate.random_batch(b, features=FEATURES, generator=torch.Generator().manual_seed(seed))
+
+
+def network(activation: nn.Module, hidden: int = 2, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for inputs in [FEATURES, *[WIDTH] * (hidden - 1)]:
+        layers += [nn.Linear(inputs, WIDTH), activation]
+    return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+
+
+def layers_of(model: nn.Sequential, loss: torch.Tensor) -> list[LayerTensors]:
+    """Return gradients and weights of all Linear layers."""
+    linear = [module for module in model if isinstance(module, nn.Linear)]
+    gradients = torch.autograd.grad(loss, [each for module in linear for each in (module.weight, module.bias)])
+    return [
+        (gradients[2 * i], gradients[2 * i + 1], module.weight.detach(), module.bias.detach())
+        for i, module in enumerate(linear)
+    ]
+
+
+def stated(result: Inversion) -> torch.Tensor:
+    assert result.evidence is not None
+    return result.evidence.error
+
+
+def errors(result: Inversion | None, batch: Batch) -> torch.Tensor:
+    """The relative distance of each recovered input to the nearest sample; inf if two inputs have the same one."""
+    assert result is not None
+    distances = torch.cdist(result.inputs.double(), batch.inputs.double())
+    nearest = (distances / torch.linalg.vector_norm(batch.inputs.double(), dim=1)).min(1)
+    assert len(set(nearest.indices.tolist())) == len(result.inputs)
+    return nearest.values
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.GELU(), nn.SiLU(), nn.ELU(), nn.Softplus(), nn.LeakyReLU(), nn.Tanh(), nn.Sigmoid(), nn.ReLU(), nn.Mish()],
+    ids=lambda module: type(module).__name__,
+)
+def test_any_activation(activation: nn.Module) -> None:
+    model, batch = network(activation), batch_of(15)
+    first, *later = simulate.fedsgd(model, batch)
+    result = spearpp.invert(*first, following=Following.of_layers(activation, later))
+    assert int(result.certified.sum()) == 15
+    assert bool((errors(result, batch) <= stated(result)).all())
+    assert bool((stated(result) < 1e-3).all())
+
+
+@pytest.mark.parametrize(("hidden", "b"), [(1, 20), (3, 36)])
+def test_one_hidden_layer_and_more_than_half_the_neurons(hidden: int, b: int) -> None:
+    model, batch = network(nn.GELU(), hidden), batch_of(b)
+    first, *later = simulate.fedsgd(model, batch)
+    result = spearpp.invert(*first, following=Following.of_layers("gelu", later))
+    assert int(result.certified.sum()) == b
+    assert bool((errors(result, batch) <= stated(result)).all())
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.gelu(self.first(x))
+        return self.last(hidden + torch.tanh(self.inner(self.norm(hidden))))
+
+
+class Gated(nn.Module):
+    """A SwiGLU unit behind the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, 10)
+        self.gate, self.up, self.down = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.silu(self.first(x))
+        return self.last(self.down(functional.silu(self.gate(hidden)) * self.up(hidden)))
+
+
+def normalised() -> nn.Module:
+    norm = nn.BatchNorm1d(WIDTH)
+    assert norm.running_var is not None
+    norm.running_var.fill_(0.5)
+    hidden = (nn.Linear(FEATURES, WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.SELU())
+    return nn.Sequential(*hidden, nn.Linear(WIDTH, 10)).eval()
+
+
+@pytest.mark.parametrize("build", [Residual, Gated, normalised])
+def test_any_part_that_acts_on_each_sample(build: Net) -> None:
+    torch.manual_seed(3)
+    model, batch = build(), batch_of(12)
+    loss = functional.cross_entropy(model(batch.inputs), batch.labels)
+    update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+    result = spearpp.audit(update, model, batch_size=12)
+    assert result.verdict is Verdict.LEAKS
+    assert result.layers[0].recovered == 12
+    assert result.replay is not None
+    assert result.replay.difference < 1e-5
+    assert bool((errors(result.layers[0].inversion, batch) < 1e-3).all())
+
+
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_other_losses(loss: str) -> None:
+    model, batch = network(nn.GELU()), batch_of(12)
+    targets = functional.one_hot(batch.labels, 10).float()
+    outputs = model(batch.inputs)
+    value = functional.mse_loss(outputs, targets)
+    if loss == "bce":
+        value = functional.binary_cross_entropy_with_logits(outputs, targets)
+    first, *later = layers_of(model, value)
+    result = spearpp.invert(*first, following=Following.of_layers("gelu", later, loss))
+    assert int(result.certified.sum()) == 12
+    assert bool((errors(result, batch) <= stated(result)).all())
+
+
+def test_an_unknown_loss_leaves_the_forward_equations() -> None:
+    model, batch = network(nn.GELU(), 3), batch_of(15)
+    first, *later = simulate.fedsgd(model, batch)
+    result = spearpp.invert(*first, following=Following.of_layers("gelu", later, loss=None))
+    assert int(result.certified.sum()) == 15
+    assert bool((errors(result, batch) <= stated(result)).all())
+
+
+def test_one_seed_gives_one_result() -> None:
+    first, *later = simulate.fedsgd(network(nn.SiLU()), batch_of(15))
+    runs = [spearpp.invert(*first, following=Following.of_layers("silu", later)) for _ in range(2)]
+    assert torch.equal(runs[0].inputs, runs[1].inputs)
+
+
+def test_the_search_keeps_its_deadline_and_its_starts() -> None:
+    first, *later = simulate.fedsgd(network(nn.Tanh()), batch_of(25))
+    following = Following.of_layers("gelu", later)
+    result = spearpp.invert(*first, following=following, seconds=1e-3)
+    assert result.stats.rounds == 1
+    assert "time budget" in result.stats.stopped
+    result = spearpp.invert(*first, following=following, search=search.Equations(starts=20))
+    assert 20 <= result.stats.starts < 100
+
+
+class TestWhereTheEquationsDoNotHold:
+    """Nothing is certified by equations that do not hold."""
+
+    @staticmethod
+    def certified(model: nn.Sequential, b: int, activation: str) -> int:
+        first, *later = simulate.fedsgd(model, batch_of(b))
+        result = spearpp.invert(*first, following=Following.of_layers(activation, later), seconds=20)
+        return int(result.certified.sum())
+
+    @pytest.mark.parametrize(("real", "named"), [(nn.GELU(), "silu"), (nn.Tanh(), "sigmoid"), (nn.ELU(), "gelu")])
+    def test_another_activation(self, real: nn.Module, named: str) -> None:
+        assert self.certified(network(real), 12, named) == 0
+
+    def test_weights_of_another_round(self) -> None:
+        first, *later = simulate.fedsgd(network(nn.GELU()), batch_of(12))
+        other = network(nn.GELU(), seed=5)
+        weights = [(module.weight, module.bias) for module in other if isinstance(module, nn.Linear)]
+        layers = [(*each[:2], *mine) for each, mine in zip([first, *later], weights, strict=True)]
+        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), seconds=20)
+        assert int(result.certified.sum()) == 0
+
+    def test_another_loss(self) -> None:
+        model, batch = network(nn.GELU(), hidden=1), batch_of(12)
+        targets = functional.one_hot(batch.labels, 10).float()
+        first, *later = layers_of(model, functional.mse_loss(model(batch.inputs), targets))
+        result = spearpp.invert(*first, following=Following.of_layers("gelu", later), seconds=20)
+        assert int(result.certified.sum()) == 0
+
+    def test_random_gradients_of_low_rank(self) -> None:
+        model, generator = network(nn.GELU()), torch.Generator().manual_seed(0)
+        linear = [module for module in model if isinstance(module, nn.Linear)]
+        layers = []
+        for each in linear:
+            m, n = each.weight.shape
+            gradient = torch.randn(m, 9, generator=generator) @ torch.randn(9, n + 1, generator=generator)
+            layers.append((gradient[:, :-1].contiguous(), gradient[:, -1].contiguous(), each.weight, each.bias))
+        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), seconds=20)
+        assert int(result.certified.sum()) == 0
+
+
+def test_two_checkpoints_without_a_model_name_the_activation() -> None:
+    model, batch = network(nn.Tanh()), batch_of(12)
+    update = simulate.FedSGD()(model, batch)
+    result = spearpp.audit(update, batch_size=12, budget=60)
+    assert result.layers[0].recovered == 12
+    assert "tanh" in result.layers[0].reason
+    assert bool((errors(result.layers[0].inversion, batch) < 1e-3).all())
+
+
+def test_tokens_of_a_transformer_layer() -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(24, 2, 96, dropout=0.0, activation="gelu", batch_first=True)
+    model = nn.Sequential(encoder, nn.Flatten(), nn.Linear(6 * 24, 10))
+    seen: list[torch.Tensor] = []
+    encoder.linear1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    x = torch.randn(3, 6, 24)
+    loss = functional.cross_entropy(model(x), torch.tensor([1, 2, 3]))
+    update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+    result = spearpp.audit(update, model)
+    found = next(each for each in result.layers if each.layer.name == "0.linear1")
+    tokens = seen[0].reshape(-1, 24)
+    assert "token" in found.reason
+    assert found.recovered == len(tokens)
+    distances = torch.cdist(found.inputs.double(), tokens.double()) / torch.linalg.vector_norm(tokens, dim=1)
+    assert float(distances.amin(1).max()) < 1e-3
+
+
+def test_the_rest_of_a_network_ends_where_samples_are_mixed() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.second(torch.tanh(self.first(x)))
+            return self.last(hidden - hidden.mean(0))
+
+    rest = Rest(Mixed(), "first")
+    assert rest.layers == ["second"]
+    assert rest.outputs == 0
+    assert "does not act on each sample alone" in rest.reason
+
+
+def test_options_are_checked() -> None:
+    first, *later = simulate.fedsgd(network(nn.GELU()), batch_of(5))
+    with pytest.raises(OptionError, match="expected one of relu, gelu"):
+        Following.of_layers("swish", later)
+    with pytest.raises(OptionError, match="expected cross-entropy, mse, bce"):
+        Following.of_layers("gelu", later, loss="hinge")
+    with pytest.raises(OptionError, match="no later layer"):
+        Following.of_layers("gelu", [])
+    with pytest.raises(OptionError, match="needs the rest of the network"):
+        spearpp.invert(*first, search=search.Equations())
+    with pytest.raises(OptionError, match="whole number"):
+        search.Equations(starts=0)
