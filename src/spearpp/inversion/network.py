@@ -17,7 +17,6 @@ standard deviation σ in the entries of Ĝ_l leaves a part of norm σ √(d - b)
 and Σ holds the singular values. This level, and not a constant, decides which points satisfy the equations.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -58,12 +57,6 @@ class Span:
         """Number of equations: the dimensions outside the space."""
         return self.basis.shape[0] - self.basis.shape[1]
 
-    @property
-    def typical_level(self) -> float:
-        """The level of a vector whose coordinates in the space are alike."""
-        amplified = float((self.singular_values**-2).mean()) ** 0.5
-        return math.hypot(self.noise * self.equations**0.5 * amplified, self.rounding)
-
     def complement(self) -> Float[Tensor, "d equations"]:
         """Return an orthonormal basis of the vectors that are orthogonal to the space."""
         return torch.linalg.qr(self.basis, mode="complete")[0][:, self.basis.shape[1] :]
@@ -73,11 +66,15 @@ class Span:
         outside = vectors - (vectors @ self.basis) @ self.basis.T
         return torch.linalg.vector_norm(outside, dim=1) / _norm(vectors)
 
-    def level(self, vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
-        """Return the share outside that noise and rounding explain for a true vector."""
+    def level(self, vectors: Float[Tensor, "k d"], cancellation: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
+        """Return the share outside that noise and rounding explain for a true vector.
+
+        ``cancellation`` says how many times larger the rounding of each sample's signals is than that of its inputs.
+        """
         amplified = torch.linalg.vector_norm((vectors @ self.basis) / self.singular_values, dim=1)
         noise = self.noise * self.equations**0.5 * amplified / _norm(vectors)
-        return torch.hypot(noise, torch.full_like(noise, self.rounding))
+        rounding = self.rounding * cancellation if self.signals else torch.full_like(noise, self.rounding)
+        return torch.hypot(noise, rounding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +139,21 @@ class Network:
         shifts = [preactivations.new_zeros(len(preactivations), size) for size in sizes]
         signals, inputs = grad(total, has_aux=True)(shifts)
         return inputs, signals
+
+    def levels(
+        self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"]
+    ) -> tuple[Float[Tensor, "s k"], Float[Tensor, "s k"]]:
+        """Return the share of each sample's vectors outside the spans of ``equations``, and what noise explains.
+
+        A classifier that is sure of a label computes softmax(o) - e_y as a difference of nearly equal numbers. The
+        client's rounding error of this signal, relative to its size, is the machine epsilon over its size.
+        """
+        spans, cancellation = self.equations, torch.ones_like(preactivations[:, 0])
+        if self.loss in (Loss.CROSS_ENTROPY, Loss.BCE):
+            cancellation = 1 / _norm(self.replay(preactivations, labels)[1][-1]).clamp(max=1)
+        pairs = list(zip(spans, self.vectors(preactivations, labels, spans), strict=True))
+        shares = torch.stack([span.share_outside(each) for span, each in pairs])
+        return shares, torch.stack([span.level(each, cancellation) for span, each in pairs])
 
     def _input(self, inputs: list[Tensor], span: Span) -> Tensor:
         vectors = inputs[span.layer - 1]

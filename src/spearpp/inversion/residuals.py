@@ -1,6 +1,7 @@
 """Residuals of the network equations, and their derivatives, in the coordinates of a search."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch.func import jvp, vmap
@@ -24,7 +25,6 @@ class Residuals:
         spans: the spans whose equations are used.
         preactivations: A, with z = A p.
         dtype: dtype of the computation.
-        weights: weight of the equations of each span; None for 1.
     """
 
     def __init__(
@@ -33,15 +33,14 @@ class Residuals:
         spans: Sequence[Span],
         preactivations: Float[Tensor, "m b"],
         dtype: torch.dtype,
-        weights: Sequence[float] | None = None,
     ) -> None:
         self.network, self.spans, self.dtype = network, spans, dtype
         network.rest.prepare(preactivations.device, dtype)
         self._all = preactivations
         self._outside = [span.complement().to(dtype) for span in spans]
-        self._weights = [1.0] * len(spans) if weights is None else weights
         self._origin = self._basis = preactivations.new_zeros(0)
         self.widths: Mapping[str, float] | None = None
+        """Widths of smoothed activations."""
 
     @property
     def equations(self) -> int:
@@ -57,39 +56,63 @@ class Residuals:
         """Return the pre-activations of the layer."""
         return self._origin + t @ self._basis.T
 
-    def __call__(self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"]) -> Float[Tensor, "k e"]:
-        """Return the residual of every equation."""
+    def __call__(
+        self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
+    ) -> Float[Tensor, "k e"]:
+        """Return the residual of every equation, multiplied by the weight of its span for each point."""
         vectors = self.network.vectors(self.preactivations(t), labels, self.spans, self.widths)
         tiny = torch.finfo(self.dtype).tiny
         shares = [
-            weight * (each @ outside) / torch.linalg.vector_norm(each, dim=1, keepdim=True).clamp_min(tiny)
-            for each, outside, weight in zip(vectors, self._outside, self._weights, strict=True)
+            (each @ outside) / torch.linalg.vector_norm(each, dim=1, keepdim=True).clamp_min(tiny)
+            for each, outside in zip(vectors, self._outside, strict=True)
         ]
+        if weights is not None:
+            shares = [share * weight[:, None] for share, weight in zip(shares, weights.T, strict=True)]
         return torch.cat(shares, dim=1)
 
-    def squared(self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"]) -> Float[Tensor, "k"]:
+    def squared(
+        self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
+    ) -> Float[Tensor, "k"]:
         """Return the squared norm of the residuals of each point."""
-        return self(t, labels).square().sum(1)
+        return self(t, labels, weights).square().sum(1)
 
-    def normal_equations(self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"]) -> tuple[Tensor, Tensor, Tensor]:
+    def normal_equations(
+        self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ‖r‖², JᵀJ and Jᵀr of each point, in chunks of points that bound the memory."""
         widest = max(self.equations, self._origin.shape[0], *(len(each) for each in self.network.weights.values()))
         size = chunk_size(t.device, TANGENT_COPIES * t.element_size() * t.shape[1] * widest)
-        parts = [self._normal(*each) for each in zip(t.split(size), labels.split(size), strict=True)]
+        chunks = torch.arange(len(t), device=t.device).split(size)
+        parts = [self._normal(t[rows], labels[rows], None if weights is None else weights[rows]) for rows in chunks]
         error, hessian, slope = (torch.cat(each) for each in zip(*parts, strict=True))
         return error, hessian, slope
 
-    def jacobian(self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"]) -> Float[Tensor, "k u e"]:
+    def jacobian(
+        self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
+    ) -> Float[Tensor, "k u e"]:
         """Return the transposed Jacobian of each point."""
         directions = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)
 
         def along(direction: Tensor) -> Tensor:
-            return jvp(lambda points: self(points, labels), (t,), (direction.expand_as(t),))[1]
+            return jvp(lambda points: self(points, labels, weights), (t,), (direction.expand_as(t),))[1]
 
         return vmap(along, out_dims=1)(directions)
 
-    def _normal(self, t: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        residual = self(t, labels)
-        jacobian = self.jacobian(t, labels)
+    def _normal(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        residual = self(t, labels, weights)
+        with _lower_precision(t):
+            jacobian = self.jacobian(t, labels, weights)
+            product = jacobian @ jacobian.mT
         slope = (jacobian @ residual[:, :, None])[:, :, 0]
-        return residual.square().sum(1), jacobian @ jacobian.mT, slope
+        return residual.square().sum(1), product, slope
+
+
+@contextmanager
+def _lower_precision(t: Tensor) -> Iterator[None]:
+    """Let a GPU multiply float32 matrices with TF32, which is enough for the derivatives of a search."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before or (t.is_cuda and t.dtype == torch.float32)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

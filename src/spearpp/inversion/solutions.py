@@ -1,14 +1,13 @@
-"""Points that solve the equations of a network, and the evidence for them."""
+"""Points that solve the equations of a network, and their coordinates."""
 
 from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.network import Network, Span
 from spearpp.inversion.problem import Problem
 from spearpp.types import Float, Int, Tensor
 
-__all__ = ["Solutions", "affine", "coordinates_of", "no_solutions", "shares_and_levels"]
+__all__ = ["Solutions", "affine", "coordinates_of", "no_solutions"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +61,3 @@ def affine(
     frame = torch.eye(len(end), dtype=end.dtype, device=end.device)
     frame[:, 0] = end
     return space @ (end / (end @ end)), space @ torch.linalg.qr(frame)[0][:, 1:]
-
-
-def shares_and_levels(
-    network: Network, spans: tuple[Span, ...], preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"]
-) -> tuple[Float[Tensor, "s k"], Float[Tensor, "s k"]]:
-    """Return the share of each vector outside its span, and the share that noise explains."""
-    vectors = network.vectors(preactivations, labels, spans)
-    shares = torch.stack([span.share_outside(each) for span, each in zip(spans, vectors, strict=True)])
-    return shares, torch.stack([span.level(each) for span, each in zip(spans, vectors, strict=True)])

@@ -24,7 +24,7 @@ from spearpp.inversion.evidence.evidence import WHOLE_NETWORK, Evidence
 from spearpp.inversion.network import Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinates_of, shares_and_levels
+from spearpp.inversion.solutions import Solutions, affine, coordinates_of
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Tensor
@@ -42,7 +42,7 @@ def certify_network(problem: Problem, network: Network, found: Solutions) -> Evi
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
     spans = network.equations
-    shares, levels = shares_and_levels(network, spans, z, found.labels)
+    shares, levels = network.levels(z, found.labels)
     excess = (shares / levels).amax(0)
     spread = _spread(problem, network, found, levels)
     factors = problem.factors

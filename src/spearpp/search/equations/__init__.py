@@ -12,7 +12,7 @@ import torch
 from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
 from spearpp.search.base import Proposals
-from spearpp.search.equations.rounds import rounds
+from spearpp.search.equations.rounds import run_rounds
 
 __all__ = ["Equations"]
 
@@ -48,7 +48,7 @@ class Equations:
         if problem.network is None:
             raise OptionError("the search Equations needs the rest of the network: pass activation and next_layers")
         taken = 0
-        for each in rounds(problem, problem.network, generator, deadline):
+        for each in run_rounds(problem, problem.network, generator, deadline):
             taken += each.starts
             none = problem.factors.left.new_zeros(0, problem.batch_size)
             yield Proposals(none, each.starts, each.steps, solutions=each.found)

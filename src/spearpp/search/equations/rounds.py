@@ -19,7 +19,7 @@ import torch
 from spearpp.inversion.network import Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinates_of, no_solutions, shares_and_levels
+from spearpp.inversion.solutions import Solutions, affine, coordinates_of, no_solutions
 from spearpp.linalg import sphere
 from spearpp.linalg.least_squares import levenberg_marquardt
 from spearpp.model.loss import Loss
@@ -31,17 +31,21 @@ TRIAL = 16
 STARTS = {"cpu": 60, "cuda": 240}
 """Number of starts of a round. Measured: on a CPU larger rounds find the same samples more often; a GPU is as fast with
 240 starts as with 60 (``docs/lab/notebook.md``, "Network equations")."""
-WORKS = 0.5
-"""Share of starts that must end at a sample for a set of equations to be used without trying the others."""
+WORKS = 0.25
+"""New samples for each start with which a set of equations is used without trying the others."""
 EMPTY_ROUNDS = 3
 """Number of rounds without a new sample, one for each set of equations, after which the search ends."""
 STEPS = 40
 """Largest number of steps of a start. Measured: samples of smooth networks take 5 to 10."""
 SMOOTH_STEPS = 6
 """Number of steps for each width of the smoothed activations."""
-WIDEST, NARROWEST, SHARPER = 0.7, 0.02, 0.5
-"""First and last width of the smoothed activations, relative to the standard deviation of their arguments, and the
-factor between two widths. Measured: a factor of 0.6 with 15 steps finds the same samples at three times the cost."""
+WIDEST = (0.12, 0.7)
+"""First widths of smoothed activations that are tried, relative to the standard deviation of their arguments. Measured:
+0.7 makes every start end at a sample, but often at the same one; on raw pixels 0.12 finds a batch of 60 in a fifth of
+the time."""
+NARROWEST, SHARPER = 0.02, 0.5
+"""Last width of the smoothed activations, and the factor between two widths. Measured: a factor of 0.6 with 15 steps
+finds the same samples at three times the cost."""
 CONVERGED = 1e-3
 """Norm of the residual of a candidate. Design choice: above the error that found directions cause, and far below the
 residual of local minima, which is 1e-2 or more."""
@@ -63,11 +67,12 @@ class _Way:
     """A set of equations, and how well starts with it have done."""
 
     residuals: Residuals
-    smooth: bool
-    hits: float | None = None
-    """Share of the starts of the last round that ended at samples; None before the first round."""
-    useful: bool = True
-    """Whether the last round found a new sample."""
+    widest: float
+    """First width of the smoothed activations; 0 for the exact activations only."""
+    new: float | None = None
+    """New samples for each start of the last round; None before the first round."""
+    rate: float = 0.0
+    """New samples for each step of the last round."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class Round:
     steps: int
 
 
-def rounds(problem: Problem, network: Network, generator: torch.Generator, deadline: float) -> Iterator[Round]:
+def run_rounds(problem: Problem, network: Network, generator: torch.Generator, deadline: float) -> Iterator[Round]:
     """Search for samples, round by round, until the whole batch is found or no set of equations finds more."""
     search = _Rounds(problem, network, generator)
     if not search.ways:  # there are fewer equations than unknowns
@@ -102,19 +107,18 @@ class _Rounds:
         self._whole = torch.eye(problem.batch_size, dtype=self.a.dtype, device=self.a.device)
         forward = [span for span in self.spans if not span.signals]
         backward = [span for span in self.spans if span.signals]
-        sets = [(backward, False), (forward, False), (forward, True), (list(self.spans), True)]
+        every = list(self.spans)
+        sets = [(backward, 0.0), (forward, 0.0), *((forward, width) for width in WIDEST), (every, WIDEST[-1])]
         if not forward or not backward:
-            sets = [(list(self.spans), False), (list(self.spans), True)]
+            sets = [(every, width) for width in (0.0, *WIDEST)]
         made: dict[int, Residuals] = {}
         self.ways = []
-        for spans, smooth in sets:
+        for spans, widest in sets:
             if sum(span.equations for span in spans) >= problem.batch_size:
                 key = sum(1 << self.spans.index(span) for span in spans)
                 made.setdefault(key, Residuals(network, spans, self.a, torch.float32))
-                self.ways.append(_Way(made[key], smooth))
-        levels = [span.typical_level for span in self.spans]
-        weights = [min(levels) / level for level in levels]
-        self.finish = Residuals(network, self.spans, self.a, torch.float64, weights)
+                self.ways.append(_Way(made[key], widest))
+        self.finish = Residuals(network, self.spans, self.a, torch.float64)
         self.finish.place(*affine(self._whole, self.one))
         self.spread = _typical_norm(problem)
 
@@ -127,23 +131,21 @@ class _Rounds:
             ends, starts, steps = self._last(remaining), 1, 0
         else:
             ends, starts, steps = self._solve(way, remaining)
-        new, hits = self._finish(*ends)
-        way.hits, way.useful = hits / starts, len(new) > 0
+        new = self._finish(*ends)
+        way.new, way.rate = len(new) / starts, len(new) / max(1, steps)
         if len(new):
             self.empty, self.found = 0, self.found.join(new)
-        elif all(each.hits is not None for each in self.ways):
+        elif all(each.new is not None for each in self.ways):
             self.empty += 1
         return Round(new, starts, steps)
 
     def _choose(self) -> _Way:
         """Return the set of equations for the next round."""
         for way in self.ways:
-            if way.hits is None or (way.hits >= WORKS and way.useful):
+            if way.new is None or way.new >= WORKS:
                 return way
-        useful = [way for way in self.ways if way.useful and way.hits]
-        if useful:
-            return max(useful, key=lambda way: (way.hits or 0.0) / (8 if way.smooth else 1))
-        return self.ways[self.empty % len(self.ways)]
+        best = max(self.ways, key=lambda way: way.rate)
+        return best if best.rate > 0 else self.ways[self.empty % len(self.ways)]
 
     def _remaining(self) -> Float[Tensor, "b k"]:
         """Return an orthonormal basis of the points that are orthogonal to all found directions."""
@@ -173,12 +175,12 @@ class _Rounds:
         equations.place(origin, basis)
         unknowns = basis.shape[1]
         most = STARTS.get(self.a.device.type, STARTS["cpu"])
-        starts = TRIAL if way.hits is None else min(most, 4 * unknowns + 10)
+        starts = TRIAL if way.new is None else min(most, 4 * unknowns + 10)
         draw = torch.randn(starts, unknowns, generator=self.generator, device=self.generator.device)
         t = self.spread * (1 + self.empty) / unknowns**0.5 * draw.to(self.a.device, equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
-        widths = _widths(self.network, equations.preactivations(t)) if way.smooth else []
+        widths = _widths(self.network, equations.preactivations(t), way.widest)
         steps = 0
         for each in [*widths, None]:
             equations.widths = each
@@ -215,33 +217,32 @@ class _Rounds:
     def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
         return self.network.replay(found.coordinates @ self.a.T, found.labels)
 
-    def _finish(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> tuple[Solutions, int]:
-        """Finish candidates with all equations in float64. Return new samples, and how many candidates are samples."""
+    def _finish(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Solutions:
+        """Finish candidates with all equations in float64, and return new samples."""
         if not len(points):
-            return no_solutions(self.problem), 0
-        group = _first_alike(points, labels)
-        chosen = group.unique()
+            return no_solutions(self.problem)
+        chosen = _first_alike(points, labels).unique()
         points = points[chosen]
         labels = self._best_labels(points) if labels is None else labels[chosen]
         origin, basis = affine(self._whole, self.one)
+        weights = (1 / self.network.levels(points @ self.a.T, labels)[1]).T
         t, _, _ = levenberg_marquardt(
-            lambda t, which: self.finish.squared(t, labels[which]),
-            lambda t, which: self.finish.normal_equations(t, labels[which]),
+            lambda t, which: self.finish.squared(t, labels[which], weights[which]),
+            lambda t, which: self.finish.normal_equations(t, labels[which], weights[which]),
             (points - origin) @ basis,
             steps=FINISH_STEPS,
             damping=1e-6,
         )
         points = origin + t @ basis.T
-        shares, levels = shares_and_levels(self.network, self.spans, points @ self.a.T, labels)
+        shares, levels = self.network.levels(points @ self.a.T, labels)
         directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
         right = (shares <= SIGMAS * levels).all(0) & determined
-        hits = int(right[torch.searchsorted(chosen, group)].sum())
         right &= _first_alike(points, None) == torch.arange(len(points), device=points.device)
         if len(self.found):
             norms = torch.linalg.vector_norm(points, dim=1)
             right &= torch.cdist(points, self.found.coordinates).amin(1) > SAME * norms
         right[torch.nonzero(right)[self.problem.batch_size - len(self.found) :, 0]] = False
-        return Solutions(points[right], labels[right], directions[right]), hits
+        return Solutions(points[right], labels[right], directions[right])
 
     def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
         """Return the label whose signal lies closest to the column space of the layer's gradient."""
@@ -267,10 +268,10 @@ def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) 
     return alike.int().argmax(1)
 
 
-def _widths(network: Network, preactivations: Float[Tensor, "k m"]) -> list[dict[str, float]]:
-    """Return the widths of the smoothed activations, from wide to narrow."""
-    scales = network.rest.scales(preactivations)
-    widths, width = [], WIDEST
+def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float) -> list[dict[str, float]]:
+    """Return the widths of the smoothed activations, from wide to narrow. ``width`` is relative to their arguments."""
+    scales = network.rest.scales(preactivations) if width else {}
+    widths = []
     while width >= NARROWEST:
         widths.append({name: width * scale for name, scale in scales.items()})
         width *= SHARPER
