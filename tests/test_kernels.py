@@ -18,10 +18,10 @@ from spearpp.linalg.kernels import gated as kernels
 from spearpp.linalg.kernels.gated import reference
 from spearpp.linalg.kernels.paper import for_descent
 from spearpp.linalg.kernels.paper import reference as whole_descent
+from spearpp.linalg.recording import repeat
 from spearpp.search import RiemannianAdam
 from spearpp.search.gated.descent import Effort, descend, descend_many
 from spearpp.search.gated.objective import Gates
-from spearpp.search.gated.recording import repeat
 from spearpp.search.losses import L1, LogCosh, Loss
 
 SHAPES = [(1, 1), (3, 7), (130, 20), (64, 1000), (9, 4099)]

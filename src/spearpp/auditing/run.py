@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -121,6 +122,11 @@ def _invert(
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
+    if search is None and model is not None and not layer.equations and not bool(result.certified.all()):
+        left = None if seconds is None else seconds - (time.monotonic() - began)
+        more = _by_equations(layer, update, model, tensors, left, generator, tell)
+        if more is not None and int(more.certified.sum()) > int(result.certified.sum()):
+            layer, result = replace(layer, reason=f"{layer.reason}; the equations of the network were solved"), more
     if model is None and search is None and layer.sees == "inputs" and not bool(result.certified.any()):
         left = None if seconds is None else seconds - (time.monotonic() - began)
         found = _other_activation(layer, update, tensors, left, generator, tell)
@@ -134,6 +140,28 @@ def _following(layer: Layer, update: ClientUpdate, model: nn.Module | None) -> F
     if model is None:
         raise OptionError("the equations of the network need a model")
     return Following.of_model(as_sent(model, update), update, layer)
+
+
+def _by_equations(
+    layer: Layer,
+    update: ClientUpdate,
+    model: nn.Module,
+    tensors: LayerTensors,
+    seconds: float | None,
+    generator: torch.Generator,
+    progress: Callable[[Progress], None],
+) -> Inversion | None:
+    """Solve the equations of the network for a layer with ReLU whose sparse directions did not certify every input.
+
+    Returns:
+        The inversion, or None if there is no time left or nothing behind the layer can be computed from it alone.
+    """
+    if seconds is not None and seconds <= 0:
+        return None
+    with suppress(OptionError):
+        following = _following(layer, update, model)
+        return invert(*tensors, following=following, generator=generator, seconds=seconds, progress=progress)
+    return None
 
 
 def _other_activation(

@@ -10,6 +10,9 @@ from spearpp.inversion.network import Network, Span
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Int, Tensor
 
+SMALL = 2e11
+"""Number of multiplications up to which launching kernels takes longer than running them, 20 ms. Derived: an H200 makes
+about 1e13 in a second with TF32."""
 TANGENT_COPIES = 8
 """Tensors of the size of one layer's tangents that are in memory at the same time. Measured: six to eight for networks
 with three hidden layers."""
@@ -80,12 +83,24 @@ class Residuals:
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ‖r‖², JᵀJ and Jᵀr of each point, in chunks of points that bound the memory."""
-        widest = max(self.equations, self._origin.shape[0], *(len(each) for each in self.network.weights.values()))
-        size = chunk_size(t.device, TANGENT_COPIES * t.element_size() * t.shape[1] * widest)
+        size = len(t) if _recording() else self._points_at_once(t)
         chunks = torch.arange(len(t), device=t.device).split(size)
         parts = [self._normal(t[rows], labels[rows], None if weights is None else weights[rows]) for rows in chunks]
         error, hessian, slope = (torch.cat(each) for each in zip(*parts, strict=True))
         return error, hessian, slope
+
+    def is_small(self, t: Float[Tensor, "k u"]) -> bool:
+        """Return whether a GPU takes longer to launch the kernels of all points at once than to run them."""
+        weights = [each.numel() for each in self.network.weights.values()]
+        products = 4 * sum(weights) + self.equations * (t.shape[1] + max(self._origin.shape[0], 1))
+        return t.is_cuda and len(t) <= self._points_at_once(t) and len(t) * t.shape[1] * products <= SMALL
+
+    def _points_at_once(self, t: Float[Tensor, "k u"]) -> int:
+        """Return the number of points whose derivatives fit into a quarter of a GPU's free memory, or a CPU chunk."""
+        widest = max(self.equations, self._origin.shape[0], *(len(each) for each in self.network.weights.values()))
+        each = TANGENT_COPIES * t.element_size() * t.shape[1] * widest
+        free = torch.cuda.mem_get_info(t.device)[0] // 4 if t.is_cuda else 0
+        return max(1, free // each, chunk_size(t.device, each))
 
     def jacobian(
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
@@ -105,6 +120,10 @@ class Residuals:
             product = jacobian @ jacobian.mT
         slope = (jacobian @ residual[:, :, None])[:, :, 0]
         return residual.square().sum(1), product, slope
+
+
+def _recording() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

@@ -191,6 +191,7 @@ class _Rounds:
                 steps=STEPS if each is None else SMOOTH_STEPS,
                 damping=1e-2 if each is None else 1e-3,
                 tolerance=FINE_ENOUGH,
+                recorded=equations.is_small(t),
             )
             steps += taken
         order = error.argsort()
@@ -226,12 +227,14 @@ class _Rounds:
         labels = self._best_labels(points) if labels is None else labels[chosen]
         origin, basis = affine(self._whole, self.one)
         weights = (1 / self.network.levels(points @ self.a.T, labels)[1]).T
+        t = (points - origin) @ basis
         t, _, _ = levenberg_marquardt(
             lambda t, which: self.finish.squared(t, labels[which], weights[which]),
             lambda t, which: self.finish.normal_equations(t, labels[which], weights[which]),
-            (points - origin) @ basis,
+            t,
             steps=FINISH_STEPS,
             damping=1e-6,
+            recorded=self.finish.is_small(t),
         )
         points = origin + t @ basis.T
         shares, levels = self.network.levels(points @ self.a.T, labels)

@@ -14,8 +14,8 @@ from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import independent, min_masked_residual
+from spearpp.linalg.recording import repeat
 from spearpp.search.base import Proposals
-from spearpp.search.gated.recording import repeat
 from spearpp.types import Bool, Float, Tensor
 
 BETA = 1.0

@@ -14,8 +14,8 @@ import torch
 
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import gated as kernels
+from spearpp.linalg.recording import repeat
 from spearpp.search.gated.objective import Gates, Objective
-from spearpp.search.gated.recording import repeat
 from spearpp.types import Float, Int, Tensor
 
 BETAS = 0.9, 0.999

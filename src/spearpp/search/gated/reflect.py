@@ -20,7 +20,7 @@ import torch
 
 from spearpp.inversion.matches import outside
 from spearpp.linalg import sphere
-from spearpp.search.gated.recording import repeat
+from spearpp.linalg.recording import repeat
 from spearpp.types import Float, Tensor
 
 BETA = 1.4

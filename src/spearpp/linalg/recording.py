@@ -11,29 +11,38 @@ UNUSED_BYTES = 2**30
 
 Design choice: releasing memory takes longer than a descent, so it should be rare.
 """
+CHECKED = 4
+"""Number of steps between two checks whether to stop. Design choice: a check waits for the device."""
 _LOCK = threading.Lock()
 _THREAD = threading.local()
 _UNUSED: dict[torch.device, int] = {}
 """Bytes that finished graphs keep reserved, for each device."""
 
 
-def repeat(step: Callable[[], None], times: int, device: torch.device) -> None:
+def repeat(
+    step: Callable[[], None], times: int, device: torch.device, done: Callable[[], bool] = lambda: False
+) -> None:
     """Call ``step`` the given number of times. On a GPU, the step is recorded once and then replayed.
 
     Args:
         step: works in place on the same tensors every time, and does not wait for the device.
         times: number of calls.
         device: device of the tensors.
+        done: asked after every ``CHECKED`` calls whether to stop.
     """
     if device.type != "cuda" or times < 3:
-        for _ in range(times):
+        for count in range(times):
+            if count % CHECKED == 0 and done():
+                return
             step()
         return
     with _side_stream(device):
         step()  # compiles kernels and allocates the memory of cuBLAS, which is not allowed while recording
         before = torch.cuda.memory_reserved(device)
         graph = _record(step)
-        for _ in range(times - 1):
+        for count in range(times - 1):
+            if count % CHECKED == 0 and done():
+                break
             graph.replay()
         grown = torch.cuda.memory_reserved(device) - before
         del graph
