@@ -6,6 +6,7 @@ BENCHMARKS = {
     "certificates": "counts wrong certificates on several data sets (must be none)",
     "audit": "verdicts of audits on ordinary clients, and false alarms (must be none)",
     "gated": "recovery rates of the gated search in the settings of the paper's tables",
+    "equations": "recovery rates of the network equations, by activation, width and batch size; also trained networks",
     "frontier": "largest batch that is recovered from one layer and from two layers",
     "paper": "steps per second of the paper's search, of geoopt and of plain PyTorch",
     "fused": "the paper's search in one GPU kernel, compared with single steps",

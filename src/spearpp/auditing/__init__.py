@@ -44,9 +44,11 @@ def audit(
 ) -> AuditResult:
     """Find out whether training samples can be recovered from a client's update.
 
-    The audit inverts every Linear layer that is followed by a ReLU, together with the next layer if there is one, until
-    all inputs of the model are recovered (the inputs of later layers follow from them). A layer whose gradient has rank
-    one is inverted whatever follows it. Then the audit replays each recovered input alone through the model. The replay
+    The audit inverts the Linear layers of the model until all inputs of the model are recovered (the inputs of later
+    layers follow from them). If a ReLU follows a layer, it searches for sparse directions, together with the next layer
+    if there is one. For any other activation, and for a ReLU layer whose inputs were not all certified, it solves the
+    equations of the network behind the layer. A layer whose gradient has rank one is inverted whatever follows it.
+    Then the audit replays each recovered input alone through the model. The replay
     says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
 
     The verdict is LEAKS if at least one input has the claim "one sample", "one sample or a mean" or "approximate". It
@@ -60,11 +62,12 @@ def audit(
 
     Args:
         update: what the client sent.
-        model: the network, used to find the layers that feed a ReLU, to find labels and to replay; None to go without.
+        model: the network, used to find what follows each layer, to find labels and to replay; None to go without.
         budget: seconds for all layers together, checked after every round of a search; None for no limit.
         memory: bytes that the work on one layer may take. Larger layers are skipped, and the caveats say so. None means
             no limit.
-        search: the search to run; None is ``spearpp.search.Gated()``.
+        search: the search to run for layers that a ReLU follows; None is ``spearpp.search.Gated()``. Other layers are
+            inverted by ``spearpp.search.Equations``.
         batch_size: how many samples the client trained on, if this is known (Flower's ``num-examples``). With this
             number an input can be proved to be one sample. Without it, an input may also be a mean, and the claim
             states how far apart the samples of the mean can be, if the loss is known.

@@ -1,9 +1,10 @@
-"""Find the layers of a model that can be inverted: a Linear layer, a ReLU after it, and the next Linear layer.
+"""Find the layers of a model that can be inverted: Linear layers that a ReLU or later Linear layers follow.
 
 ``torch.fx`` traces a model: it runs ``forward`` on symbols and needs no input. If tracing fails (for example because
 of control flow that depends on values), layers are assumed to run in the order of their definition. A wrong assumption
 does no harm: with two or more samples a certificate holds only if the ReLU exists, and a single sample is certified
-whatever the activation is.
+whatever the activation is. A layer that no ReLU follows qualifies if a later Linear layer depends on it alone, because
+the equations of the network can then be solved (``spearpp.model.rest``).
 """
 
 from dataclasses import replace
