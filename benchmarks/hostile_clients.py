@@ -43,6 +43,11 @@ class HostileClient:
     """Number of samples of the client."""
     pass_model: bool = True
     """Whether the audit is given the model."""
+    equations: bool = False
+    """Whether no ReLU follows the layer, so that the audit solves the equations of the network. Samples are then merged
+    whatever neurons they activate, and the audit chooses its own search."""
+    said: int = 0
+    """The number of samples that the audit is given, if it is wrong; 0 for the true number."""
 
 
 FAMILIES: dict[str, Family] = {}
@@ -911,3 +916,548 @@ def temperatures_with_noise(g: torch.Generator) -> HostileClient:
     client = one_step(mlp(24, [pick([64, 128], g)], pick([2, 5], g), generator=g), x, entropy(y[: len(x)]))
     size = float(client.update.gradients[client.layer + ".weight"].square().mean().sqrt())
     return with_noise(client, size * 10 ** uniform(-6, -1, g), g)
+
+
+# --- Activations other than ReLU, which are inverted by the equations of the network ---------------------------------
+
+ACTIVATIONS = (nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Softplus, nn.LeakyReLU, nn.Mish)
+"""Activations of the families whose name begins with "equations"."""
+
+
+def seeded(g: torch.Generator) -> None:
+    """Seed PyTorch's own generator, from which modules take their weights."""
+    torch.manual_seed(number(0, 2**30, g))
+
+
+def smooth(
+    n: int, hidden: list[int], c: int, g: torch.Generator, *, act: Any = None, bias: bool = True
+) -> nn.Sequential:
+    """Return a fully connected network with one activation, or with a random one."""
+    seeded(g)
+    act = pick(list(ACTIVATIONS), g) if act is None else act
+    layers: list[nn.Module] = []
+    for before, after in zip([n, *hidden], hidden, strict=False):
+        layers += [nn.Linear(before, after, bias=bias), act()]
+    return nn.Sequential(*layers, nn.Linear([n, *hidden][-1], c, bias=bias))
+
+
+def solved(client: HostileClient, **changes: Any) -> HostileClient:
+    """Mark a client whose layer is inverted by the equations of the network."""
+    return replace(client, equations=True, **changes)
+
+
+def samples(b: int, n: int, g: torch.Generator, c: int = 10) -> tuple[Tensor, Tensor]:
+    """Sample b inputs from a normal distribution, and labels."""
+    return torch.randn(b, n, generator=g), torch.randint(c, (b,), generator=g)
+
+
+def shape(g: torch.Generator) -> tuple[int, list[int]]:
+    """Sample a number of features and the widths of the hidden layers."""
+    width = pick([30, 50, 80], g)
+    return number(20, 60, g), [width] * number(1, 3, g)
+
+
+@family("equations: random samples")
+def eq_plain(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(3, 20, g), n, g)
+    return solved(one_step(smooth(n, hidden, 10, g), x, entropy(y)))
+
+
+@family("equations: near copies")
+def eq_near(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(3, 8, g), n, g)
+    copies = number(1, 3, g)
+    near = x[:copies] + 10 ** uniform(-5, -1, g) * torch.randn(copies, n, generator=g)
+    return solved(one_step(smooth(n, hidden, 10, g), torch.cat([x, near]), entropy(torch.cat([y, y[:copies]]))))
+
+
+@family("equations: every sample with a near copy")
+def eq_near_all(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    c = pick([2, 10], g)
+    x, y = samples(number(2, 6, g), n, g, c)
+    near = x + 10 ** uniform(-5, -1, g) * torch.randn(x.shape, generator=g)
+    return solved(one_step(smooth(n, hidden, c, g), torch.cat([x, near]), entropy(torch.cat([y, y]))))
+
+
+@family("equations: contrast copies")
+def eq_contrast(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(3, 8, g), n, g)
+    copies, factor = number(1, 3, g), pick([1.001, 1.01, 1.1, 2.0, -1.0], g)
+    other = y[:copies] if pick([True, False], g) else (y[:copies] + 1) % 10
+    x, y = torch.cat([x, factor * x[:copies]]), torch.cat([y, other])
+    return solved(one_step(smooth(n, hidden, 10, g), x, entropy(y)))
+
+
+@family("equations: every sample with a contrast copy")
+def eq_contrast_all(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(2, 6, g), n, g)
+    factor = pick([1.01, 1.05, 1.1, -1.0], g)
+    return solved(one_step(smooth(n, hidden, 10, g), torch.cat([x, factor * x]), entropy(torch.cat([y, y]))))
+
+
+@family("equations: repeated samples")
+def eq_repeated(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(2, 8, g), n, g)
+    copies = number(1, len(x), g)
+    other = y[:copies] if pick([True, False], g) else (y[:copies] + 1) % 10
+    x, y = torch.cat([x, x[:copies]]), torch.cat([y, other])
+    return solved(one_step(smooth(n, hidden, 10, g), x, entropy(y, reduction=pick(["mean", "sum"], g))))
+
+
+@family("equations: samples on a line or plane")
+def eq_plane(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    b, dimensions = number(3, 10, g), number(1, 3, g)
+    _, y = samples(b, n, g)
+    x = torch.randn(n, generator=g) + torch.randn(b, dimensions, generator=g) @ torch.randn(dimensions, n, generator=g)
+    return solved(one_step(smooth(n, hidden, 10, g), pick([1.0, 0.1, 0.01], g) * x, entropy(y)))
+
+
+@family("equations: tiny inputs")
+def eq_tiny(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    c = pick([2, 3, 10, 30], g)
+    x, y = samples(number(2, 12, g), n, g, c)
+    return solved(one_step(smooth(n, hidden, c, g), 10 ** uniform(-5, -0.5, g) * x, entropy(y)))
+
+
+@family("equations: huge inputs")
+def eq_huge(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(2, 12, g), n, g)
+    return solved(one_step(smooth(n, hidden, 10, g), 10 ** uniform(0.5, 4, g) * x, entropy(y)))
+
+
+@family("equations: Kelvin")
+def eq_kelvin(g: torch.Generator) -> HostileClient:
+    b = number(3, 12, g)
+    x = 285 + 8 * torch.randn(b, 1, generator=g) + 3 * torch.randn(b, 24, generator=g)
+    x = x * pick([1.0, 0.01, 0.1], g)
+    y = torch.randint(5, (b,), generator=g)
+    return solved(one_step(smooth(24, [60, 60], 5, g), x, entropy(y)))
+
+
+@family("equations: tables with few columns")
+def eq_table(g: torch.Generator) -> HostileClient:
+    name = pick(["iris", "wine", "cancer"], g)
+    x, y = draw(name, number(2, 20, g), g)
+    scaled = pick([standard, minmax], g)(x, name)
+    return solved(one_step(smooth(x.shape[1], [pick([30, 60], g)] * number(1, 2, g), 3, g), scaled, entropy(y)))
+
+
+@family("equations: one-hot and constant columns")
+def eq_one_hot(g: torch.Generator) -> HostileClient:
+    b = number(3, 14, g)
+    parts = [functional.one_hot(torch.randint(k, (b,), generator=g), k).float() for k in (2, 3, 5, 8)]
+    x = torch.cat([*parts, torch.ones(b, 3), torch.zeros(b, 2)], 1)
+    y = torch.randint(4, (b,), generator=g)
+    return solved(one_step(smooth(x.shape[1], [60] * number(1, 3, g), 4, g), x, entropy(y)))
+
+
+@family("equations: trained network")
+def eq_trained(g: torch.Generator) -> HostileClient:
+    name = pick(["wine", "cancer", "digits"], g)
+    whole, _ = table(name)
+    fresh = smooth(whole.shape[1], [60] * number(1, 2, g), 10, g)
+    model = trained(fresh, name, g, steps=pick([50, 400], g))
+    x, y = draw(name, number(3, 14, g), g)
+    return solved(one_step(model, standard(x, name), entropy(y)))
+
+
+@family("equations: large weights")
+def eq_saturated(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    model = smooth(n, hidden, 10, g)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(pick([2.0, 5.0, 10.0], g))
+    x, y = samples(number(3, 10, g), n, g)
+    return solved(one_step(model, x, entropy(y)))
+
+
+@family("equations: weights of samples and classes")
+def eq_weighted(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    c = pick([2, 10], g)
+    x, y = samples(number(3, 12, g), n, g, c)
+    copies = number(0, 3, g)
+    x, y = torch.cat([x, x[:copies] * 1.02]), torch.cat([y, y[:copies]])
+    weights = pick([torch.rand(len(x), generator=g) + 0.1, 10 ** (-5 * torch.rand(len(x), generator=g))], g)
+    classes = pick([None, torch.logspace(-2, 0, c)], g)
+
+    def loss(out: Tensor) -> Tensor:
+        return (weights * functional.cross_entropy(out, y, weight=classes, reduction="none")).mean()
+
+    return solved(one_step(smooth(n, hidden, c, g), x, loss))
+
+
+@family("equations: label smoothing or soft labels")
+def eq_soft(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    c = pick([2, 3, 10], g)
+    x, y = samples(number(2, 12, g), n, g, c)
+    soft = torch.softmax(3 * torch.randn(len(x), c, generator=g), 1)
+    loss: Loss = lambda out: functional.cross_entropy(out, soft)  # noqa: E731
+    if pick([True, False], g):
+        loss = entropy(y, label_smoothing=pick([1e-4, 0.01, 0.1], g))
+    return solved(one_step(smooth(n, hidden, c, g), x, loss))
+
+
+@family("equations: squared error or binary cross-entropy")
+def eq_other_loss(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    c = pick([2, 3, 10], g)
+    x, y = samples(number(2, 10, g), n, g, c)
+    target = functional.one_hot(y, c).float() if pick([True, False], g) else torch.rand(len(x), c, generator=g)
+    function = pick([functional.mse_loss, functional.binary_cross_entropy_with_logits, functional.l1_loss], g)
+    return solved(one_step(smooth(n, hidden, c, g), x, lambda out: function(out, target)))
+
+
+@family("equations: one output")
+def eq_one_output(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    hidden = hidden if len(hidden) > 1 else hidden * 2
+    b = number(2, 14, g)
+    x = pick([1.0, 1.0, 0.1, 0.01], g) * torch.randn(b, n, generator=g)
+    copies = number(0, 3, g)
+    x = torch.cat([x, x[:copies] * pick([1.02, 1.5, -1.0], g)])
+    target = (torch.rand(len(x), 1, generator=g) > 0.5).float()
+    function = pick([functional.mse_loss, functional.binary_cross_entropy_with_logits], g)
+    return solved(one_step(smooth(n, hidden, 1, g), x, lambda out: function(out, target)))
+
+
+def audited_as(client: HostileClient, model: nn.Module) -> HostileClient:
+    """Return the client with another model of the same shape, which the audit is given."""
+    return solved(replace(client, model=model))
+
+
+def with_activation(model: nn.Sequential, act: Callable[[], nn.Module]) -> nn.Sequential:
+    """Return the same network with another activation."""
+    return nn.Sequential(*[each if isinstance(each, nn.Linear) else act() for each in copy.deepcopy(model)])
+
+
+@family("equations: another activation in the model")
+def eq_wrong_activation(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(2, 10, g), n, g)
+    pairs = [(nn.GELU, nn.SiLU), (nn.SiLU, nn.Mish), (nn.Tanh, nn.Softsign), (nn.LeakyReLU, nn.ELU), (nn.ReLU, nn.GELU)]
+    mine, theirs = pick(pairs, g)
+    model = smooth(n, hidden, 10, g, act=mine)
+    x = pick([1.0, 0.1, 0.01], g) * x
+    return audited_as(one_step(model, x, entropy(y)), with_activation(model, theirs))
+
+
+@family("equations: GELU by tanh, audited as GELU by erf")
+def eq_gelu_tanh(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(2, 10, g), n, g)
+    model = smooth(n, hidden, 10, g, act=lambda: nn.GELU(approximate="tanh"))
+    client = audited_as(one_step(model, pick([1.0, 0.1], g) * x, entropy(y)), with_activation(model, nn.GELU))
+    return sent_as(client, pick([torch.float32, torch.float16], g))
+
+
+@family("equations: slightly other slope or weights")
+def eq_other_weights(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(2, 10, g), n, g)
+    model = smooth(n, hidden, 10, g)
+    client = one_step(model, x, entropy(y))
+    other = copy.deepcopy(model)
+    level = 10 ** uniform(-7, -1, g)
+    with torch.no_grad():
+        for each in other.parameters():
+            each.add_(level * each.std() * torch.randn(each.shape, generator=g))
+    sent = dict(client.update.gradients.items())
+    client = replace(client, model=other, update=ClientUpdate.from_gradients(other, sent))
+    return sent_as(solved(client), pick([torch.float32, torch.bfloat16], g))
+
+
+def sent_as(client: HostileClient, dtype: torch.dtype) -> HostileClient:
+    """Return the client with its gradients in another dtype."""
+    sent = {name: each.to(dtype) for name, each in client.update.gradients.items()}
+    return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
+
+
+@family("equations: Adam")
+def eq_adam(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    b = number(1, 10, g)
+    x, y = samples(b, n, g)
+    steps = [(x, entropy(y))] * number(1, 4, g)
+    made = pick([torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop], g)
+    return solved(local_steps(smooth(n, hidden, 10, g), steps, 1e-3, optimiser=made, samples=b))
+
+
+@family("equations: FedAvg")
+def eq_fedavg(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    b = number(2, 12, g)
+    x, y = samples(b, n, g)
+    steps = [(x, entropy(y))] * number(1, 5, g)
+    rate = 10 ** uniform(-4, 0, g)
+    return solved(local_steps(smooth(n, hidden, 10, g), steps, rate, say_rate=pick([True, False], g), samples=b))
+
+
+@family("equations: FedAvg, mini-batches, near pairs")
+def eq_mini_batches(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(6, n, g)
+    x = torch.cat([x, x[:3] * (1 + pick([0.02, 0.2], g) * torch.randn(3, n, generator=g))])
+    y = torch.cat([y, y[:3]])
+    order = torch.randperm(9, generator=g)
+    steps = [(x[rows], entropy(y[rows])) for rows in order.split(3)] * number(1, 2, g)
+    return solved(local_steps(smooth(n, hidden, 10, g), steps, 10 ** uniform(-4, -0.5, g), samples=9))
+
+
+@family("equations: momentum and weight decay")
+def eq_momentum(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    b = number(2, 10, g)
+    x, y = samples(b, n, g)
+
+    def optimiser(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=lr, momentum=0.9, weight_decay=pick([0.0, 1e-4, 1e-2], g))
+
+    steps = [(x, entropy(y))] * number(1, 4, g)
+    model = smooth(n, hidden, 10, g)
+    return solved(local_steps(model, steps, 10 ** uniform(-3, -1, g), optimiser=optimiser, samples=b))
+
+
+def relative_noise(client: HostileClient, level: float, g: torch.Generator) -> HostileClient:
+    """Return the client with noise of ``level`` times the root mean square of the whole gradient."""
+    whole = torch.cat([each.flatten() for each in client.update.gradients.values()])
+    return with_noise(client, level * float(whole.square().mean().sqrt()), g)
+
+
+@family("equations: noise")
+def eq_noise(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(1, 10, g), n, g)
+    client = solved(one_step(smooth(n, hidden, 10, g), x, entropy(y)))
+    return relative_noise(client, 10 ** uniform(-6, 0, g), g)
+
+
+@family("equations: noise, near pairs and contrast copies")
+def eq_noise_near(g: torch.Generator) -> HostileClient:
+    client = pick([eq_near, eq_contrast, eq_near_all, eq_contrast_all, eq_tiny], g)(g)
+    return relative_noise(client, 10 ** uniform(-6, -1, g), g)
+
+
+@family("equations: noise, one output")
+def eq_noise_one_output(g: torch.Generator) -> HostileClient:
+    return relative_noise(eq_one_output(g), 10 ** uniform(-6, -0.5, g), g)
+
+
+@family("equations: float16, bfloat16")
+def eq_half(g: torch.Generator) -> HostileClient:
+    client = pick([eq_plain, eq_near, eq_contrast, eq_near_all, eq_tiny, eq_weighted], g)(g)
+    return sent_as(client, pick([torch.float16, torch.bfloat16], g))
+
+
+@family("equations: pruned or quantised")
+def eq_compressed(g: torch.Generator) -> HostileClient:
+    client = pick([eq_plain, eq_near, eq_contrast], g)(g)
+    kept, levels = pick([0.5, 0.9, 0.99], g), pick([16, 256, 4096], g)
+    prune = pick([True, False], g)
+    sent = {}
+    for name, each in client.update.gradients.items():
+        if prune:
+            sent[name] = torch.where(each.abs() >= each.abs().flatten().quantile(1 - kept), each, 0.0)
+        else:
+            step = (each.max() - each.min()).clamp_min(1e-30) / levels
+            sent[name] = torch.round(each / step) * step
+    return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
+
+
+@family("equations: several clients in one")
+def eq_summed(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    model = smooth(n, hidden, 10, g)
+    clients = [one_step(model, *parts) for parts in ((x, entropy(y)) for x, y in (samples(4, n, g), samples(7, n, g)))]
+    first, other = clients
+    sent = {name: each + other.update.gradients[name] for name, each in first.update.gradients.items()}
+    joined: dict[str, Any] = {
+        k: torch.cat([getattr(first, k), getattr(other, k)]) for k in ("inputs", "signals", "fires")
+    }
+    return solved(first, update=ClientUpdate.from_gradients(model, sent), said=pick([4, 11], g), **joined)
+
+
+@family("equations: BatchNorm that trains, Dropout")
+def eq_batch_norm(g: torch.Generator) -> HostileClient:
+    n, _ = shape(g)
+    x, y = samples(number(3, 10, g), n, g)
+    act = pick(list(ACTIVATIONS), g)
+    seeded(g)
+    between: list[nn.Module] = [pick([nn.BatchNorm1d(60), nn.Dropout(0.1), nn.Dropout(0.0)], g)]
+    front = [nn.Linear(n, 60), act(), *between] if pick([True, False], g) else [nn.Linear(n, 60), *between, act()]
+    model = nn.Sequential(*front, nn.Linear(60, 60), act(), nn.Linear(60, 10))
+    return solved(one_step(model, x, entropy(y)))
+
+
+@family("equations: random gradients of low rank")
+def eq_random(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    b = number(1, 9, g)
+    x, y = samples(b, n, g)
+    client = one_step(smooth(n, hidden, 10, g), x, entropy(y))
+    linear = [(name, each) for name, each in client.model.named_modules() if isinstance(each, nn.Linear)]
+    sent = {}
+    for name, each in linear:
+        m, k = each.weight.shape
+        gradient = torch.randn(m, b, generator=g) @ torch.randn(b, k + 1, generator=g)
+        sent[f"{name}.weight"], sent[f"{name}.bias"] = gradient[:, :-1].contiguous(), gradient[:, -1].contiguous()
+    return solved(replace(client, update=ClientUpdate.from_gradients(client.model, sent)))
+
+
+@family("equations: wrong number of samples given")
+def eq_said(g: torch.Generator) -> HostileClient:
+    client = pick([eq_plain, eq_near_all, eq_repeated, eq_contrast_all, eq_tiny], g)(g)
+    return replace(client, said=max(1, pick([client.samples // 2, client.samples - 1, 2 * client.samples, 1], g)))
+
+
+@family("equations: no model")
+def eq_no_model(g: torch.Generator) -> HostileClient:
+    client = pick([eq_plain, eq_near_all, eq_other_loss, eq_contrast, eq_one_output], g)(g)
+    return replace(client, pass_model=False)
+
+
+@family("equations: layers without bias")
+def eq_no_bias(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    c = pick([2, 3, 10], g)
+    x, y = samples(number(1, 10, g), n, g, c)
+    copies = number(0, 2, g)
+    x, y = torch.cat([x, 1.3 * x[:copies]]), torch.cat([y, y[:copies]])
+    return solved(one_step(smooth(n, hidden, c, g, bias=False), x, entropy(y)))
+
+
+@family("equations: tanh without bias, two classes or one output")
+def eq_odd(g: torch.Generator) -> HostileClient:
+    n = number(20, 60, g)
+    x, y = samples(number(1, 8, g), n, g, 2)
+    model = smooth(n, [60] * number(1, 3, g), pick([1, 2], g), g, act=nn.Tanh, bias=False)
+    if model[-1].out_features == 2:
+        return solved(one_step(model, x, entropy(y)))
+    return solved(one_step(model, x, lambda out: functional.mse_loss(out[:, 0], y.float())))
+
+
+@family("equations: LayerNorm, bias of zero")
+def eq_layer_norm(g: torch.Generator) -> HostileClient:
+    n = number(20, 60, g)
+    x, y = samples(number(2, 6, g), n, g)
+    copies, factor = number(0, 2, g), pick([1.1, 2.0, -1.0], g)
+    x, y = torch.cat([x, factor * x[:copies]]), torch.cat([y, (y[:copies] + number(0, 1, g)) % 10])
+    act = pick(list(ACTIVATIONS), g)
+    seeded(g)
+    model = nn.Sequential(
+        nn.Linear(n, 60), nn.LayerNorm(60), act(), nn.Linear(60, 60), nn.LayerNorm(60), act(), nn.Linear(60, 10)
+    )
+    if pick([True, False], g):
+        nn.init.zeros_(model.get_parameter("0.bias"))
+    return solved(one_step(model, x, entropy(y)))
+
+
+class SmoothResidual(nn.Module):
+    def __init__(self, n: int, c: int, act: nn.Module) -> None:
+        super().__init__()
+        self.first, self.inner, self.other, self.last = (
+            nn.Linear(n, 50),
+            nn.Linear(50, 50),
+            nn.Linear(50, 50),
+            nn.Linear(50, c),
+        )
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.act(self.first(x))
+        hidden = hidden + self.act(self.inner(hidden))
+        return self.last(hidden + self.act(self.other(hidden)))
+
+
+@family("equations: residual")
+def eq_residual(g: torch.Generator) -> HostileClient:
+    n, c = number(20, 60, g), pick([2, 10], g)
+    x, y = samples(number(2, 14, g), n, g, c)
+    copies = number(0, 2, g)
+    x, y = torch.cat([x, 1.02 * x[:copies]]), torch.cat([y, y[:copies]])
+    seeded(g)
+    return solved(one_step(SmoothResidual(n, c, pick(list(ACTIVATIONS), g)()), x, entropy(y)))
+
+
+@family("equations: as many samples as the equations allow")
+def eq_limit(g: torch.Generator) -> HostileClient:
+    m = number(12, 30, g)
+    depth = number(1, 3, g)
+    c = pick([2, 5, 10, 40], g)
+    limit = m * (2 * depth - 1) / (2 * depth)
+    b = max(2, min(m + 3, round(limit * uniform(0.7, 1.2, g))))
+    x, y = samples(b, 60, g, c)
+    return solved(one_step(smooth(60, [m] * depth, c, g), x, entropy(y)))
+
+
+@family("equations: deep networks")
+def eq_deep(g: torch.Generator) -> HostileClient:
+    n = number(20, 60, g)
+    x, y = samples(number(2, 12, g), n, g)
+    return solved(one_step(smooth(n, [pick([30, 50], g)] * number(5, 8, g), 10, g), x, entropy(y)))
+
+
+@family("equations: narrow second layer")
+def eq_narrow(g: torch.Generator) -> HostileClient:
+    n, b = number(20, 60, g), number(2, 10, g)
+    c = pick([2, 5, 30], g)
+    x, y = samples(b, n, g, c)
+    hidden = [60, max(2, b + number(-3, 3, g)), *([40] * number(0, 1, g))]
+    return solved(one_step(smooth(n, hidden, c, g), x, entropy(y)))
+
+
+@family("equations: two classes")
+def eq_two_classes(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    x, y = samples(number(2, 14, g), n, g, 2)
+    copies = number(0, 3, g)
+    x, y = torch.cat([x, pick([1.1, 0.5, -1.0], g) * x[:copies]]), torch.cat([y, y[:copies]])
+    return solved(one_step(smooth(n, hidden, 2, g), pick([1.0, 0.1, 0.01], g) * x, entropy(y)))
+
+
+@family("equations: nearly linear activations")
+def eq_linear(g: torch.Generator) -> HostileClient:
+    slope = pick([0.5, 0.9, 0.99, 0.999, 1.0], g)
+    n, hidden = shape(g)
+    c = pick([2, 5, 10, 20, 40], g)
+    x, y = samples(number(2, 12, g), n, g, c)
+    x = pick([1.0, 0.1], g) * x
+    return solved(one_step(smooth(n, hidden, c, g, act=lambda: nn.LeakyReLU(slope)), x, entropy(y)))
+
+
+class Nearly(nn.Module):
+    def __init__(self, kind: str, strength: float) -> None:
+        super().__init__()
+        self.kind, self.strength = kind, strength
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z + self.strength * getattr(torch, self.kind)(z)
+
+
+@family("equations: linear plus a small curve")
+def eq_curve(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    c = pick([2, 5, 10, 20, 40], g)
+    x, y = samples(number(2, 12, g), n, g, c)
+    kind, strength = pick(["tanh", "square", "abs", "sin"], g), 10 ** uniform(-6, -0.5, g)
+    return solved(one_step(smooth(n, hidden, c, g, act=lambda: Nearly(kind, strength)), x, entropy(y)))
+
+
+@family("equations: sine, square, absolute value")
+def eq_strange(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    c = pick([2, 10], g)
+    x, y = samples(number(2, 10, g), n, g, c)
+    act = pick([lambda: Nearly("sin", 3.0), nn.Hardtanh, nn.ReLU6, nn.Softsign, nn.Tanhshrink, nn.Hardshrink], g)
+    return solved(one_step(smooth(n, hidden, c, g, act=act), pick([1.0, 5.0], g) * x, entropy(y)))

@@ -226,6 +226,7 @@ def test_tokens_of_a_transformer_layer() -> None:
     found = next(each for each in result.layers if each.layer.name == "0.linear1")
     tokens = seen[0].reshape(-1, 24)
     assert "token" in found.reason
+    assert f"the features of {len(tokens)} of {len(tokens)} tokens were recovered" in result.summary
     assert found.recovered == len(tokens)
     distances = torch.cdist(found.inputs.double(), tokens.double()) / torch.linalg.vector_norm(tokens, dim=1)
     assert float(distances.amin(1).max()) < 1e-3

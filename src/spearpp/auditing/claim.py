@@ -12,7 +12,8 @@ class Kind(StrEnum):
     ONE = "one sample"
     """The input is one training sample, exact up to the stated error."""
     ONE_OR_MEAN = "one sample or a mean"
-    """The input is one training sample, or the weighted mean of several samples that activate the same neurons."""
+    """The input is one training sample, or the weighted mean of several samples that activate the same neurons. In a
+    network with one or two outputs, weights can be negative."""
     APPROXIMATE = "approximate"
     """The input is one training sample or a weighted mean, with a stated error that is not negligible."""
     SEVERAL = "several samples"

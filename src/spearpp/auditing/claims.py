@@ -25,11 +25,16 @@ import torch
 
 from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.signals import Signals
-from spearpp.inversion.evidence import EXACT
+from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 
+MAX_HELD_ERROR = 0.5
+"""Largest stated relative error of an input that the layer certifies and no replay explains.
+
+A design choice: the same number as ``judge.MAX_BATCH_ERROR``.
+"""
 MAX_ERROR = 0.1
 """Largest stated relative error of an input that its own replay proves (see ``judge.MAX_BATCH_ERROR`` for others).
 
@@ -95,6 +100,8 @@ class Known:
     """Whether the input of the layer has one row per sample and not one row per token."""
     dropout: bool = False
     """Whether Dropout follows the layer. A replay cannot be exact then."""
+    outputs: int = 0
+    """Number of outputs of the network. 0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -133,16 +140,20 @@ def judge(
     rank = inversion.batch_size
     own_pattern = rows == 1 or bool((distances >= MIN_PATTERN_NEURONS).all())
     complete = known.batch_size == rank == rows and bool(held.all()) and own_pattern and known.one_row_each
+    network = evidence is not None and evidence.layers == WHOLE_NETWORK
+    complete &= not network  # activation patterns say nothing about samples behind other activations than ReLU
     signals = None if signals is None else to_device(signals, torch.device("cpu"))
     explained = torch.zeros(rows, dtype=torch.bool)
     weights = Weights(None, float("nan"), "the loss is unknown, or the model cannot be replayed")
     if signals is not None and bool(_proves_loss(signals).any()):
         explained[: len(signals.mismatch)] = _beyond_chance(signals)
+        if network:  # the directions were computed from the replay, so a match proves nothing beyond the equations
+            explained &= held
         weights = weigh(signals.weight[explained[: len(signals.mismatch)]], rank, known)
     loss_known = int(explained.sum()) >= max(2, int((held & ~explained).sum()))
     claims = []
     for row in range(rows):
-        layer = _LayerEvidence(bool(held[row]), float(noise[row]), bool(different[row]), complete)
+        layer = _LayerEvidence(bool(held[row]), float(noise[row]), bool(different[row]), network, complete)
         if bool(explained[row]) and signals is not None:
             claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, weights, known))
         elif layer.held and loss_known and known.one_step and not known.dropout:
@@ -168,6 +179,8 @@ class _LayerEvidence:
     """The relative error that the noise of the gradient implies."""
     different: bool
     """Whether the activation pattern of the input clearly differs from all others."""
+    network: bool
+    """Whether the evidence comes from the equations of the whole network."""
     complete: bool
     """Whether the audit found as many inputs as the client has samples, each with its own activation pattern. No input
     represents two samples then."""
@@ -274,6 +287,8 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
 
 def _held(layer: _LayerEvidence, known: Known) -> Claim:
     """Return the claim for an input that the layer certifies and that no replay explains."""
+    if layer.error > MAX_HELD_ERROR:
+        return _claim_fits("the noise of the gradient leaves the input too uncertain")
     exact = layer.error <= EXACT
     approximately = "" if exact else "approximately "
     if layer.complete:
@@ -288,7 +303,10 @@ def _held(layer: _LayerEvidence, known: Known) -> Claim:
         return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, 1.0, why)
     if not layer.different:
         return _claim_fits(f"{_MAY_BE_MEAN}, and the gradient of this layer does not show how many")
-    why = f"{approximately}one training sample, or the weighted mean of several samples that activate the same neurons"
+    alike = "are almost equal" if layer.network else "activate the same neurons"
+    why = f"{approximately}one training sample, or the weighted mean of several samples that {alike}"
+    if 1 <= known.outputs <= 2:  # all signals at the outputs are multiples of one vector, with either sign
+        why += " (weights of samples with opposite errors are negative)"
     return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, float("nan"), why)
 
 

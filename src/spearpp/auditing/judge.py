@@ -122,7 +122,14 @@ def _known(layer: Layer, update: ClientUpdate, batch_size: int | None) -> Known:
         one_step=is_one_step(update),
         one_row_each=layer.sees == "inputs",
         dropout=layer.dropout,
+        outputs=_outputs(update),
     )
+
+
+def _outputs(update: ClientUpdate) -> int:
+    """Return the number of outputs of the last matrix of the update, which counts as the output layer."""
+    matrices = [spec.shape for spec in tensor_specs(update.weights).values() if spec.ndim == 2]
+    return matrices[-1][0] if matrices else 0
 
 
 def is_one_step(update: ClientUpdate) -> bool:

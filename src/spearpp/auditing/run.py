@@ -106,7 +106,8 @@ def _invert(
     next_weight = None if layer.next is None else update.weights[layer.next]
     began = time.monotonic()
     try:
-        following = _following(layer, update, model) if layer.equations else None
+        solve = layer.equations or isinstance(search, Equations)
+        following = _following(layer, update, model) if solve else None
         result = invert(
             *tensors,
             next_grad_weight=next_gradient,

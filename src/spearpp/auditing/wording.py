@@ -60,7 +60,8 @@ def _recovered(audited: LayerAudit) -> str:
     """Return how many inputs were recovered, and how exactly."""
     share = f"{len(audited.inputs)} of {audited.batch_size}"
     features = audited.layer.sees == "features"
-    count = f"the features of {share} samples were recovered" if features else f"{share} training inputs were recovered"
+    noun = "tokens" if audited.layer.tokens else "samples"
+    count = f"the features of {share} {noun} were recovered" if features else f"{share} training inputs were recovered"
     if audited.approximate:
         return f"{count} up to a relative error of {audited.error:.2g}"
     found = [each for each in audited.claims if each.recovered]
@@ -71,7 +72,9 @@ def _recovered(audited: LayerAudit) -> str:
         return f"{count} (each is one sample, averaged over the local steps)"
     if apart < math.inf:
         return f"{count} exactly (each is one sample, or the mean of samples that differ by at most {apart:.1%})"
-    return f"{count} (each is one sample, or the weighted mean of several samples that activate the same neurons)"
+    alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
+    one = noun.removesuffix("s")
+    return f"{count} (each is one {one}, or the weighted mean of several {noun} that {alike})"
 
 
 def _uncertified(audited: LayerAudit, more: str = "") -> str:

@@ -40,10 +40,11 @@ def invert(
     seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Inversion:
-    """Recover the inputs of a Linear layer followed by ReLU from the gradient of the layer.
+    """Recover the inputs of a Linear layer from its gradient.
 
-    The gradient is D Xᵀ, and about half of the entries of D are zero. For any factorisation L R of the gradient there
-    is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions q that make L q sparse. ``search``
+    If a ReLU follows the layer, the gradient is D Xᵀ, and about half of the entries of D are zero. For any
+    factorisation L R of the gradient there is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions
+    q that make L q sparse. ``search``
     proposes such directions, and the pool keeps the sparse ones. The weights of the layer decide which b of them belong
     together, by the score λ. ``spearpp.inversion.loop`` says when the search stops. If it ends before the whole batch
     is found, the orthogonal complement completes the directions that were found, and the inputs are returned without
@@ -52,6 +53,9 @@ def invert(
     If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
     (``spearpp.inversion.next_layer``). Batches of nearly m/2 samples are then recovered, and each input is certified on
     its own. Only the gated search uses the next layer.
+
+    If another activation follows, pass the rest of the network (``following``). The equations of all its layers then
+    determine each input on its own (``spearpp.inversion.network``).
 
     A gradient of rank one is inverted whatever follows the layer, because its rows are multiples of the input. A
     certified input is one training sample, or the weighted mean of several samples that activate the same neurons with

@@ -57,6 +57,11 @@ class Span:
         """Number of equations: the dimensions outside the space."""
         return self.basis.shape[0] - self.basis.shape[1]
 
+    @property
+    def typical_level(self) -> float:
+        """The level that noise causes for a vector whose coordinates in the space are alike."""
+        return self.noise * self.equations**0.5 * float((self.singular_values**-2).mean()) ** 0.5
+
     def complement(self) -> Float[Tensor, "d equations"]:
         """Return an orthonormal basis of the vectors that are orthogonal to the space."""
         return torch.linalg.qr(self.basis, mode="complete")[0][:, self.basis.shape[1] :]

@@ -55,6 +55,6 @@ def in_transformers(model: nn.Module) -> Iterable[tuple[str, Layer]]:
                 reason += "; the mask of Dropout is unknown"
             first = layer_of(model, f"{prefix}linear1", qualifies=relu or not dropout, reason=reason)
             following = plain(f"{prefix}linear2.weight")
-            yield f"{prefix}linear1", replace(first, next=following if relu else None, equations=not relu)
+            yield f"{prefix}linear1", replace(first, next=following if relu else None, equations=not relu, tokens=True)
             reason = "its output goes to a skip connection, not to ReLU"
             yield f"{prefix}linear2", layer_of(model, f"{prefix}linear2", qualifies=False, reason=reason)

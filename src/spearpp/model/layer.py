@@ -49,6 +49,8 @@ class Layer:
     """Whether the ReLU was assumed rather than found in the model. A certificate proves the assumption."""
     equations: bool = False
     """Whether the layer is inverted by the equations of the network, because no ReLU follows it."""
+    tokens: bool = False
+    """Whether every token counts as a sample, because the layer acts on each token of a sequence."""
     dropout: bool = False
     """Whether Dropout follows the ReLU. Active neurons may then have a zero gradient."""
 

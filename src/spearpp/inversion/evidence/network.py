@@ -5,9 +5,10 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
 
 - **holds**: the share of every vector outside its space is at most ``SIGMAS`` times what noise explains. A wrong point
   would have to satisfy all equations beyond the unknowns by chance: the probability that s equations hold to within a
-  relative residual r is of the order of r^s;
+  relative residual r is of the order of r^s. Only equations that random points violate by more than noise count: the
+  signals of a linear network, for example, have only as many dimensions as the network has outputs;
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
-  satisfies the equations;
+  satisfies the equations. For a layer without bias, the input with the opposite sign must violate them;
 - **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of the layer's row space adds
   σ √n ‖Σ⁻¹p‖. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio of a share to its
   level if this exceeds 1.
@@ -27,10 +28,15 @@ from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.chunks import chunk_size
-from spearpp.types import Float, Tensor
+from spearpp.types import Bool, Float, Tensor
 
 SIGMAS = 5.0
 """Number of standard deviations that noise may reach, and that the stated error covers."""
+PROBES = 3
+"""Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
+found, and the points of one span can show at most as many equations as there are points."""
+VIOLATED = 10.0
+"""How many times its noise level the violation of an equation must be to count. Design choice: well above noise."""
 
 
 def certify_network(problem: Problem, network: Network, found: Solutions) -> Evidence:
@@ -41,7 +47,6 @@ def certify_network(problem: Problem, network: Network, found: Solutions) -> Evi
     """
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
-    spans = network.equations
     shares, levels = network.levels(z, found.labels)
     excess = (shares / levels).amax(0)
     spread = _spread(problem, network, found, levels)
@@ -49,22 +54,61 @@ def certify_network(problem: Problem, network: Network, found: Solutions) -> Evi
     columns = factors.right.shape[1]
     noise = float(torch.linalg.vector_norm(factors.row_noise)) / len(factors.row_noise) ** 0.5
     rows = noise * columns**0.5 * torch.linalg.vector_norm(found.coordinates / factors.singular_values, dim=1)
-    length = torch.linalg.vector_norm(found.coordinates, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
+    inputs = found.coordinates @ (factors.right / factors.singular_values[:, None])
+    size = torch.linalg.vector_norm(inputs, dim=1)
+    length = torch.linalg.vector_norm(inputs[:, : columns - problem.seen.has_bias], dim=1)
     error = SIGMAS * torch.hypot(spread, rows) * excess.clamp_min(1) / length
-    surplus = sum(span.equations for span in spans) - (problem.batch_size - 1)
+    effective = effective_equations(problem, network, found)
+    surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
     product = (found.directions * found.coordinates / factors.singular_values).sum(1)
     signals = (found.directions / product[:, None]) @ factors.left.T
     whole = torch.linalg.norm(factors.row_norms)
     return Evidence(
         holds=(excess <= SIGMAS) & (chance <= math.log10(RARE)) & torch.isfinite(error) & (product != 0),
-        determined=torch.isfinite(spread),
+        determined=torch.isfinite(spread) & ~_mirrored(problem, network, z),
         error=error,
-        share=torch.linalg.vector_norm(signals, dim=1) * length / whole,
+        share=torch.linalg.vector_norm(signals, dim=1) * size / whole,
         layers=WHOLE_NETWORK,
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
-        numbers={"equations": float(sum(span.equations for span in spans))},
+        numbers={"equations": float(effective)},
     )
+
+
+def effective_equations(problem: Problem, network: Network, found: Solutions) -> int:
+    """Return the number of equations that random points violate by more than noise.
+
+    The parts of their vectors outside the spans have this rank. Random points are as far from the mean of the found
+    points as these are.
+    """
+    preactivations, one = coordinates_of(problem)
+    origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
+    t = (found.coordinates - origin) @ basis
+    generator = torch.Generator().manual_seed(0)
+    draw = torch.randn(PROBES * problem.batch_size + PROBES, t.shape[1], generator=generator, dtype=torch.float64)
+    points = origin + float(t.square().mean().sqrt()) * draw.to(t) @ basis.T
+    labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
+    z = points @ preactivations.T
+    levels = network.levels(z, labels)[1].median(1).values
+    total = 0
+    for span, vectors, level in zip(
+        network.equations, network.vectors(z, labels, network.equations), levels, strict=True
+    ):
+        units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
+        outside = torch.nan_to_num(units - (units @ span.basis) @ span.basis.T)
+        total += int((torch.linalg.svdvals(outside) > VIOLATED * float(level) * len(points) ** 0.5).sum())
+    return total
+
+
+def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bool[Tensor, "k"]:
+    """Return which inputs of a layer without bias satisfy the equations with the opposite sign, for any label."""
+    found = torch.zeros(len(z), dtype=torch.bool, device=z.device)
+    if problem.seen.has_bias:
+        return found
+    for label in range(max(1, network.labels)):
+        shares, levels = network.levels(-z, torch.full_like(z[:, 0], label, dtype=torch.long))
+        found |= (shares <= SIGMAS * levels).all(0)
+    return found
 
 
 def _spread(problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"]) -> Float[Tensor, "k"]:
@@ -83,7 +127,9 @@ def _spread(problem: Problem, network: Network, found: Solutions, levels: Float[
     spreads = []
     for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] * int(sizes.sum()))):
         jacobian = equations.jacobian(t[rows], found.labels[rows]) / noise[rows, None]
-        values = torch.linalg.eigvalsh(jacobian @ jacobian.mT)
+        product = jacobian @ jacobian.mT
+        finite = torch.isfinite(product).flatten(1).all(1)
+        values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], product, 0.0))
         determined = values[:, 0] > torch.finfo(values.dtype).eps * values.shape[1] * values[:, -1]
         variance = (1 / values.clamp_min(torch.finfo(values.dtype).tiny)).sum(1)
         spreads.append(torch.where(determined, variance.sqrt(), torch.inf))

@@ -21,8 +21,7 @@ __all__ = ["Equations"]
 class Equations:
     """Solve the forward and backward equations of the network by Levenberg-Marquardt from random starts.
 
-    The search needs the rest of the network: pass ``activation`` and ``next_layers`` to ``spearpp.invert``, or a model
-    to ``spearpp.audit``.
+    The search needs the rest of the network: pass ``following`` to ``spearpp.invert``, or a model to ``spearpp.audit``.
 
     Args:
         starts: largest number of random starts.
@@ -46,7 +45,7 @@ class Equations:
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
         """Propose the samples that satisfy all equations, round by round."""
         if problem.network is None:
-            raise OptionError("the search Equations needs the rest of the network: pass activation and next_layers")
+            raise OptionError("the search Equations needs the rest of the network: pass following=")
         taken = 0
         for each in run_rounds(problem, problem.network, generator, deadline):
             taken += each.starts

@@ -10,6 +10,7 @@ equations for nearly linear ones, and forward equations with smoothed activation
 The search tries them in this order and goes on with those that work.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ CONVERGED = 1e-3
 residual of local minima, which is 1e-2 or more."""
 FINE_ENOUGH = 3e-6
 """Norm of the residual at which a start is done, because float32 resolves no less."""
+BELOW_NOISE = 0.1
+"""Norm of the residual, in units of the noise of the equations, at which a start is done."""
 FINISH_STEPS = 8
 """Number of steps in float64 with all equations."""
 SAME = 1e-2
@@ -181,6 +184,7 @@ class _Rounds:
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), way.widest)
+        noise = math.hypot(*(span.typical_level for span in equations.spans))
         steps = 0
         for each in [*widths, None]:
             equations.widths = each
@@ -190,12 +194,12 @@ class _Rounds:
                 t,
                 steps=STEPS if each is None else SMOOTH_STEPS,
                 damping=1e-2 if each is None else 1e-3,
-                tolerance=FINE_ENOUGH,
+                tolerance=max(FINE_ENOUGH, BELOW_NOISE * noise),
                 recorded=equations.is_small(t),
             )
             steps += taken
         order = error.argsort()
-        order = order[error[order] <= CONVERGED**2]
+        order = order[error[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
         ends = origin + t[order].to(basis) @ basis.T
         return (ends, labels[order] if labelled else None), starts, steps
 

@@ -1,0 +1,150 @@
+"""Clients without ReLU about which an audit made a wrong claim. ``benchmarks/hostile_clients.py`` has the families."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import spearpp
+from spearpp.auditing import AuditResult, Claim, Kind
+from spearpp.update import ClientUpdate
+
+Loss = Callable[[Tensor], Tensor]
+
+
+def network(
+    n: int, hidden: list[int], outputs: int, activation: nn.Module | None, *, seed: int, bias: bool = True
+) -> nn.Sequential:
+    """Return a fully connected network; without an activation, all layers are linear."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for before, after in zip([n, *hidden], hidden, strict=False):
+        layers += [nn.Linear(before, after, bias=bias), *([] if activation is None else [activation])]
+    return nn.Sequential(*layers, nn.Linear(hidden[-1], outputs, bias=bias))
+
+
+def audited(model: nn.Module, x: Tensor, loss: Loss, batch_size: int | None = None) -> AuditResult:
+    gradients = list(torch.autograd.grad(loss(model(x)), list(model.parameters())))
+    return spearpp.audit(ClientUpdate.from_gradients(model, gradients), model, batch_size=batch_size, budget=5)
+
+
+def entropy(labels: Tensor) -> Loss:
+    return lambda outputs: functional.cross_entropy(outputs, labels)
+
+
+def samples(b: int, n: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(b, n, generator=generator), torch.randint(classes, (b,), generator=generator)
+
+
+def distance_to_mean(x: Tensor, truth: Tensor) -> float:
+    """Return the relative distance of x to the nearest weighted mean of the samples, with weights of at least 0."""
+    optimize = pytest.importorskip("scipy.optimize")
+    size = float(torch.linalg.vector_norm(truth, dim=1).mean())
+    ones = torch.full((1, len(truth)), 1e3 * size, dtype=torch.float64)
+    matrix, wanted = torch.cat([truth.T, ones]), torch.cat([x, ones[0, :1]])
+    return float(optimize.nnls(matrix.numpy(), wanted.numpy())[1]) / float(torch.linalg.vector_norm(x))
+
+
+def wrong(result: AuditResult, truth: Tensor) -> list[tuple[float, Claim]]:
+    """Return the wrong claims about the inputs of the first layer, each with the distance to the nearest sample."""
+    first = result.layers[0]
+    if first.inversion is None:
+        return []
+    found = []
+    truth = truth.double()
+    for x, claim in zip(first.inversion.inputs.double(), first.claims, strict=True):
+        distances = torch.linalg.vector_norm(truth - x, dim=1) / torch.linalg.vector_norm(truth, dim=1)
+        allowed = max(3 * claim.error, 1e-6)
+        right = not claim.recovered or float(distances.min()) <= allowed
+        if not right and claim.kind is not Kind.ONE:
+            right = distance_to_mean(x, truth) <= allowed + (claim.apart if math.isfinite(claim.apart) else 0.0)
+        if not right:
+            found.append((float(distances.min()), claim))
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [6, None])
+def test_a_network_without_activations_has_other_solutions(batch_size: int | None) -> None:
+    """The signals of a linear network lie in a space of c - 1 dimensions, whatever the width m is. So there are
+    c - 1 - b equations and not m - b, and for c = 2 b they have isolated solutions that are no samples."""
+    for seed in range(2):
+        x, y = samples(6, 40, 12, seed)
+        model = network(40, [60], 12, None, seed=seed)
+        assert not wrong(audited(model, x, entropy(y), batch_size), x)
+
+
+def test_a_replay_with_the_predicted_signal_proves_nothing() -> None:
+    """All samples lie in one linear region of LeakyReLU, and are not determined. The direction of each input comes from
+    the signal that the network predicts, so the replay of the input matches whatever the input is."""
+    for seed in (2, 5):
+        generator = torch.Generator().manual_seed(seed)
+        x = 28.5 + 0.8 * torch.randn(7, 1, generator=generator) + 0.3 * torch.randn(7, 24, generator=generator)
+        y = torch.randint(5, (7,), generator=generator)
+        result = audited(network(24, [60, 60], 5, nn.LeakyReLU(), seed=seed), x, entropy(y))
+        assert not wrong(result, x)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("batch_size", [5, None])
+def test_an_odd_network_does_not_tell_x_from_its_negative(outputs: int, batch_size: int | None) -> None:
+    """tanh without biases is odd. With two classes, -x with the other label has the same gradient as x."""
+    x, y = samples(5, 30, 2, 0)
+    model = network(30, [60, 60], outputs, nn.Tanh(), seed=0, bias=False)
+    loss = entropy(y) if outputs == 2 else (lambda out: functional.mse_loss(out[:, 0], y.float()))
+    result = audited(model, x, loss, batch_size)
+    inversion = result.layers[0].inversion
+    assert inversion is not None
+    cosines = functional.normalize(inversion.inputs, dim=1) @ functional.normalize(x, dim=1).T
+    recovered = torch.tensor([claim.recovered for claim in result.layers[0].claims])
+    assert bool((cosines.amax(1)[recovered] > 0.999).all())
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU()], ids=lambda a: type(a).__name__)
+def test_the_error_is_relative_to_the_input_without_its_one(activation: nn.Module) -> None:
+    """Two of six samples have a norm of 0.006. Their errors must not be relative to the norm of [x; 1]."""
+    for seed in range(2):
+        x, y = samples(6, 40, 10, seed)
+        x[:2] *= 1e-3
+        assert not wrong(audited(network(40, [60, 60], 10, activation, seed=seed), x, entropy(y)), x)
+
+
+def test_an_input_with_a_large_error_is_not_recovered() -> None:
+    """Errors of 1e11 were counted as approximate inputs."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 30, generator=generator)
+    x, y = torch.cat([x, 1.02 * x[:2]]), torch.tensor([0, 1, 0, 1, 0, 1, 1, 0])
+    for seed in range(2):
+        result = audited(network(30, [60, 60], 2, nn.LeakyReLU(), seed=seed), x, entropy(y))
+        errors = [claim.error for layer in result.layers for claim in layer.claims if claim.recovered]
+        assert max(errors, default=0.0) <= 0.5
+
+
+def _squared(outputs: Tensor) -> Tensor:
+    return functional.mse_loss(outputs, torch.tensor([[1.0, 2, 1, 0, 1, 0, -1, 1]]).T)
+
+
+@pytest.mark.parametrize("activation", [nn.LeakyReLU(), nn.ReLU()], ids=lambda a: type(a).__name__)
+def test_a_combination_with_a_negative_weight_is_named(activation: nn.Module) -> None:
+    """Two samples with the same pattern and residuals of opposite sign are recovered as a combination with a negative
+    weight, which lies outside of the line between them. The claim says that this is possible."""
+    combined = []
+    for seed in range(2):
+        x, _ = samples(6, 30, 2, seed)
+        x = torch.cat([x, 1.02 * x[:2]])
+        combined += wrong(audited(network(30, [60, 60], 1, activation, seed=seed), x, _squared), x)
+    assert combined
+    for _, claim in combined:
+        assert claim.kind is Kind.ONE_OR_MEAN
+        assert "weights of samples with opposite errors are negative" in claim.why
+
+
+def test_huge_inputs_of_mish_do_not_end_the_audit() -> None:
+    """The Jacobian of the equations is not finite there, and eigvalsh raised an error."""
+    for seed in range(3):
+        x, y = samples(5, 36, 10, seed)
+        audited(network(36, [80], 10, nn.Mish(), seed=seed), 800 * x, entropy(y), 5)
+        audited(network(36, [60, 60], 10, nn.Mish(), seed=seed), 3000 * x, entropy(y), 5)
