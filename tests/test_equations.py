@@ -170,7 +170,7 @@ class TestWhereTheEquationsDoNotHold:
     @staticmethod
     def certified(model: nn.Sequential, b: int, activation: str) -> int:
         first, *later = simulate.fedsgd(model, batch_of(b))
-        result = spearpp.invert(*first, following=Following.of_layers(activation, later), seconds=20)
+        result = spearpp.invert(*first, following=Following.of_layers(activation, later), seconds=3)
         return int(result.certified.sum())
 
     @pytest.mark.parametrize(("real", "named"), [(nn.GELU(), "silu"), (nn.Tanh(), "sigmoid"), (nn.ELU(), "gelu")])
@@ -182,14 +182,14 @@ class TestWhereTheEquationsDoNotHold:
         other = network(nn.GELU(), seed=5)
         weights = [(module.weight, module.bias) for module in other if isinstance(module, nn.Linear)]
         layers = [(*each[:2], *mine) for each, mine in zip([first, *later], weights, strict=True)]
-        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), seconds=20)
+        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), seconds=3)
         assert int(result.certified.sum()) == 0
 
     def test_another_loss(self) -> None:
         model, batch = network(nn.GELU(), hidden=1), batch_of(12)
         targets = functional.one_hot(batch.labels, 10).float()
         first, *later = layers_of(model, functional.mse_loss(model(batch.inputs), targets))
-        result = spearpp.invert(*first, following=Following.of_layers("gelu", later), seconds=20)
+        result = spearpp.invert(*first, following=Following.of_layers("gelu", later), seconds=3)
         assert int(result.certified.sum()) == 0
 
     def test_random_gradients_of_low_rank(self) -> None:
@@ -200,16 +200,16 @@ class TestWhereTheEquationsDoNotHold:
             m, n = each.weight.shape
             gradient = torch.randn(m, 9, generator=generator) @ torch.randn(9, n + 1, generator=generator)
             layers.append((gradient[:, :-1].contiguous(), gradient[:, -1].contiguous(), each.weight, each.bias))
-        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), seconds=20)
+        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), seconds=3)
         assert int(result.certified.sum()) == 0
 
 
 def test_two_checkpoints_without_a_model_name_the_activation() -> None:
-    model, batch = network(nn.Tanh()), batch_of(12)
+    model, batch = network(nn.SiLU()), batch_of(12)
     update = simulate.FedSGD()(model, batch)
-    result = spearpp.audit(update, batch_size=12, budget=60)
+    result = spearpp.audit(update, batch_size=12, budget=20)
     assert result.layers[0].recovered == 12
-    assert "tanh" in result.layers[0].reason
+    assert "silu" in result.layers[0].reason
     assert bool((errors(result.layers[0].inversion, batch) < 1e-3).all())
 
 

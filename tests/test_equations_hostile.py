@@ -28,7 +28,7 @@ def network(
 
 def audited(model: nn.Module, x: Tensor, loss: Loss, batch_size: int | None = None) -> AuditResult:
     gradients = list(torch.autograd.grad(loss(model(x)), list(model.parameters())))
-    return spearpp.audit(ClientUpdate.from_gradients(model, gradients), model, batch_size=batch_size, budget=5)
+    return spearpp.audit(ClientUpdate.from_gradients(model, gradients), model, batch_size=batch_size, budget=3)
 
 
 def entropy(labels: Tensor) -> Loss:
@@ -103,7 +103,7 @@ def test_an_odd_network_does_not_tell_x_from_its_negative(outputs: int, batch_si
     assert bool((cosines.amax(1)[recovered] > 0.999).all())
 
 
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.Tanh(), nn.Sigmoid(), nn.SiLU()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.Sigmoid()], ids=lambda a: type(a).__name__)
 def test_the_error_is_relative_to_the_input_without_its_one(activation: nn.Module) -> None:
     """Two of six samples have a norm of 0.006. Their errors must not be relative to the norm of [x; 1]."""
     for seed in range(2):

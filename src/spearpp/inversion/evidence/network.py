@@ -96,7 +96,10 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     ):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         outside = torch.nan_to_num(units - (units @ span.basis) @ span.basis.T)
-        total += int((torch.linalg.svdvals(outside) > VIOLATED * float(level) * len(points) ** 0.5).sum())
+        threshold = (
+            VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
+        )  # noise is the same in all equations
+        total += int((torch.linalg.svdvals(outside) > threshold).sum())
     return total
 
 

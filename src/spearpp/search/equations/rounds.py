@@ -34,8 +34,8 @@ STARTS = {"cpu": 60, "cuda": 240}
 240 starts as with 60 (``docs/lab/notebook.md``, "Network equations")."""
 WORKS = 0.25
 """New samples for each start with which a set of equations is used without trying the others."""
-EMPTY_ROUNDS = 3
-"""Number of rounds without a new sample, one for each set of equations, after which the search ends."""
+EMPTY_ROUNDS = 6
+"""Number of rounds in a row without a new sample, after the first of every set of equations, that end the search."""
 STEPS = 40
 """Largest number of steps of a start. Measured: samples of smooth networks take 5 to 10."""
 SMOOTH_STEPS = 6
@@ -244,12 +244,12 @@ class _Rounds:
         shares, levels = self.network.levels(points @ self.a.T, labels)
         directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
         right = (shares <= SIGMAS * levels).all(0) & determined
-        right &= _first_alike(points, None) == torch.arange(len(points), device=points.device)
         if len(self.found):
             norms = torch.linalg.vector_norm(points, dim=1)
             right &= torch.cdist(points, self.found.coordinates).amin(1) > SAME * norms
-        right[torch.nonzero(right)[self.problem.batch_size - len(self.found) :, 0]] = False
-        return Solutions(points[right], labels[right], directions[right])
+        rows = torch.nonzero(right)[:, 0]
+        rows = rows[_first_alike(points[rows], None).unique()][: self.problem.batch_size - len(self.found)]
+        return Solutions(points[rows], labels[rows], directions[rows])
 
     def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
         """Return the label whose signal lies closest to the column space of the layer's gradient."""
@@ -267,6 +267,8 @@ class _Rounds:
 
 def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Int[Tensor, "k"]:
     """Return, for each point, the index of the first point that is the same sample with the same label."""
+    if not len(points):
+        return torch.zeros(0, dtype=torch.long, device=points.device)
     distances = torch.cdist(points, points)
     alike = distances <= SAME * torch.linalg.vector_norm(points, dim=1, keepdim=True)
     if labels is not None:
