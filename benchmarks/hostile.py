@@ -132,13 +132,14 @@ def told_apart(client: HostileClient) -> Tensor:
     return (strength > 1e-4 * strength.max()) & ~same.any(1)
 
 
-def judged(client: HostileClient, *, told: bool, starts: int = 2048) -> Counter[str]:
+def judged(client: HostileClient, *, told: bool, starts: int = 2048, budget: float = BUDGET) -> Counter[str]:
     """Audit one client and compare its claims with the truth.
 
     Args:
         client: the client.
         told: whether the audit is given the number of samples.
         starts: number of starts of the search.
+        budget: seconds for an audit that solves the equations of a network.
 
     Returns:
         The counts that the module describes.
@@ -149,7 +150,7 @@ def judged(client: HostileClient, *, told: bool, starts: int = 2048) -> Counter[
         client.model if client.pass_model else None,
         search=None if client.equations else Gated(starts=starts),
         batch_size=(client.said or client.samples) if told else None,
-        budget=BUDGET if client.equations else None,
+        budget=budget if client.equations else None,
     )
     counts["leaks"] = int(result.verdict == "LEAKS")
     visible = told_apart(client)
