@@ -87,6 +87,7 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     functional.sigmoid,
     functional.leaky_relu,
     functional.elu,
+    functional.softplus,
 )
 """Activation functions that are tried for a checkpoint without a model, the most common first."""
 

@@ -8,15 +8,14 @@ from typing import Any
 
 from spearpp.auditing import AuditResult, LayerAudit, Verdict
 
-RECOVERED_RATIO = 0.45
-"""Largest measured number of samples per neuron that an attack on two layers recovered.
-
-Measured for widths from 200 to 2000; the tables are in docs/lab/notebook.md.
+RECOVERED_RATIO = 0.7
+"""Largest measured number of samples per neuron that were recovered: 140 samples with 200 neurons, and three hidden
+layers (docs/results/equations.md). With ReLU it is 0.45 (docs/lab/notebook.md).
 """
-DETERMINED_RATIO = 0.5
-"""Samples per neuron from which on the equations of two layers no longer determine the samples.
+DETERMINED_RATIO = 1.0
+"""Samples per neuron from which on the gradients leave no equations.
 
-Derived by counting: b samples and m neurons leave m - 2b + 1 equations (docs/lab/notebook.md).
+Derived: a gradient with m rows has at most rank m, and each layer leaves m - b equations (docs/method.md).
 """
 
 
@@ -83,9 +82,9 @@ def _more_samples(audited: LayerAudit) -> Advice:
     return Advice(
         "Mix more samples into what the server sees",
         f"This update contained {audited.batch_size} samples, and the layer has {neurons} neurons. In measurements, up "
-        f"to about {RECOVERED_RATIO} samples per neuron were recovered (here {int(RECOVERED_RATIO * neurons)}). From "
-        f"{DETERMINED_RATIO} samples per neuron on (here {int(DETERMINED_RATIO * neurons)}), the equations of two "
-        "layers no longer determine the samples. Let clients train on more samples, or sum the updates of more clients "
+        f"to about {RECOVERED_RATIO} samples per neuron were recovered (here {int(RECOVERED_RATIO * neurons)}). With "
+        f"{DETERMINED_RATIO:.0f} sample per neuron or more (here {int(DETERMINED_RATIO * neurons)}), the equations of "
+        "the network no longer determine the samples. Let clients train on more samples, or sum the updates of more clients "
         "by secure aggregation, so that every sum contains more samples than that. A few clients with few samples each "
         "are not enough.",
     )
