@@ -9,12 +9,13 @@ from torch import nn
 
 from spearpp.auditing.checks import Finding
 from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.claims import Known, judge
+from spearpp.auditing.claims import judge
 from spearpp.auditing.estimate import MAX_PARAMETERS, Estimate, estimate
 from spearpp.auditing.network import labels_of
 from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
+from spearpp.auditing.weights import Known
 from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
 from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.factors import Factors

@@ -84,7 +84,7 @@ def _more_samples(audited: LayerAudit) -> Advice:
         f"This update contained {audited.batch_size} samples, and the layer has {neurons} neurons. In measurements, up "
         f"to about {RECOVERED_RATIO} samples per neuron were recovered (here {int(RECOVERED_RATIO * neurons)}). With "
         f"{DETERMINED_RATIO:.0f} sample per neuron or more (here {int(DETERMINED_RATIO * neurons)}), the equations of "
-        "the network no longer determine the samples. Let clients train on more samples, or sum the updates of more clients "
-        "by secure aggregation, so that every sum contains more samples than that. A few clients with few samples each "
-        "are not enough.",
+        "the network no longer determine the samples. Let clients train on more samples, or sum the updates of more "
+        "clients by secure aggregation, so that every sum contains more samples than that. A few clients with few "
+        "samples each are not enough.",
     )
