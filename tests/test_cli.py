@@ -133,11 +133,11 @@ def test_nothing_found_and_not_applicable_have_codes_of_their_own(capsys: pytest
     code = main(["audit", "noisy/update.safetensors", "--budget", "2s", "--fail-on", "leak", "--out", "found"])
     verdict = json.loads(Path("found/report.json").read_text())["verdict"]
     assert (code, verdict) in ((0, "NOT_FOUND"), (3, "NOT_APPLICABLE"))
-    model = nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 10))
+    model = nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Dropout(0.5), nn.Linear(80, 10))
     simulate.FedSGD()(model, simulate.digits(4)).save("gelu.safetensors")
     Path("gelu.py").write_text(
         "from torch import nn\n\n"
-        "def build():\n    return nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Linear(80, 10))\n"
+        "def build():\n    return nn.Sequential(nn.Linear(64, 80), nn.GELU(), nn.Dropout(), nn.Linear(80, 10))\n"
     )
     capsys.readouterr()
     assert main(["audit", "gelu.safetensors", "--model", "gelu.py:build", "--json", "--out", "found"]) == 3
