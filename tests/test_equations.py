@@ -18,6 +18,7 @@ from spearpp.simulate import Batch
 from spearpp.update import ClientUpdate
 
 FEATURES, WIDTH = 40, 60
+FEW = search.Equations(starts=80)
 Net = Callable[[], nn.Module]
 
 
@@ -170,7 +171,7 @@ class TestWhereTheEquationsDoNotHold:
     @staticmethod
     def certified(model: nn.Sequential, b: int, activation: str) -> int:
         first, *later = simulate.fedsgd(model, batch_of(b))
-        result = spearpp.invert(*first, following=Following.of_layers(activation, later), seconds=3)
+        result = spearpp.invert(*first, following=Following.of_layers(activation, later), search=FEW)
         return int(result.certified.sum())
 
     @pytest.mark.parametrize(("real", "named"), [(nn.GELU(), "silu"), (nn.Tanh(), "sigmoid"), (nn.ELU(), "gelu")])
@@ -182,14 +183,14 @@ class TestWhereTheEquationsDoNotHold:
         other = network(nn.GELU(), seed=5)
         weights = [(module.weight, module.bias) for module in other if isinstance(module, nn.Linear)]
         layers = [(*each[:2], *mine) for each, mine in zip([first, *later], weights, strict=True)]
-        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), seconds=3)
+        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), search=FEW)
         assert int(result.certified.sum()) == 0
 
     def test_another_loss(self) -> None:
         model, batch = network(nn.GELU(), hidden=1), batch_of(12)
         targets = functional.one_hot(batch.labels, 10).float()
         first, *later = layers_of(model, functional.mse_loss(model(batch.inputs), targets))
-        result = spearpp.invert(*first, following=Following.of_layers("gelu", later), seconds=3)
+        result = spearpp.invert(*first, following=Following.of_layers("gelu", later), search=FEW)
         assert int(result.certified.sum()) == 0
 
     def test_random_gradients_of_low_rank(self) -> None:
@@ -200,7 +201,7 @@ class TestWhereTheEquationsDoNotHold:
             m, n = each.weight.shape
             gradient = torch.randn(m, 9, generator=generator) @ torch.randn(9, n + 1, generator=generator)
             layers.append((gradient[:, :-1].contiguous(), gradient[:, -1].contiguous(), each.weight, each.bias))
-        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), seconds=3)
+        result = spearpp.invert(*layers[0], following=Following.of_layers("gelu", layers[1:]), search=FEW)
         assert int(result.certified.sum()) == 0
 
 
@@ -261,3 +262,34 @@ def test_options_are_checked() -> None:
         spearpp.invert(*first, search=search.Equations())
     with pytest.raises(OptionError, match="whole number"):
         search.Equations(starts=0)
+
+
+class InPlace(nn.Module):
+    """Activations that write into their argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(FEATURES, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.elu(self.first(x), inplace=True)
+        return self.last(torch.tanh_(self.second(hidden)))
+
+
+def gradients_of(model: nn.Module, batch: Batch) -> ClientUpdate:
+    loss = functional.cross_entropy(model(batch.inputs), batch.labels)
+    return ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+
+
+def test_activations_in_place() -> None:
+    torch.manual_seed(0)
+    model, batch = InPlace(), batch_of(12)
+    result = spearpp.audit(gradients_of(model, batch), model, batch_size=12)
+    assert result.layers[0].recovered == 12
+
+
+def test_the_equations_respect_the_limit_of_memory() -> None:
+    model, batch = network(nn.GELU()), batch_of(5)
+    result = spearpp.audit(gradients_of(model, batch), model, memory=150_000)
+    assert result.layers[0].inversion is None
+    assert "takes too much memory" in result.layers[0].reason

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from spearpp.auditing.checks import Finding, inspect
-from spearpp.auditing.memory import check_layer_memory
+from spearpp.auditing.memory import check_layer_memory, replay_skip_reason
 from spearpp.model import Layer, find_layers
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import elementwise
@@ -35,6 +35,8 @@ class Plan:
     """The weight decay that was subtracted. 0 if there was none."""
     left_out: list[str]
     """Sentences about layers that are skipped, or inverted without the next layer, to save memory."""
+    copies_fit: bool
+    """Whether a copy of the whole network, which its equations need, fits into memory."""
 
 
 def make_plan(update: ClientUpdate, model: nn.Module | None, memory: int | None) -> Plan:
@@ -45,7 +47,8 @@ def make_plan(update: ClientUpdate, model: nn.Module | None, memory: int | None)
         model: the network, or None.
         memory: largest number of bytes for the work on one layer, or None for no limit.
     """
-    layers = find_layers(model, update)
+    copies_fit = replay_skip_reason(update, memory) is None
+    layers = [each if copies_fit or not each.equations else _too_large(each) for each in find_layers(model, update)]
     findings, decay = inspect(update, layers)
     update = _without_decay(update, decay)
     sized = [check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
@@ -54,7 +57,14 @@ def make_plan(update: ClientUpdate, model: nn.Module | None, memory: int | None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
     feasible.sort(key=lambda layer: layer.assumed)
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
-    return Plan(update, layers, feasible, why, findings, decay, left_out)
+    return Plan(update, layers, feasible, why, findings, decay, left_out, copies_fit)
+
+
+def _too_large(layer: Layer) -> Layer:
+    """Return a layer that is not inverted, because the equations of its network need too much memory."""
+    start = layer.reason.partition(":")[0]
+    reason = f"{start}, and its equations need a copy of the model that takes too much memory; raise memory= (--memory)"
+    return replace(layer, qualifies=False, equations=False, reason=reason)
 
 
 def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | None) -> Layer:

@@ -71,7 +71,7 @@ def run(
             done[layer.name] = LayerAudit(layer, True, why)
         else:
             try:
-                done[layer.name] = _invert(layer, plan.update, model, search, share, generator, progress)
+                done[layer.name] = _invert(layer, plan, model, search, share, generator, progress)
                 interrupted = done[layer.name].interrupted
             except KeyboardInterrupt:
                 done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
@@ -89,13 +89,20 @@ def _complete(audited: LayerAudit) -> bool:
 
 def _invert(
     layer: Layer,
-    update: ClientUpdate,
+    plan: Plan,
     model: nn.Module | None,
     search: Search | None,
     seconds: float | None,
     generator: torch.Generator,
     progress: Callable[[Layer, Progress], None] | None,
 ) -> LayerAudit:
+    """Invert one layer.
+
+    A layer with ReLU, known or assumed, is searched for sparse directions first. If this does not certify every input,
+    the equations of the network are solved too, in the other half of the time.
+    """
+    update = plan.update
+
     def tell(state: Progress) -> None:
         if progress is not None:
             progress(layer, state)
@@ -104,7 +111,8 @@ def _invert(
     tensors = update.layer(layer.weight, layer.bias)
     next_gradient = None if layer.next is None else update.gradients[layer.next]
     next_weight = None if layer.next is None else update.weights[layer.next]
-    began = time.monotonic()
+    deadline = None if seconds is None else time.monotonic() + seconds
+    second_search = search is None and not layer.equations and plan.copies_fit
     try:
         solve = layer.equations or isinstance(search, Equations)
         following = _following(layer, update, model) if solve else None
@@ -116,20 +124,21 @@ def _invert(
             search=search if following is None or isinstance(search, Equations) else None,
             generator=generator,
             dropout=layer.dropout,
-            seconds=seconds,
+            seconds=seconds / 2 if seconds is not None and second_search else seconds,
             progress=tell,
         )
     except SpearError as error:
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
-    if search is None and model is not None and not layer.equations and not bool(result.certified.all()):
-        left = None if seconds is None else seconds - (time.monotonic() - began)
+    if result.stats.interrupted or not second_search or bool(result.certified.all()):
+        return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
+    left = None if deadline is None else deadline - time.monotonic()
+    if model is not None:
         more = _by_equations(layer, update, model, tensors, left, generator, tell)
         if more is not None and int(more.certified.sum()) > int(result.certified.sum()):
             layer, result = replace(layer, reason=f"{layer.reason}; the equations of the network were solved"), more
-    if model is None and search is None and layer.sees == "inputs" and not bool(result.certified.any()):
-        left = None if seconds is None else seconds - (time.monotonic() - began)
+    elif layer.sees == "inputs" and not bool(result.certified.any()):
         found = _other_activation(layer, update, tensors, left, generator, tell)
         if found is not None:
             layer, result = found

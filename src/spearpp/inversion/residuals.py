@@ -11,11 +11,11 @@ from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Int, Tensor
 
 SMALL = 2e11
-"""Number of multiplications up to which launching kernels takes longer than running them, 20 ms. Derived: an H200 makes
-about 1e13 in a second with TF32."""
+"""Number of multiplications up to which a step is recorded. Design choice: launching the kernels of a step takes about
+20 ms, and a large GPU makes about 1e13 multiplications in a second with TF32."""
 TANGENT_COPIES = 8
-"""Tensors of the size of one layer's tangents that are in memory at the same time. Measured: six to eight for networks
-with three hidden layers."""
+"""Tensors of the size of one layer's tangents that are in memory at the same time. Design choice: an estimate for
+networks with a few hidden layers."""
 
 
 class Residuals:
@@ -40,7 +40,7 @@ class Residuals:
         self.network, self.spans, self.dtype = network, spans, dtype
         network.rest.prepare(preactivations.device, dtype)
         self._all = preactivations
-        self._outside = [span.complement().to(dtype) for span in spans]
+        self._outside = [span.complement.to(dtype) for span in spans]
         self._origin = self._basis = preactivations.new_zeros(0)
         self.widths: Mapping[str, float] | None = None
         """Widths of smoothed activations."""

@@ -113,6 +113,8 @@ class Rest:
         for node in self._nodes:
             args: Any = fx.map_arg(node.args, value_of)
             kwargs: Any = fx.map_arg(node.kwargs, value_of)
+            if args and _is_in_place(node):
+                args = (args[0].clone(), *args[1:])
             if node.op == "output":
                 values["output"] = args[0]
             elif self._is_linear(node):
@@ -201,6 +203,13 @@ def linear_names(model: nn.Module, nodes: list[fx.Node]) -> list[str]:
         if node.op == "call_module" and is_linear(model.get_submodule(str(node.target)))
     ]
     return [plain(each) for each in used if used.count(each) == 1]
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    """Return whether an operation writes its result into its first argument, as ``relu_`` and ``+=`` do."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    augmented = getattr(node.target, "__module__", "") == "_operator" and name in ("iadd", "isub", "imul", "itruediv")
+    return bool(node.kwargs.get("inplace")) or augmented or (name.endswith("_") and not name.endswith("__"))
 
 
 def _frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:

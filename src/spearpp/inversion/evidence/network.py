@@ -22,7 +22,7 @@ import math
 import torch
 
 from spearpp.inversion.evidence.evidence import WHOLE_NETWORK, Evidence
-from spearpp.inversion.network import Network
+from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
@@ -30,8 +30,6 @@ from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Bool, Float, Tensor
 
-SIGMAS = 5.0
-"""Number of standard deviations that noise may reach, and that the stated error covers."""
 PROBES = 3
 """Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
 found, and the points of one span can show at most as many equations as there are points."""
@@ -42,8 +40,8 @@ VIOLATED = 10.0
 def certify_network(problem: Problem, network: Network, found: Solutions) -> Evidence:
     """Collect the evidence for inputs that solve the equations of the network.
 
-    Details of each input: ``share``, the largest share of a vector outside its space; ``excess``, the largest ratio of
-    a share to its noise level; ``chance``, the bound on the probability of a wrong point.
+    Details of each input: ``outside``, the largest share of a vector outside its space; ``excess``, the largest ratio
+    of a share to its noise level; ``chance``, the bound on the probability of a wrong point.
     """
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
@@ -96,9 +94,8 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     ):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         outside = torch.nan_to_num(units - (units @ span.basis) @ span.basis.T)
-        threshold = (
-            VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
-        )  # noise is the same in all equations
+        # The level is the norm of the noise of all equations of the span, for one point.
+        threshold = VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
         total += int((torch.linalg.svdvals(outside) > threshold).sum())
     return total
 

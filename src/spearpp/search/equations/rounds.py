@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.network import Network
+from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of, no_solutions
@@ -30,8 +30,8 @@ from spearpp.types import Float, Int, Tensor
 TRIAL = 16
 """Number of starts of the first round with a set of equations."""
 STARTS = {"cpu": 60, "cuda": 240}
-"""Number of starts of a round. Measured: on a CPU larger rounds find the same samples more often; a GPU is as fast with
-240 starts as with 60 (``docs/lab/notebook.md``, "Network equations")."""
+"""Number of starts of a round. Design choice: larger rounds find the same samples more often, but a GPU is hardly
+slower with them."""
 WORKS = 0.25
 """New samples for each start with which a set of equations is used without trying the others."""
 EMPTY_ROUNDS = 6
@@ -59,8 +59,6 @@ FINISH_STEPS = 8
 SAME = 1e-2
 """Largest relative distance of two points that count as one sample. Design choice: samples that are closer are judged
 as one by the evidence."""
-SIGMAS = 5.0
-"""Largest share outside a span, in units of its noise level, of a sample. Measured: 0.6 to 1.2 for true samples."""
 LEAST_WEIGHT = 0.3
 """Smallest weight of a label among the starts, in samples: the counts of labels are estimates."""
 
@@ -119,7 +117,8 @@ class _Rounds:
         for spans, widest in sets:
             if sum(span.equations for span in spans) >= problem.batch_size:
                 key = sum(1 << self.spans.index(span) for span in spans)
-                made.setdefault(key, Residuals(network, spans, self.a, torch.float32))
+                if key not in made:
+                    made[key] = Residuals(network, spans, self.a, torch.float32)
                 self.ways.append(_Way(made[key], widest))
         self.finish = Residuals(network, self.spans, self.a, torch.float64)
         self.finish.place(*affine(self._whole, self.one))
