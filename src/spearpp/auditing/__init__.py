@@ -1,7 +1,7 @@
 """Audit a client's update: plan which layers to invert, run the searches, judge the recovered inputs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from spearpp.auditing.judge import (
 from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
+from spearpp.auditing.rounds import audit_rounds
 from spearpp.auditing.run import Budget, run
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import OptionError
@@ -32,7 +33,7 @@ __all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "audit"]
 
 
 def audit(
-    update: ClientUpdate,
+    update: ClientUpdate | Sequence[ClientUpdate],
     model: nn.Module | None = None,
     *,
     budget: float | None = None,
@@ -61,7 +62,9 @@ def audit(
     True.
 
     Args:
-        update: what the client sent.
+        update: what the client sent; or a list of what it sent in several rounds, oldest first, each with the weights
+            that the round started from. The rounds are audited one by one and then joined
+            (``spearpp.auditing.rounds``).
         model: the network, used to find what follows each layer, to find labels and to replay; None to go without.
         budget: seconds for all layers together, checked after every round of a search; None for no limit.
         memory: bytes that the work on one layer may take. Larger layers are skipped, and the caveats say so. None means
@@ -91,11 +94,33 @@ def audit(
     >>> result.replay.difference < 1e-5
     True
     """
-    _check(update, budget, batch_size)
     check_memory(memory)
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    if isinstance(update, Sequence):
+        _check(None, budget, batch_size)
+        return audit_rounds(
+            update,
+            model,
+            lambda one, seconds: audit(
+                one,
+                model,
+                budget=seconds,
+                memory=memory,
+                search=search,
+                batch_size=batch_size,
+                generator=generator,
+                progress=progress,
+            ),
+            budget=budget,
+            memory=memory,
+            search=search,
+            batch_size=batch_size,
+            generator=generator,
+            progress=progress,
+        )
+    _check(update, budget, batch_size)
     began = time.monotonic()
     clock = Budget(budget, began)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
     plan = make_plan(update, model, memory)
     audits, interrupted = run(plan, model, search, clock, generator, progress)
     audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
@@ -138,7 +163,7 @@ def audit(
 
 
 def _check(update: object, budget: object, batch_size: object) -> None:
-    if not isinstance(update, ClientUpdate):
+    if update is not None and not isinstance(update, ClientUpdate):
         raise OptionError(f"update is a {type(update).__name__}: expected a spearpp.ClientUpdate")
     if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
         raise OptionError(f"budget={budget!r}: expected a positive number of seconds, or None")

@@ -18,6 +18,7 @@ from spearpp.auditing.checks import Finding
 from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.document import EVIDENCE_KINDS, SCHEMA, VERSION, document, plain
 from spearpp.auditing.estimate import Estimate
+from spearpp.auditing.history import History, RoundSummary
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
 from spearpp.errors import DataError, OptionError
@@ -127,6 +128,7 @@ def load(folder: FileName) -> AuditResult:
             budget=None if content["budget"] is None else float(content["budget"]),
             interrupted=bool(content["interrupted"]),
             estimated=None if trained is None else Estimate(**_fields_of(Estimate, trained)),
+            history=_history(content.get("history")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{Path(folder) / DOCUMENT} is not a report of this version: {error!r}") from error
@@ -217,6 +219,20 @@ def _layer(content: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor
         raise ValueError("a layer does not describe as many samples as it contains")
     labels, claims = tensors.get(f"{prefix}/labels"), tuple(_claim(each) for each in found["samples"])
     return LayerAudit(layer, bool(content["feasible"]), str(content["outcome"]), inversion, labels, claims)
+
+
+def _history(content: Mapping[str, Any] | None) -> History | None:
+    """Return the history of an audit of several rounds from its entry in ``report.json``."""
+    if content is None:
+        return None
+    return History(
+        rounds=tuple(RoundSummary(**each) for each in content["rounds"]),
+        joined=tuple(int(each) for each in content["joined"]),
+        samples=None if content["samples"] is None else int(content["samples"]),
+        outcome=str(content["outcome"]),
+        present=tuple(tuple(int(index) for index in each) for each in content["present"]),
+        known_from=tuple(int(each) for each in content["known_from"]),
+    )
 
 
 def _claim(content: Mapping[str, Any]) -> Claim:

@@ -107,6 +107,29 @@ def judge_all(
     return Judged(judged, network, replayed)
 
 
+def judge_in_round(
+    audited: LayerAudit, update: ClientUpdate, model: nn.Module | None, batch_size: int | None
+) -> LayerAudit:
+    """Add claims and labels to inputs that several rounds gave together, from what one of the rounds says about them.
+
+    Args:
+        audited: the layer. Its inversion contains the inputs of this round, and its factors the rows of this round.
+        update: what the client sent in this round.
+        model: the network, or None.
+        batch_size: the number of samples that the client trained on in this round, or None.
+    """
+    found = audited.inversion
+    if found is None or found.factors is None or not len(found.inputs):
+        return audited
+    signals = None if model is None else _signals(model, update, audited.layer, found, found.factors)
+    patterns = _patterns(audited.layer, found.inputs, update)
+    claims = judge(found, patterns, signals, _known(audited.layer, update, batch_size))
+    labels = None
+    if signals is not None and len(signals.labels) == len(found.inputs):
+        labels = torch.where(signals.mismatch <= PROVES_NETWORK, signals.labels, -1)
+    return replace(audited, claims=claims, labels=labels)
+
+
 def judge_by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | None) -> LayerAudit:
     """Add the claims that the gradient of the layer alone supports, without any replay."""
     if audited.inversion is None:

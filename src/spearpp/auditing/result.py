@@ -11,6 +11,7 @@ import torch
 from spearpp.auditing.checks import Finding
 from spearpp.auditing.claim import Claim, Kind, reasons
 from spearpp.auditing.estimate import Estimate
+from spearpp.auditing.history import History
 from spearpp.auditing.replay import Replay
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
@@ -115,6 +116,8 @@ class AuditResult:
     """Whether Ctrl-C ended the audit early. The result contains what was found until then."""
     estimated: Estimate | None = None
     """How the client trained. None for gradients, and if some inputs or labels of the batch are missing."""
+    history: History | None = None
+    """What several rounds gave, alone and together. None for an audit of one update."""
 
     @property
     def best(self) -> LayerAudit | None:

@@ -3,7 +3,7 @@
 import math
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,7 +32,7 @@ def invert(
     *,
     next_grad_weight: Tensor | None = None,
     next_weight: Tensor | None = None,
-    following: Following | None = None,
+    following: Following | Sequence[Following] | None = None,
     search: Search | None = None,
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
@@ -72,7 +72,8 @@ def invert(
         next_grad_weight: dℒ/dW₂ of the Linear layer that follows the ReLU, (m₂, m), or None.
         next_weight: W₂, (m₂, m). Pass both arguments of the next layer or neither.
         following: the rest of the network (``spearpp.model.following.Following``), for any activation. Its equations
-            are solved instead of searching for sparse directions.
+            are solved instead of searching for sparse directions. If the layer is made of several rounds of one client,
+            one below the other: a list with the rest of the network in each round.
         search: the search to run; None is ``spearpp.search.Equations()`` if ``following`` is given, else
             ``spearpp.search.Gated()``.
         batch_size: the number of samples in the batch, if it is known. It is used where the spectrum of the gradient
@@ -108,7 +109,8 @@ def invert(
         reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations)
         problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs, dropout=dropout)
         if following is not None and problem.batch_size > 1:
-            problem = replace(problem, network=network_equations(following, problem.factors, seen))
+            rounds = [following] if isinstance(following, Following) else following
+            problem = replace(problem, network=network_equations(rounds, problem.factors, seen))
     if problem.batch_size == 0:
         return _nothing(problem, reading.why, clock)
     problem = search.place(problem)

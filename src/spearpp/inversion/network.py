@@ -15,6 +15,11 @@ width m there are about (2K - 1)(m - b) equations, so a batch is determined up t
 The spaces come from noisy gradients. For a true vector v = B c in the space with the orthonormal basis B, noise of
 standard deviation σ in the entries of Ĝ_l leaves a part of norm σ √(d - b) ‖Σ⁻¹c‖ outside, where d is the length of v
 and Σ holds the singular values. This level, and not a constant, decides which points satisfy the equations.
+
+**Several rounds.** If a client trains on the same samples in T rounds, the gradients and weights of a layer in all
+rounds form one layer with T·m neurons. Its signals are those of all rounds, one below the other, and they must lie in
+the column space of the stacked gradient: T·m - b backward equations, also where b exceeds m. Each round has its own
+weights behind the layer. Later layers have other inputs in every round, so each round gives its own equations for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +56,7 @@ class Span:
     """A space that contains one vector of every sample: the inputs, or the signals, of one layer."""
 
     layer: int
-    """0 for the layer that is inverted, l for the l-th later layer."""
+    """0 for the layer that is inverted, l for the l-th later layer, counted through all rounds."""
     signals: bool
     """Whether the vectors are signals (backward equations) or inputs (forward equations)."""
     basis: Float[Tensor, "d b"]
@@ -97,7 +102,8 @@ class Span:
 class Network:
     """The rest of a network behind the inverted layer, and the spaces that its gradients give."""
 
-    rest: Rest
+    rests: tuple[Rest, ...]
+    """The rest of the network with the weights of each round."""
     loss: Loss | None
     """The loss of the client; None if it is unknown or the outputs depend on more than the layer."""
     outputs: int
@@ -130,7 +136,7 @@ class Network:
     ) -> list[Tensor]:
         """Return the vector of every sample that must lie in each of the spans."""
         if not any(span.signals for span in spans):
-            return self._of_spans(self.rest(preactivations, {}, widths)[0], [], spans)
+            return self._of_spans(self._inputs(preactivations, widths), [], spans)
         return self._of_spans(*self.replay(preactivations, labels, widths), spans)
 
     def replay(
@@ -139,20 +145,38 @@ class Network:
         labels: Int[Tensor, "k"],
         widths: Mapping[str, float] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the inputs of the later layers, and the signals of the layer and all later layers, for each sample."""
+        """Return the inputs of the later layers, and the signals of the layer and all later layers, for each sample.
+
+        With several rounds, the signals of the layer are those of all rounds side by side, and the later layers of the
+        rounds follow each other.
+        """
         loss = self.loss
         if loss is None:
             raise ValueError("signals need a loss")
+        own: list[Tensor] = []
+        inputs: list[Tensor] = []
+        signals: list[Tensor] = []
+        for rest, z in zip(self.rests, preactivations.chunk(len(self.rests), dim=1), strict=True):
 
-        def total(shifts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-            later = dict(zip(self.rest.layers, shifts[1:], strict=True))
-            inputs, outputs = self.rest(preactivations + shifts[0], later, widths)
-            return loss.total(outputs, labels), inputs
+            def total(shifts: list[Tensor], rest: Rest = rest, z: Tensor = z) -> tuple[Tensor, list[Tensor]]:
+                later = dict(zip(rest.layers, shifts[1:], strict=True))
+                inputs, outputs = rest(z + shifts[0], later, widths)
+                return loss.total(outputs, labels), inputs
 
-        sizes = [preactivations.shape[1], *(len(self.weights[name]) for name in self.rest.layers)]
-        shifts = [preactivations.new_zeros(len(preactivations), size) for size in sizes]
-        signals, inputs = grad(total, has_aux=True)(shifts)
-        return inputs, signals
+            sizes = [z.shape[1], *(len(self.weights[name]) for name in rest.layers)]
+            shifts = [z.new_zeros(len(z), size) for size in sizes]
+            (first, *later), seen = grad(total, has_aux=True)(shifts)
+            own, inputs, signals = [*own, first], [*inputs, *seen], [*signals, *later]
+        return inputs, [own[0] if len(own) == 1 else torch.cat(own, dim=1), *signals]
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Copy the weights of all rounds to a device and dtype."""
+        for rest in self.rests:
+            rest.prepare(device, dtype)
+
+    def scales(self, preactivations: Float[Tensor, "k m"]) -> dict[str, float]:
+        """Return the standard deviation of the argument of every activation in the first round, by name of its node."""
+        return self.rests[0].scales(preactivations.chunk(len(self.rests), dim=1)[0])
 
     def levels(
         self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"]
@@ -187,10 +211,16 @@ class Network:
             inputs, signals = self.replay(preactivations, labels)
             vectors = self._of_spans(inputs, signals, spans)
             if self.loss is not Loss.MSE:
-                cancellation = 1 / _norm(signals[-1]).clamp(max=1)
+                outputs = signals[len(self.rests[0].layers) :: len(self.rests[0].layers)]
+                cancellation = 1 / torch.stack([_norm(each) for each in outputs]).amin(0).clamp(max=1)
         pairs = list(zip(spans, vectors, strict=True))
         shares = torch.stack([span.share_outside(each) for span, each in pairs])
         return shares, torch.stack([span.level(each, cancellation) for span, each in pairs])
+
+    def _inputs(self, preactivations: Tensor, widths: Mapping[str, float] | None) -> list[Tensor]:
+        """Return the inputs of the later layers of all rounds."""
+        parts = zip(self.rests, preactivations.chunk(len(self.rests), dim=1), strict=True)
+        return [each for rest, z in parts for each in rest(z, {}, widths)[0]]
 
     @staticmethod
     def _of_spans(inputs: list[Tensor], signals: list[Tensor], spans: Sequence[Span]) -> list[Tensor]:
@@ -202,30 +232,31 @@ class Network:
         ]
 
 
-def network_equations(following: Following, own: Factors, seen: Observation) -> Network:
+def network_equations(rounds: Sequence[Following], own: Factors, seen: Observation) -> Network:
     """Derive the equations of a network from the gradients of its later layers.
 
     A later layer gives equations only if its gradient has the rank of the batch: with fewer outputs than samples its
     row space does not contain the single inputs.
 
     Args:
-        following: the rest of the network behind the inverted layer, with its gradients.
+        rounds: the rest of the network behind the inverted layer, with its gradients, for each round.
         own: the factors of the inverted layer.
         seen: the gradient and weights of the inverted layer.
     """
-    rest, loss, outputs = following.rest, following.loss, following.outputs
-    rest.prepare(seen.device, torch.float64)
+    loss, outputs, count = rounds[0].loss, rounds[0].outputs, len(rounds[0].rest.layers)
     spans: list[Span] = []
     notes: list[str] = []
     weights: dict[str, Tensor] = {}
     output_gradient = None
-    for index, name in enumerate(rest.layers, start=1):
-        weights[name] = rest.weight(name)
+    for index, (following, name) in enumerate(((each, name) for each in rounds for name in each.rest.layers), start=1):
+        if index % count == 1 % count:
+            following.rest.prepare(seen.device, torch.float64)
+        weights[name] = following.rest.weight(name)
         if name not in following.layers:
             notes.append(f"{name} has no gradient in the update")
             continue
         grad_weight, grad_bias, weight, bias = following.layers[name]
-        if loss is not None and index == len(rest.layers) and grad_bias is not None and len(grad_bias) == outputs:
+        if loss is not None and index == count * len(rounds) and grad_bias is not None and len(grad_bias) == outputs:
             output_gradient = grad_bias.double()
         later = observe(grad_weight, grad_bias, weight, bias, prefix=f"{name}: ")
         factors = _at_rank(later, own.batch_size)
@@ -243,7 +274,7 @@ def network_equations(following: Following, own: Factors, seen: Observation) -> 
     if own.left.shape[0] > own.batch_size:
         rounding = ROUNDING * seen.gradient_epsilon
         spans.append(Span(0, True, own.left, own.singular_values, _noise(own, seen), rounding))
-    return Network(rest, loss, outputs, tuple(spans), weights, output_gradient, notes)
+    return Network(tuple(each.rest for each in rounds), loss, outputs, tuple(spans), weights, output_gradient, notes)
 
 
 def _at_rank(seen: Observation, batch_size: int) -> Factors | None:

@@ -38,7 +38,7 @@ class Residuals:
         dtype: torch.dtype,
     ) -> None:
         self.network, self.spans, self.dtype = network, spans, dtype
-        network.rest.prepare(preactivations.device, dtype)
+        network.prepare(preactivations.device, dtype)
         self._all = preactivations
         self._outside = [span.complement.to(dtype) for span in spans]
         self._origin = self._basis = preactivations.new_zeros(0)

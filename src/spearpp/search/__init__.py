@@ -8,5 +8,15 @@ from spearpp.search.gated import Gated
 from spearpp.search.kernel_sampling import KernelSampling
 from spearpp.search.projected_gradient import ProjectedGradient
 from spearpp.search.riemannian_adam import RiemannianAdam
+from spearpp.search.suggested import Suggested
 
-__all__ = ["Equations", "Gated", "KernelSampling", "ProjectedGradient", "Proposals", "RiemannianAdam", "Search"]
+__all__ = [
+    "Equations",
+    "Gated",
+    "KernelSampling",
+    "ProjectedGradient",
+    "Proposals",
+    "RiemannianAdam",
+    "Search",
+    "Suggested",
+]

@@ -4,6 +4,7 @@ from spearpp.simulate.batch import Batch
 from spearpp.simulate.clients import DPSGD, Change, Client, FedAvg, FedSGD, OpacusDPSGD, SumOfClients
 from spearpp.simulate.data import breast_cancer, cifar10, digits, photographs, random_batch
 from spearpp.simulate.dataset import Dataset
+from spearpp.simulate.federation import play_rounds
 from spearpp.simulate.files import image_folder, table, torchvision_cifar10
 from spearpp.simulate.models import mlp
 from spearpp.simulate.rounds import LayerGradient, fedsgd, linear_layers
@@ -31,6 +32,7 @@ __all__ = [
     "linear_layers",
     "mlp",
     "photographs",
+    "play_rounds",
     "random_batch",
     "table",
     "torchvision_cifar10",

@@ -45,6 +45,7 @@ def _sent_back(
     network: Network, preactivations: Float[Tensor, "m"], signals: Float[Tensor, "m2 b"]
 ) -> Float[Tensor, "m b"]:
     """Return Jᵀ L₂: what signals of the next layer become at the layer, for one sample."""
-    name = network.rest.layers[0]
-    back = vjp(lambda z: network.rest(z[None], {})[0][0][0], preactivations)[1]
+    rest = network.rests[0]
+    name = rest.layers[0]
+    back = vjp(lambda z: rest(z[None], {})[0][0][0], preactivations)[1]
     return vmap(lambda signal: back(signal)[0], in_dims=1, out_dims=1)(network.weights[name].T @ signals)

@@ -278,7 +278,7 @@ def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) 
 
 def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float) -> list[dict[str, float]]:
     """Return the widths of the smoothed activations, from wide to narrow. ``width`` is relative to their arguments."""
-    scales = network.rest.scales(preactivations) if width else {}
+    scales = network.scales(preactivations) if width else {}
     widths = []
     while width >= NARROWEST:
         widths.append({name: width * scale for name, scale in scales.items()})

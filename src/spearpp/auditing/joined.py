@@ -1,0 +1,258 @@
+"""Invert a layer over several rounds of one client, and judge what was found.
+
+A client that trains on the same samples in T rounds sends T gradients D_t X̂ᵀ of the same inputs, under T different
+weights. One below the other, they are the gradient of one layer with T·m neurons. So the number of neurons limits what
+one round shows, not what a client shows over time. A sample that takes part in some of the rounds only has zeros in the
+rows of the others; nothing assumes that the rounds share their samples. Samples that are not shared increase the rank
+of the joined gradient.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from spearpp.auditing.claim import Claim, Kind
+from spearpp.auditing.judge import judge_in_round
+from spearpp.auditing.replay import as_sent
+from spearpp.auditing.result import LayerAudit
+from spearpp.errors import OptionError, SpearError
+from spearpp.inversion.evidence import WHOLE_NETWORK
+from spearpp.inversion.invert import invert
+from spearpp.inversion.network import SIGMAS
+from spearpp.inversion.result import Inversion, Progress
+from spearpp.model import Layer
+from spearpp.model.following import Following, LayerTensors
+from spearpp.search import Search, Suggested
+from spearpp.types import Bool, Float, Tensor
+from spearpp.update import ClientUpdate
+
+SAME = 1e-2
+"""Largest relative distance of two inputs that count as one sample. Design choice: the same number as in the search."""
+CONTRIBUTES = 1e-3
+"""Smallest signal of a sample in a round, relative to its strongest round, that counts as a contribution. Design
+choice: far above the error of a recovered direction."""
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """What the joined rounds gave for one layer."""
+
+    audited: LayerAudit | None
+    """The layer with its claims. None if nothing was found."""
+    present: Bool[Tensor, "k T"]
+    """In which of the joined rounds each input takes part."""
+    known_from: list[int]
+    """For each input, the number of rounds, from the oldest on, that prove it together."""
+    samples: int | None
+    """Number of different samples that the joined rounds show. None if there is no clear number."""
+    outcome: str
+    """Why the search ended, or why the rounds could not be joined. A clause without a full stop."""
+
+
+def join_rounds(
+    layer: Layer,
+    updates: Sequence[ClientUpdate],
+    model: nn.Module | None,
+    *,
+    search: Search | None = None,
+    batch_size: int | None = None,
+    seconds: float | None = None,
+    generator: torch.Generator | None = None,
+    progress: Callable[[Layer, Progress], None] | None = None,
+) -> Joined:
+    """Invert one layer over several rounds, and judge what was found.
+
+    Args:
+        layer: the layer. Its inputs must be the same function of the samples in all rounds.
+        updates: the rounds, oldest first.
+        model: the network, or None.
+        search: the search for sparse directions; None is the default.
+        batch_size: the number of samples that the client trained on in each round, or None.
+        seconds: time budget; None for none.
+        generator: source of randomness; None is a generator with seed 0.
+        progress: called after every round of the search.
+    """
+    tensors = joined_tensors(layer, updates)
+    shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
+    deadline = None if seconds is None else time.monotonic() + seconds
+
+    def solve(search: Search | None, following: list[Following] | None, share: float) -> Inversion:
+        return invert(
+            *tensors,
+            following=following,
+            search=search,
+            generator=torch.Generator().manual_seed(0) if generator is None else generator,
+            dropout=layer.dropout,
+            seconds=None if deadline is None else max(0.1, share * (deadline - time.monotonic())),
+            progress=None if progress is None else (lambda state: progress(shown, state)),
+        )
+
+    try:
+        following = _rests(layer, updates, model)
+        if layer.equations and following is None:
+            return _nothing(len(updates), "the rest of the network could not be computed in every round")
+        found = solve(search, following if layer.equations else None, 1.0 if following is None else 0.5)
+        if following is not None and not layer.equations and search is None and not bool(found.certified.all()):
+            more = solve(None, following, 1.0)
+            found = more if int(more.certified.sum()) > int(found.certified.sum()) else found
+    except SpearError as error:
+        return _nothing(len(updates), str(error))
+    if found.factors is None or not bool(found.certified.any() or found.fits.any()):
+        return _nothing(len(updates), found.stats.stopped, found.batch_size)
+    present = contributions(found, len(updates))
+    audited = _judge(layer, found, present, updates, model, batch_size)
+    known_from = _known_from(layer, found, audited, present, updates, following if _by_network(found) else None)
+    return Joined(audited, present, known_from, found.batch_size, found.stats.stopped)
+
+
+def joined_tensors(layer: Layer, updates: Sequence[ClientUpdate]) -> LayerTensors:
+    """Return gradients and weights of a layer in all rounds, one below the other."""
+    gradients = torch.cat([each.gradients[layer.weight] for each in updates])
+    weights = torch.cat([each.weights[layer.weight] for each in updates])
+    if layer.bias is None:
+        return gradients, None, weights, None
+    bias_gradients = torch.cat([each.gradients[layer.bias] for each in updates])
+    return gradients, bias_gradients, weights, torch.cat([each.weights[layer.bias] for each in updates])
+
+
+def _rests(layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | None) -> list[Following] | None:
+    """Return the rest of the network in every round; None if it is not known, or has no known loss.
+
+    The signals of different rounds can only be compared if all gradients have the scale of the same loss.
+    """
+    scaled = all(each.kind == "gradients" or each.lr is not None for each in updates)
+    if model is None or not scaled:
+        return None
+    try:
+        following = [Following.of_model(as_sent(model, each), each, layer) for each in updates]
+    except OptionError:
+        return None
+    return following if all(each.loss is not None for each in following) else None
+
+
+def _by_network(found: Inversion) -> bool:
+    return found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
+
+
+def _nothing(rounds: int, outcome: str, samples: int | None = None) -> Joined:
+    return Joined(None, torch.zeros(0, rounds, dtype=torch.bool), [], samples, outcome)
+
+
+def contributions(found: Inversion, rounds: int) -> Bool[Tensor, "k T"]:
+    """Return to which rounds each input contributes: where its signal L_t q exceeds the noise."""
+    present = torch.ones(len(found.inputs), rounds, dtype=torch.bool)
+    if found.factors is None or not len(found.directions):
+        return present
+    factors, directions = found.factors, found.directions.to(found.factors.left)
+    signals = (directions @ factors.left.T).reshape(len(directions), rounds, -1)
+    strength = torch.linalg.vector_norm(signals, dim=2)
+    spread = torch.linalg.vector_norm(directions / factors.singular_values, dim=1, keepdim=True)
+    noise = torch.linalg.vector_norm(factors.row_noise.reshape(rounds, -1), dim=1) * spread
+    least = torch.maximum(SIGMAS * noise, CONTRIBUTES * strength.amax(1, keepdim=True))
+    present[: len(directions)] = (strength > least).cpu()
+    return present
+
+
+def _judge(
+    layer: Layer,
+    found: Inversion,
+    present: Bool[Tensor, "k T"],
+    updates: Sequence[ClientUpdate],
+    model: nn.Module | None,
+    batch_size: int | None,
+) -> LayerAudit:
+    """Judge every input in each round to which it contributes, and keep the strongest claim."""
+    claims = [Claim(Kind.NONE, float("inf"), float("nan"), "the input contributes to no round")] * len(found.inputs)
+    labels = torch.full((len(found.inputs),), -1)
+    for index, update in enumerate(updates):
+        rows = torch.nonzero(present[: len(found.directions), index])[:, 0]
+        part = LayerAudit(layer, True, layer.reason, _in_round(found, rows, index, len(updates)))
+        judged = judge_in_round(part, update, model, batch_size)
+        for row, claim in zip(rows.tolist(), judged.claims, strict=False):
+            claims[row] = stronger(claims[row], claim)
+        if judged.labels is not None:
+            named = judged.labels.cpu() >= 0
+            labels[rows[named]] = judged.labels.cpu()[named]
+    known = labels if bool((labels >= 0).any()) else None
+    return LayerAudit(layer, True, f"{layer.reason}; {found.stats.stopped}", found, known, tuple(claims))
+
+
+def _in_round(found: Inversion, rows: Tensor, index: int, rounds: int) -> Inversion:
+    """Return the part of an inversion of joined rounds that belongs to one round."""
+    factors = found.factors
+    if factors is None:
+        raise ValueError("the inversion has no factors")
+    own = slice(index * len(factors.left) // rounds, (index + 1) * len(factors.left) // rounds)
+    rows = rows.to(found.inputs.device)
+    directions = found.directions[rows]
+    size = torch.linalg.vector_norm(directions.to(factors.left) @ factors.left[own].T, dim=1, keepdim=True)
+    return replace(
+        found,
+        inputs=found.inputs[rows],
+        certified=found.certified[rows],
+        directions=directions / size.clamp_min(torch.finfo(size.dtype).tiny).to(directions),
+        evidence=None if found.evidence is None else found.evidence.rows(rows),
+        zeros=found.zeros[rows],
+        fits=found.fits[rows],
+        batch_size=len(rows) + found.batch_size - len(found.inputs),
+        factors=replace(
+            factors,
+            left=factors.left[own],
+            row_noise=factors.row_noise[own],
+            live=factors.live[own],
+            row_norms=factors.row_norms[own],
+        ),
+    )
+
+
+def _known_from(
+    layer: Layer,
+    found: Inversion,
+    audited: LayerAudit,
+    present: Bool[Tensor, "k T"],
+    updates: Sequence[ClientUpdate],
+    following: list[Following] | None,
+) -> list[int]:
+    """Return for each input how many rounds, from the oldest on, prove it.
+
+    The certificate is computed for the rounds so far, with the recovered inputs instead of a search.
+    """
+    known = [len(updates)] * len(found.inputs)
+    labels = torch.zeros(len(found.inputs), dtype=torch.long) if audited.labels is None else audited.labels
+    for count in range(len(updates) - 1, 0, -1):
+        rows = torch.nonzero(present[:, :count].any(1))[:, 0].to(found.inputs.device)
+        if not len(rows):
+            break
+        suggested = Suggested(found.inputs[rows], labels.to(rows.device)[rows].clamp_min(0))
+        try:
+            earlier = invert(
+                *joined_tensors(layer, updates[:count]),
+                following=None if following is None else following[:count],
+                search=suggested,
+                dropout=layer.dropout,
+            )
+        except SpearError:  # the rounds so far do not show a clear rank
+            break
+        proved = same_inputs(found.inputs, earlier.inputs[earlier.certified]).any(1)
+        if not bool(proved.any()):
+            break
+        for row in torch.nonzero(proved)[:, 0].tolist():
+            known[row] = count
+    return known
+
+
+def same_inputs(first: Float[Tensor, "k n"], second: Float[Tensor, "j n"]) -> Bool[Tensor, "k j"]:
+    """Return which pairs of inputs are the same sample."""
+    if not len(first) or not len(second):
+        return torch.zeros(len(first), len(second), dtype=torch.bool)
+    distances = torch.cdist(first.double(), second.double().to(first.device))
+    return (distances <= SAME * torch.linalg.vector_norm(first.double(), dim=1, keepdim=True)).cpu()
+
+
+def stronger(first: Claim, second: Claim) -> Claim:
+    """Return the stronger of two claims about one input, or the one with the smaller error."""
+    order = list(Kind)
+    return min(first, second, key=lambda each: (order.index(each.kind), each.error))

@@ -1,0 +1,339 @@
+"""Audit several rounds of one client: every round alone, then all rounds joined, then what both gave together."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from spearpp.auditing.history import History, RoundSummary
+from spearpp.auditing.joined import Joined, join_rounds, same_inputs, stronger
+from spearpp.auditing.judge import replay_all
+from spearpp.auditing.memory import INVERTED
+from spearpp.auditing.plan import Plan, make_plan
+from spearpp.auditing.replay import Replay
+from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
+from spearpp.auditing.run import Budget
+from spearpp.auditing.wording import Context, caveats, summary
+from spearpp.errors import DataError, OptionError
+from spearpp.inversion.result import Inversion, Progress
+from spearpp.model import Layer
+from spearpp.search import Search
+from spearpp.update import ClientUpdate
+from spearpp.update.lazy import tensor_specs
+
+ALONE = 0.4
+"""Share of the time budget for the single rounds. Design choice: single rounds that give nothing end early, and the
+joined rounds are the larger problem."""
+
+
+def check_rounds(updates: Sequence[ClientUpdate]) -> None:
+    """Check that updates can be rounds of one client.
+
+    Raises:
+        OptionError: if there is no update, or an element is not an update.
+        DataError: if the updates belong to different models, or are sums of several clients.
+    """
+    if not updates:
+        raise OptionError("no update is given: expected at least one round")
+    for number, each in enumerate(updates, start=1):
+        if not isinstance(each, ClientUpdate):
+            raise OptionError(f"round {number} is a {type(each).__name__}: expected a spearpp.ClientUpdate")
+        if _shapes(each) != _shapes(updates[0]):
+            raise DataError(f"round {number} has other parameters or shapes than round 1: is it another model?")
+        if each.clients > 1:
+            raise DataError(f"round {number} is the sum of {each.clients} clients: rounds of one client are needed")
+
+
+def _shapes(update: ClientUpdate) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(each.shape) for name, each in tensor_specs(update.weights).items()}
+
+
+def first_layer(plans: Sequence[Plan]) -> Layer | None:
+    """Return the layer whose inputs are the same in all rounds, or None if there is none.
+
+    This is a layer that sees the inputs of the model, or a layer behind weights that do not change between the rounds.
+    """
+    names = [{layer.name for layer in plan.feasible} for plan in plans]
+    for layer in plans[-1].feasible:
+        if all(layer.name in each for each in names) and (layer.sees != "features" or _is_first(layer, plans)):
+            return layer
+    return None
+
+
+def _is_first(layer: Layer, plans: Sequence[Plan]) -> bool:
+    """Return whether all weights that come before the layer are equal in all rounds."""
+    weights = [plan.update.weights for plan in plans]
+    before = list(weights[0])[: list(weights[0]).index(layer.weight)]
+    return all(torch.equal(weights[0][name], each[name]) for each in weights[1:] for name in before)
+
+
+def choose_rounds(layer: Layer, updates: Sequence[ClientUpdate], memory: int | None) -> list[int]:
+    """Return the rounds that fit into memory: those whose weights differ most from each other, the last one included.
+
+    Rounds with nearly equal weights have nearly equal gradients and add little.
+    """
+    most = len(updates)
+    if memory is not None:
+        most = max(1, memory // (INVERTED * layer.neurons * layer.features))
+    if most >= len(updates):
+        return list(range(len(updates)))
+    weights = torch.stack([each.weights[layer.weight].flatten().float() for each in updates])
+    distances = torch.cdist(weights, weights)
+    chosen = [len(updates) - 1]
+    while len(chosen) < most:
+        nearest = distances[:, chosen].amin(1)
+        nearest[chosen] = -1.0
+        chosen.append(int(nearest.argmax()))
+    return sorted(chosen)
+
+
+def audit_rounds(
+    updates: Sequence[ClientUpdate],
+    model: nn.Module | None,
+    audit_one: Callable[[ClientUpdate, float | None], AuditResult],
+    *,
+    names: Sequence[str] | None = None,
+    budget: float | None = None,
+    memory: int | None = None,
+    search: Search | None = None,
+    batch_size: int | None = None,
+    generator: torch.Generator,
+    progress: Callable[[Layer, Progress], None] | None = None,
+) -> AuditResult:
+    """Audit several rounds of one client. See ``spearpp.audit`` for the arguments.
+
+    Args:
+        updates: the rounds, oldest first, each with the weights that it started from.
+        model: the network, or None.
+        audit_one: audits one round within a number of seconds.
+        names: names of the rounds; None numbers them from 1.
+        budget: seconds for everything together.
+        memory: bytes that the work on one layer may take. It limits the number of rounds that are joined.
+        search: the search for layers that a ReLU follows.
+        batch_size: the number of samples that the client trained on in each round, if it is known.
+        generator: source of randomness.
+        progress: called after every round of a search.
+    """
+    check_rounds(updates)
+    began = time.monotonic()
+    clock = Budget(None if budget is None else ALONE * budget, began)
+    alone: list[AuditResult] = []
+    for index, update in enumerate(updates):
+        alone.append(audit_one(update, clock.share(len(updates) - index)))
+        if alone[-1].interrupted:
+            break
+    interrupted = alone[-1].interrupted
+    plans = [make_plan(each, model, memory) for each in updates]
+    layer = first_layer(plans)
+    used: list[int] = []
+    joined: Joined | None = None
+    outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, alone, len(updates))
+    if layer is not None and not outcome:
+        used = choose_rounds(layer, [plan.update for plan in plans], memory)
+        joined = join_rounds(
+            layer,
+            [plans[index].update for index in used],
+            model,
+            search=search,
+            batch_size=batch_size,
+            seconds=Budget(budget, began).share(1),
+            generator=generator,
+            progress=progress,
+        )
+        outcome = joined.outcome
+    union = None if layer is None else unite(layer, alone, joined, used)
+    audits = _layers(alone[-1], union)
+    replayed = _replay_last(union, updates, model) or alone[-1].replay
+    history = _history(alone, names, layer, joined, used, outcome, union)
+    verdict = _verdict(alone, audits)
+    context = Context(
+        verdict=verdict,
+        audits=audits,
+        update=updates[-1],
+        model_given=model is not None,
+        replayable=model is not None,
+        batch_size=batch_size,
+        decay=plans[-1].decay,
+        whole_replay=replayed,
+        training_estimate=None,
+        interrupted=interrupted,
+        replay_skipped_because=None,
+    )
+    return AuditResult(
+        verdict=verdict,
+        summary=summary(context, time.monotonic() - began) + history.sentence,
+        layers=audits,
+        findings=[
+            replace(finding, message=f"round {title}: {finding.message}")
+            for title, each in zip((each.name for each in history.rounds), alone, strict=True)
+            for finding in each.findings
+        ],
+        caveats=[*caveats(context), *_caveats(history)],
+        interrupted=interrupted,
+        replay=replayed,
+        seconds=time.monotonic() - began,
+        budget=budget,
+        history=history,
+    )
+
+
+def _verdict(alone: list[AuditResult], audits: list[LayerAudit]) -> Verdict:
+    if best_of(audits) is not None:
+        return Verdict.LEAKS
+    tried = any(each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
+    return Verdict.NOT_FOUND if tried else Verdict.NOT_APPLICABLE
+
+
+def _why_not_joined(layer: Layer | None, alone: list[AuditResult], rounds: int) -> str:
+    """Return why joining the rounds cannot give more than the single rounds; an empty string if it may."""
+    if rounds < 2:
+        return "there is only one round"
+    if layer is None:
+        return "no layer that can be inverted sees the same inputs in every round"
+    found = [_of_layer(each, layer) for each in alone]
+    if all(each is not None and each.inversion is not None and _complete(each.inversion) for each in found):
+        return "every round alone gave all of its samples"
+    return ""
+
+
+def _complete(found: Inversion) -> bool:
+    return 0 < int(found.certified.sum()) == found.batch_size
+
+
+def _of_layer(result: AuditResult, layer: Layer) -> LayerAudit | None:
+    return next((each for each in result.layers if each.layer.name == layer.name), None)
+
+
+@dataclass(frozen=True, eq=False)
+class Union:
+    """All inputs of one layer that single rounds or the joined rounds gave, without repetitions."""
+
+    audited: LayerAudit
+    present: list[set[int]]
+    """For each input, the rounds to which it contributes."""
+    known_from: list[int]
+    """For each input, the first round after which the rounds so far prove it."""
+
+
+def unite(layer: Layer, alone: list[AuditResult], joined: Joined | None, used: list[int]) -> Union | None:
+    """Combine the inputs of the joined rounds with those that only a single round gave.
+
+    Args:
+        layer: the layer.
+        alone: the audit of every round alone.
+        joined: what the joined rounds gave, or None.
+        used: indices of the rounds that were joined.
+    """
+    union = None
+    if joined is not None and joined.audited is not None:
+        present = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in joined.present]
+        union = Union(joined.audited, present, [used[count - 1] for count in joined.known_from])
+    for index, result in enumerate(alone):
+        single = _of_layer(result, layer)
+        if single is not None and single.inversion is not None and bool(single.held.any()):
+            union = _added(union, single, single.inversion, index)
+    return union
+
+
+def _added(union: Union | None, single: LayerAudit, found: Inversion, index: int) -> Union:
+    """Add the recovered inputs of one round."""
+    if union is None or union.audited.inversion is None:
+        rows = len(found.inputs)
+        return Union(single, [{index} for _ in range(rows)], [index] * rows)
+    base, claims = union.audited.inversion, list(union.audited.claims)
+    present, known = [set(each) for each in union.present], list(union.known_from)
+    labels = [-1] * len(claims) if union.audited.labels is None else union.audited.labels.tolist()
+    same = same_inputs(found.inputs, base.inputs)
+    new = []
+    for row in torch.nonzero(single.held)[:, 0].tolist():
+        matches = torch.nonzero(same[row])[:, 0].tolist()
+        for match in matches[:1]:
+            present[match].add(index)
+            known[match] = min(known[match], index)
+            claims[match] = stronger(claims[match], single.claims[row])
+        if not matches:
+            new.append(row)
+    chosen = torch.tensor(new, dtype=torch.long, device=found.inputs.device)
+    certified = torch.tensor([single.claims[row].certified for row in new], dtype=torch.bool, device=chosen.device)
+    inputs = torch.cat([base.inputs, found.inputs[chosen].to(base.inputs)])
+    inversion = replace(
+        base,
+        inputs=inputs,
+        certified=torch.cat([base.certified, certified]),
+        fits=torch.cat([base.fits, torch.ones_like(certified)]),
+        batch_size=max(base.batch_size, found.batch_size, len(inputs)),
+        evidence=None if new else base.evidence,
+    )
+    labels += [-1 if single.labels is None else int(single.labels[row]) for row in new]
+    audited = replace(
+        union.audited,
+        inversion=inversion,
+        claims=(*claims, *(single.claims[row] for row in new)),
+        labels=torch.tensor(labels) if max(labels, default=-1) >= 0 else None,
+    )
+    return Union(audited, [*present, *({index} for _ in new)], [*known, *([index] * len(new))])
+
+
+def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
+    """Return the layers of the last round, with the inputs of all rounds in the layer that was joined."""
+    if union is None:
+        return last.layers
+    return [union.audited if each.layer.name == union.audited.layer.name else each for each in last.layers]
+
+
+def _replay_last(union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None) -> Replay | None:
+    """Replay the last round from all inputs that contribute to it; None if inputs or labels are missing."""
+    found = None if union is None else union.audited.inversion
+    if union is None or found is None or len(found.inputs) < found.batch_size or union.audited.labels is None:
+        return None
+    rows = torch.tensor([len(updates) - 1 in each for each in union.present], dtype=torch.bool)
+    kept = rows.to(found.inputs.device)
+    part = replace(found, inputs=found.inputs[kept], certified=found.certified[kept], batch_size=int(rows.sum()))
+    audited = replace(union.audited, inversion=part, labels=union.audited.labels[rows.to(union.audited.labels.device)])
+    return replay_all([audited], updates[-1], model)
+
+
+def _history(
+    alone: list[AuditResult],
+    names: Sequence[str] | None,
+    layer: Layer | None,
+    joined: Joined | None,
+    used: list[int],
+    outcome: str,
+    union: Union | None,
+) -> History:
+    """Return what the rounds gave, alone and together."""
+    titles = [str(number) for number in range(1, len(alone) + 1)] if names is None else list(names)[: len(alone)]
+    rounds = [
+        RoundSummary(title, str(each.verdict), _samples(each, layer), len(each.inputs))
+        for title, each in zip(titles, alone, strict=True)
+    ]
+    rows = [] if union is None else torch.nonzero(union.audited.held)[:, 0].tolist()
+    return History(
+        rounds=tuple(rounds),
+        joined=tuple(used),
+        samples=None if joined is None else joined.samples,
+        outcome=outcome,
+        present=tuple(tuple(sorted(union.present[row])) for row in rows if union is not None),
+        known_from=tuple(union.known_from[row] for row in rows if union is not None),
+    )
+
+
+def _samples(result: AuditResult, layer: Layer | None) -> int | None:
+    audited = None if layer is None else _of_layer(result, layer)
+    return None if audited is None else audited.batch_size
+
+
+def _caveats(history: History) -> list[str]:
+    """Return what a reader of the verdict over several rounds must also know."""
+    sentences = []
+    if history.joined and len(history.joined) < len(history.rounds):
+        names = ", ".join(history.rounds[index].name for index in history.joined)
+        sentences.append(f"Memory allowed to join {len(history.joined)} of {len(history.rounds)} rounds: {names}.")
+    if not history.joined and len(history.rounds) > 1:
+        sentences.append(f"The rounds were not joined: {history.outcome}.")
+    elif not history.known_from:
+        sentences.append(f"The joined rounds gave no input: {history.outcome}.")
+    return sentences
