@@ -5,7 +5,8 @@
     make bench NAME=rounds ARGS="--rows relu1000 --device cuda"
 
 The data are CIFAR-10 test images (SPEARPP_DATA). Each client has its own seed (1000, 1001, …) and a fresh
-3072-m-…-10 network. In every round the server subtracts 0.1 times the client's gradient from the weights. A client is
+3072-m-…-10 network. After every round the server subtracts 0.1 times the client's gradient from the weights, or takes
+the weights of a client with local steps. A client is
 exact if every sample that its row asks for is certified by the joined rounds. A certified input is wrong if it is
 farther than three times its stated error from every sample.
 """
@@ -114,7 +115,8 @@ def attack(
         Batch(samples.inputs[rows].to(device), samples.labels[rows].to(device), samples.normalisation)
         for rows in rounds
     ]
-    updates = simulate.play_rounds(model, setting.client, batches, rate=RATE)
+    rate = setting.client.rate if isinstance(setting.client, simulate.FedAvg) else RATE
+    updates = simulate.play_rounds(model, setting.client, batches, rate=rate)
     began = time.perf_counter()
     joined = audit(updates, model, setting.seconds)
     return samples, rounds, joined, time.perf_counter() - began

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.judge import judge_in_round
+from spearpp.auditing.judge import is_one_step, judge_in_round
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.errors import OptionError, SpearError
@@ -86,6 +86,8 @@ def join_rounds(
             search=search,
             generator=torch.Generator().manual_seed(0) if generator is None else generator,
             dropout=layer.dropout,
+            one_step=all(is_one_step(each) for each in updates),
+            rounds=len(updates),
             seconds=None if deadline is None else max(0.1, share * (deadline - time.monotonic())),
             progress=None if progress is None else (lambda state: progress(shown, state)),
         )
@@ -94,7 +96,8 @@ def join_rounds(
         following = _rests(layer, updates, model)
         if layer.equations and following is None:
             return _nothing(len(updates), "the rest of the network could not be computed in every round")
-        found = solve(search, following if layer.equations else None, 1.0 if following is None else 0.5)
+        alone = layer.equations or following is None
+        found = solve(search, following if layer.equations else None, 1.0 if alone else 0.5)
         if following is not None and not layer.equations and search is None and not bool(found.certified.all()):
             more = solve(None, following, 1.0)
             found = more if int(more.certified.sum()) > int(found.certified.sum()) else found
@@ -164,18 +167,33 @@ def _judge(
     model: nn.Module | None,
     batch_size: int | None,
 ) -> LayerAudit:
-    """Judge every input in each round to which it contributes, and keep the strongest claim."""
-    claims = [Claim(Kind.NONE, float("inf"), float("nan"), "the input contributes to no round")] * len(found.inputs)
+    """Judge every input in each round to which it contributes.
+
+    If the joined rounds certify an input, its strongest claim counts. An input that they do not certify counts only if
+    each of at least two rounds proves it, and its weakest claim counts.
+    """
+    nowhere = Claim(Kind.NONE, float("inf"), float("nan"), "fewer than two rounds say anything about the input")
+    collected: list[list[Claim]] = [[] for _ in range(len(found.inputs))]
     labels = torch.full((len(found.inputs),), -1)
     for index, update in enumerate(updates):
-        rows = torch.nonzero(present[: len(found.directions), index])[:, 0]
-        part = LayerAudit(layer, True, layer.reason, _in_round(found, rows, index, len(updates)))
+        takes_part = present[: len(found.directions), index]
+        wrong = ~found.fits[: len(found.directions)].cpu()  # their errors may be in all other inputs
+        rows = torch.nonzero(takes_part | wrong)[:, 0]
+        missing = found.batch_size - len(found.inputs)
+        own = replace(_in_round(found, rows, index, len(updates)), batch_size=int(takes_part.sum()) + missing)
+        part = LayerAudit(layer, True, layer.reason, own)
         judged = judge_in_round(part, update, model, batch_size)
         for row, claim in zip(rows.tolist(), judged.claims, strict=False):
-            claims[row] = stronger(claims[row], claim)
+            if bool(takes_part[row]):
+                collected[row].append(claim)
         if judged.labels is not None:
             named = judged.labels.cpu() >= 0
             labels[rows[named]] = judged.labels.cpu()[named]
+    held = torch.zeros(len(found.inputs)).bool() if found.evidence is None else found.evidence.consistent.cpu()
+    claims = [
+        strongest(each) if certain and each else weakest(each) if len(each) > 1 else nowhere
+        for each, certain in zip(collected, held.tolist(), strict=True)
+    ]
     known = labels if bool((labels >= 0).any()) else None
     return LayerAudit(layer, True, f"{layer.reason}; {found.stats.stopped}", found, known, tuple(claims))
 
@@ -197,7 +215,6 @@ def _in_round(found: Inversion, rows: Tensor, index: int, rounds: int) -> Invers
         evidence=None if found.evidence is None else found.evidence.rows(rows),
         zeros=found.zeros[rows],
         fits=found.fits[rows],
-        batch_size=len(rows) + found.batch_size - len(found.inputs),
         factors=replace(
             factors,
             left=factors.left[own],
@@ -233,6 +250,8 @@ def _known_from(
                 following=None if following is None else following[:count],
                 search=suggested,
                 dropout=layer.dropout,
+                one_step=all(is_one_step(each) for each in updates),
+                rounds=count,
             )
         except SpearError:  # the rounds so far do not show a clear rank
             break
@@ -252,7 +271,15 @@ def same_inputs(first: Float[Tensor, "k n"], second: Float[Tensor, "j n"]) -> Bo
     return (distances <= SAME * torch.linalg.vector_norm(first.double(), dim=1, keepdim=True)).cpu()
 
 
-def stronger(first: Claim, second: Claim) -> Claim:
-    """Return the stronger of two claims about one input, or the one with the smaller error."""
-    order = list(Kind)
-    return min(first, second, key=lambda each: (order.index(each.kind), each.error))
+def strongest(claims: Sequence[Claim]) -> Claim:
+    """Return the strongest claim about one input, or the one with the smallest error."""
+    return min(claims, key=_strength)
+
+
+def weakest(claims: Sequence[Claim]) -> Claim:
+    """Return the weakest claim about one input, or the one with the largest error."""
+    return max(claims, key=_strength)
+
+
+def _strength(claim: Claim) -> tuple[int, float]:
+    return list(Kind).index(claim.kind), claim.error

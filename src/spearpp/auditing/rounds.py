@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from spearpp.auditing.history import History, RoundSummary
-from spearpp.auditing.joined import Joined, join_rounds, same_inputs, stronger
+from spearpp.auditing.joined import Joined, join_rounds, same_inputs, strongest
 from spearpp.auditing.judge import replay_all
 from spearpp.auditing.memory import INVERTED
 from spearpp.auditing.plan import Plan, make_plan
@@ -252,7 +252,7 @@ def _added(union: Union | None, single: LayerAudit, found: Inversion, index: int
         for match in matches[:1]:
             present[match].add(index)
             known[match] = min(known[match], index)
-            claims[match] = stronger(claims[match], single.claims[row])
+            claims[match] = strongest([claims[match], single.claims[row]])
         if not matches:
             new.append(row)
     chosen = torch.tensor(new, dtype=torch.long, device=found.inputs.device)

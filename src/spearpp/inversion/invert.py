@@ -37,6 +37,8 @@ def invert(
     batch_size: int | None = None,
     generator: torch.Generator | None = None,
     dropout: bool = False,
+    one_step: bool = False,
+    rounds: int = 1,
     seconds: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Inversion:
@@ -80,6 +82,9 @@ def invert(
             does not show a clear rank. A clear rank may be smaller: samples may repeat or activate no neuron.
         generator: source of randomness; None is a generator with seed 0.
         dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
+        one_step: whether the gradient is known to come from one step and not from local training.
+        rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
+            from some of them.
         seconds: wall-clock budget of the search, checked after every round; None for none.
         progress: called after every round.
 
@@ -100,6 +105,8 @@ def invert(
     if search is None:
         search = Gated() if following is None else Equations()
     _check_arguments(search, generator, seconds)
+    if rounds < 1 or len(grad_weight) % rounds:
+        raise OptionError(f"rounds={rounds}: {len(grad_weight)} rows cannot be divided into as many equal parts")
     batch_size = _whole_number(batch_size)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     clock = Clock()
@@ -107,10 +114,11 @@ def invert(
         seen = observe(grad_weight, grad_bias, weight, bias)
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
         reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations)
-        problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs, dropout=dropout)
+        problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs)
+        problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
         if following is not None and problem.batch_size > 1:
-            rounds = [following] if isinstance(following, Following) else following
-            problem = replace(problem, network=network_equations(rounds, problem.factors, seen))
+            rests = [following] if isinstance(following, Following) else following
+            problem = replace(problem, network=network_equations(rests, problem.factors, seen))
     if problem.batch_size == 0:
         return _nothing(problem, reading.why, clock)
     problem = search.place(problem)

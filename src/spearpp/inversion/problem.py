@@ -33,6 +33,10 @@ class Problem:
     """Equations from the gradient of the next layer; None if it was not given or cannot be used."""
     dropout: bool = False
     """Whether Dropout follows the ReLU: active neurons may then have no gradient."""
+    one_step: bool = False
+    """Whether the gradient is known to come from one step, so that no neuron can have moved in between."""
+    rounds: int = 1
+    """Number of rounds of one client whose rows form the layer, one below the other."""
     outputs: FewOutputs | None = None
     """Equations from the weights of a next layer with few outputs, if ``next_layer`` is None."""
     network: Network | None = None

@@ -18,7 +18,8 @@ that x̂_i leaves inactive must be the neurons where L q_i is zero. For every in
 of neuron k for input i changes by η Ĝ_k·x̂_i in total, and by at most about η ‖Ĝ_k‖ ‖x̂_i‖ on the way. η is one number
 for the batch: the smallest that lets every inactive neuron with a gradient have fired at some time. η is zero for a
 single gradient. Neurons that may have moved count neither for nor against an input. A wrong input has conflicts at all
-sizes of z, so nothing is left that could count for it.
+sizes of z, so nothing is left that could count for it. If the gradient is known to come from one step
+(``Problem.one_step``), η is zero, and an input with a conflict is wrong.
 
 **Heavier noise.** With networks that fit their data, an inactive neuron may have a gradient of several times the bound,
 most likely because samples whose gradient is below the noise add an error of low rank. Up to four times the bound
@@ -30,6 +31,11 @@ the observed gradient by no more than noise.
 **Dropout** after the ReLU sets further entries of a column to zero. ``Problem.dropout`` says whether the model does
 this. Firing neurons without a gradient then count neither for nor against an input, and inactive neurons without a
 gradient count by how rarely as many lie among the zeros of a column by chance (``coins``).
+
+**Several rounds.** If the rows belong to several rounds (``Problem.rounds``), a sample may be absent from some of them:
+its column is zero in all rows of such a round. These rows count neither for nor against the input. They do use up
+zeros that exist by construction: of the b-1 independent zeros of a vertex, as many lie in the rows of absent rounds as
+these rows have rank, and only the others can lie among the neurons that count.
 
 The evidence of one layer cannot tell one sample from several samples that activate the same neurons and have
 proportional signals: they are recovered as their weighted mean.
@@ -63,6 +69,9 @@ design choice."""
 RESIDUAL = 3.0
 """Largest ratio of the difference between the rebuilt and the observed gradient to the noise. A design choice: the
 ratio is 1 for noise alone."""
+RANK = 1e-4
+"""Smallest singular value, relative to the largest, that counts for the rank of the rows of absent rounds. A design
+choice: far above the noise of float32 gradients. A rank that is too small asks for more evidence than necessary."""
 
 
 def certify(problem: Problem, chosen: Selection) -> Evidence:
@@ -118,6 +127,8 @@ class _Compared:
     """Neurons that clearly fire for x̂_i and whose gradient is zero."""
     allowed: Int[Tensor, "*u k"]
     """How many hidden neurons noise explains."""
+    free: Int[Tensor, "*u k"]
+    """How many neurons agree by construction: b-1, without those in rounds from which the sample is absent."""
     error: Float[Tensor, "*u k"]
     share: Float[Tensor, "*u k"]
     residual: Float[Tensor, "*u"]
@@ -138,7 +149,7 @@ class _Compared:
             return rebuilt
         # η is the best of as many values as there are conflicts.
         choices = batch_size * max(1, int(self.moved.sum()))
-        beyond_chance = self.agreeing - (batch_size - 1) >= math.log2(choices / RARE)
+        beyond_chance = self.agreeing - self.free >= math.log2(choices / RARE)
         return (self.hidden <= self.allowed) & beyond_chance & (self.chance <= RARE) & rebuilt
 
     def evidence(self, line: Bool[Tensor, "k"], apart: Float[Tensor, "k"], batch_size: int) -> Evidence:
@@ -175,6 +186,11 @@ def _compare(
     level = neurons.clamp_min(1).to(z).rsqrt()[..., None]
     zeros = values.abs() <= bound
     clear = live & (bound <= CLEAR * level)
+    free = torch.full_like(zeros.sum(-1), problem.batch_size - 1)
+    if problem.rounds > 1 and not problem.dropout:
+        absent = _absent_rounds(zeros | ~live, problem.rounds)
+        clear &= ~absent.repeat_interleave(zeros.shape[-1] // problem.rounds, dim=-1)
+        free -= _ranks_of_rounds(factors.left, absent)
     fires = z > 0
     excess = torch.where(clear & (z.abs() > slack) & ~fires, values.abs() / bound, 1.0)
     near = (excess <= HEAVIER) & (values.abs() <= CLEAR * level)
@@ -183,7 +199,7 @@ def _compare(
     size = torch.linalg.vector_norm(signed * factors.singular_values[..., None, :], dim=-1)  # ‖Rᵀp‖
     reach = size[..., None] * factors.row_norms[..., None, :]
     moved_by = (z.abs() - slack) / reach
-    drift = torch.where(conflict, moved_by, 0.0).amax((-2, -1))
+    drift = torch.where(conflict, moved_by, 0.0).amax((-2, -1)) * (not problem.one_step)
     # Local steps that switched neurons on switched others off, before the only step that their sample took part in.
     # One such neuron of an input may be a small gradient by chance.
     farthest = OFF * drift[..., None, None]
@@ -210,12 +226,15 @@ def _compare(
     if problem.dropout:
         agreeing = coins(neurons, silent.sum(-1), (told & ~fires & zeros).sum(-1), problem.batch_size - 1).long()
         agreeing, hidden = agreeing + problem.batch_size - 1, torch.zeros_like(hidden)
+    if problem.one_step:
+        agreeing = torch.where(conflict.any(-1), 0, agreeing)
     return _Compared(
         zeros=silent.sum(-1),
         chance=chance_of_zeros(silent.sum(-1), bound / level, live, problem.batch_size),
         agreeing=agreeing + _dead_evidence(live, z, slack),
         moved=conflict.sum(-1),
         hidden=hidden,
+        free=free,
         allowed=most_by_chance(hiding),
         error=spread / (size / columns**0.5),
         share=weight / weight.sum(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny),
@@ -225,6 +244,21 @@ def _compare(
         drift=drift,
         silent=silent & clearly_silent,
     )
+
+
+def _absent_rounds(zeros: Bool[Tensor, "k m"], rounds: int) -> Bool[Tensor, "k T"]:
+    """Return from which rounds each sample is absent: its column is zero in all rows of the round."""
+    return zeros.reshape(len(zeros), rounds, -1).all(-1)
+
+
+def _ranks_of_rounds(left: Float[Tensor, "m b"], absent: Bool[Tensor, "k T"]) -> Int[Tensor, "k"]:
+    """Return for each sample the rank of the rows of L in the rounds from which it is absent."""
+    parts = left.reshape(absent.shape[1], -1, left.shape[1])
+    patterns, which = absent.unique(dim=0, return_inverse=True)
+    ranks = [
+        int(torch.linalg.matrix_rank(parts[each].flatten(0, 1), rtol=RANK)) if each.any() else 0 for each in patterns
+    ]
+    return torch.tensor(ranks, device=left.device)[which]
 
 
 def widened(slack: Tensor, drift: Tensor | float, reach: Tensor) -> Float[Tensor, "*u b m"]:
