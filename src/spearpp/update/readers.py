@@ -212,7 +212,9 @@ def _locate(tensor: Tensor, source: Source, entry_sizes: Mapping[int, int]) -> S
 
 
 def _named_tensors(content: object, source: Source) -> dict[str, Tensor]:
-    """Return the tensors of a loaded checkpoint: a state dict, a state dict inside of a dict, or a list."""
+    """Return the tensors of a loaded file: a state dict, a state dict inside of a dict, a list, or one tensor."""
+    if isinstance(content, Tensor):
+        return {"0": content}
     if isinstance(content, list | tuple) and all(isinstance(each, Tensor) for each in content):
         return {str(index): each for index, each in enumerate(content)}
     if isinstance(content, Mapping):
