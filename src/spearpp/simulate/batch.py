@@ -75,9 +75,9 @@ class Batch:
         """Load a batch that ``save`` wrote, or any file of tensors that contains ``inputs`` (or ``x``).
 
         A file that holds only one tensor, such as ``torch.save(x, path)`` writes, holds the inputs. The inputs are
-        those that were fed to the network, with one row per sample. Rows with two or three dimensions are images, channels
-        first. The tensors ``labels`` (or ``y``), ``mean`` and ``std`` are optional. ``mean`` and ``std`` hold one
-        number, one number per channel, or one number per column.
+        those that were fed to the network, with one row per sample. Rows with two or three dimensions are images,
+        channels first. The tensors ``labels`` (or ``y``), ``mean`` and ``std`` are optional. ``mean`` and ``std`` hold
+        one number, one number per channel, or one number per column.
 
         Raises:
             DataError: if the file does not hold a batch.
