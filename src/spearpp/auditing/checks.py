@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from spearpp.auditing.spectrum import Spectrum, quick_spectrum
-from spearpp.model import Layer
+from spearpp.model import Layer, check_types
 from spearpp.types import Float, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import Named, blocks, nonzero, tensor_specs
@@ -96,6 +96,7 @@ def inspect(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding
     Raises:
         SpearError: if a file of the update is damaged. The function reads all files completely.
     """
+    check_types(update, None)
     update.verify()
     found = [*_changes(update), *_format(update), *_scale(update)]
     if any(finding.level == "error" for finding in found):

@@ -26,7 +26,7 @@ from spearpp.cli.console import (
     uninterrupted,
 )
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
-from spearpp.cli.models import model_of
+from spearpp.cli.models import with_model
 from spearpp.errors import OptionError, ShapeError
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
@@ -85,7 +85,7 @@ def audit(
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
     redaction = options.one_of("--redact", redact, REDACTIONS)
-    network = model_of(model, received)
+    received, network = with_model(model, received)
     check_display(received, network, batch, display)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)

@@ -11,7 +11,7 @@ HINTS = (
     ("names that are not in the model", "both files must come from the same model: first BEFORE, then AFTER"),
     ("do not form a chain of Linear layers", "name your own class with --model pkg.mod:Net, or omit --model"),
     ("more than tensors", "save only the state dict: torch.save(model.state_dict(), path)"),
-    ("expected a file ending in", "save the update as .safetensors, .pt or .npz"),
+    ("expected a file ending in", "save the update as .safetensors, .pt, .npz or .npy"),
     ("No such file", "check the path. Relative paths start at the current folder"),
     ("no CIFAR-10 file", "the photographs need no file: --data photographs"),
     ("a folder of an audit", "spearpp audit --out DIR writes such a folder"),

@@ -10,9 +10,16 @@ from pathlib import Path
 from torch import nn
 
 from spearpp.errors import OptionError
+from spearpp.model import named_as
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
+
+
+def with_model(text: str, update: ClientUpdate) -> tuple[ClientUpdate, nn.Module | None]:
+    """Build the network that ``--model`` names, and give the update the parameter names of this network."""
+    model = model_of(text, update)
+    return named_as(update, model), model
 
 
 def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
@@ -87,21 +94,24 @@ class _Chain(nn.Module):
 def chain(update: ClientUpdate) -> nn.Module:
     """Build an MLP with the shapes of the update's weights, in the natural order of their names.
 
+    If the names are numbers, as those of a list are, the bias of a layer is the tensor after its weight.
+
     Raises:
         OptionError: If the weights do not form a chain of Linear layers.
     """
     weights = tensor_specs(update.weights)
     matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=_natural_order)
     layers, used = [], set(matrices)
+    numbered = all(name.isdecimal() for name in weights)
     for name in matrices:
         outputs, inputs = weights[name].shape
-        bias = name.removesuffix("weight") + "bias"
+        bias = str(int(name) + 1) if numbered else name.removesuffix("weight") + "bias"
         has_bias = bias in weights and weights[bias].shape == (outputs,)
         used |= {bias} if has_bias else set()
         layer = nn.Linear(inputs, outputs, bias=has_bias, dtype=weights[name].dtype, device=weights[name].device)
         layers.append((name.removesuffix("weight").rstrip("."), layer))
     connected = all(a.out_features == b.in_features for (_, a), (_, b) in pairwise(layers))
-    named = all(name.endswith("weight") for name in matrices)
+    named = numbered or all(name.endswith("weight") for name in matrices)
     if len(layers) < 2 or not connected or used != set(weights) or not named:
         raise OptionError(
             "--model mlp: the weights do not form a chain of Linear layers. Name your own factory, or use --model none"
