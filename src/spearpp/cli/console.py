@@ -15,7 +15,7 @@ from rich.table import Table
 
 from spearpp import Verdict
 from spearpp.auditing import LayerAudit
-from spearpp.auditing.checks import Finding
+from spearpp.auditing.numbers import Finding
 from spearpp.errors import DataError
 from spearpp.inversion.result import Progress as SearchProgress
 from spearpp.model import Layer
@@ -117,6 +117,7 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
     for index, layer in enumerate(layers):
         audited = None if audits is None else audits[index]
         samples = "-" if audited is None or audited.batch_size is None else str(audited.batch_size)
+        samples += " tokens" if samples != "-" and layer.tokens else ""
         exact = "-" if audited is None or audited.inversion is None else str(audited.recovered)
         outcome = layer.reason if audited is None else audited.reason
         columns = (str(layer.neurons), str(layer.features), layer.sees, samples, exact)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from torch import nn
 
 from spearpp.errors import DataError, OptionError, ShapeError
-from spearpp.model.checkpoint import assumed_networks, of_checkpoint
+from spearpp.model.checkpoint import AssumedNetwork, assumed_networks, of_checkpoint
 from spearpp.model.definition import by_definition, in_transformers
 from spearpp.model.graph import by_graph
 from spearpp.model.layer import Layer, Sees, layer_of
@@ -123,7 +123,18 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
                 shapes = f"shape {tuple(sent[name])} in the update and {tuple(own[name])} in the model"
                 raise ShapeError(f"{name} has {shapes}: is it another model?")
         found = _of_model(model)
+        if isinstance(model, AssumedNetwork):
+            found = [_assumed(layer) for layer in found]
     return [_check_gradient(layer, update) for layer in found]
+
+
+def _assumed(layer: Layer) -> Layer:
+    """Return a layer of a network whose activation function is an assumption."""
+    if not layer.qualifies:
+        return layer
+    proof = "the equations" if layer.equations else "a certificate"
+    reason = layer.reason.replace("its output goes to", "its output is assumed to go to", 1)
+    return replace(layer, assumed=True, reason=f"{reason}; {proof} can prove it")
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
