@@ -22,6 +22,7 @@ from spearpp.cli import main
 from spearpp.cli.models import chain
 from spearpp.cli.options import seconds
 from spearpp.errors import OptionError
+from spearpp.experiments.source import Source
 from spearpp.inversion.result import Progress
 from spearpp.simulate import Batch
 
@@ -527,3 +528,29 @@ def test_a_tensor_without_a_name_is_the_truth(simulated: Path, capsys: pytest.Ca
     torch.save({"weights": truth.inputs}, "odd.pt")
     assert main(["audit", update, "--model", "mlp", "--truth", "odd.pt"]) == 2
     assert '{"inputs": x}' in capsys.readouterr().err
+
+
+def test_tables_fit_into_a_hundred_columns_of_a_pipe(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    update = ClientUpdate.load(simulated / "update.safetensors").read()
+    long = {name: f"{'block.' * 12}{name}" for name in update.weights}
+    renamed = ClientUpdate(
+        *({long[name]: each for name, each in part.items()} for part in (update.weights, update.gradients))
+    )
+    renamed.save("long.safetensors")
+    capsys.readouterr()
+    for name in ("mine/update.safetensors", "long.safetensors"):
+        assert main(["layers", name]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        table = [line for line in printed if not line.startswith(("ClientUpdate", "note", "warning"))]
+        assert len(table) > 3
+        assert max(len(line.rstrip()) for line in table) <= 100
+
+
+def test_hints_name_the_command_and_data_sets_have_both_spellings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "a.pt", "b.pt", "--lr", "0"]) == 2
+    assert main(["layers", "a.zip"]) == 2
+    assert main(["simulate", "--budget", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "COMMAND" not in said
+    assert main(["simulate", "--samples", "2", "--data", "breast-cancer", "--out", "t"]) == 0
+    assert Source.parse("breast-cancer") == Source.parse("breast_cancer")
