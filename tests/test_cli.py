@@ -533,9 +533,9 @@ def test_a_tensor_without_a_name_is_the_truth(simulated: Path, capsys: pytest.Ca
 def test_tables_fit_into_a_hundred_columns_of_a_pipe(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     update = ClientUpdate.load(simulated / "update.safetensors").read()
     long = {name: f"{'block.' * 12}{name}" for name in update.weights}
-    renamed = ClientUpdate(
-        *({long[name]: each for name, each in part.items()} for part in (update.weights, update.gradients))
-    )
+    weights = {long[name]: each for name, each in update.weights.items()}
+    gradients = {long[name]: each for name, each in update.gradients.items()}
+    renamed = ClientUpdate(weights, gradients)
     renamed.save("long.safetensors")
     capsys.readouterr()
     for name in ("mine/update.safetensors", "long.safetensors"):

@@ -155,3 +155,20 @@ def test_tokens_are_called_tokens_and_more_inputs_than_samples_are_explained() -
     said = " ".join(result.caveats)
     assert "24 different inputs, but the client trained on 6 samples" in said
     assert "every token" in said
+
+
+def test_the_proof_says_what_its_number_means() -> None:
+    model, batch = client(samples=6)
+    exact = audit(simulate.FedSGD()(model, batch), model).replay
+    several = audit(simulate.FedAvg(epochs=3, mini_batch=6, rate=0.3)(model, batch), model).replay
+    one = audit(simulate.FedSGD()(*client(samples=1)), model).replay
+    assert exact is not None
+    assert several is not None
+    assert one is not None
+    assert exact.meaning.startswith("Up to rounding, the recovered samples explain the whole update.")
+    assert several.difference > 0.01
+    assert "several steps, this is expected" in several.meaning
+    assert not one.proves
+    for each in (exact, several, one):
+        assert f"Unrelated data would leave {each.unrelated:.0%} unexplained" in each.meaning
+        assert each.unrelated > 3 * each.difference

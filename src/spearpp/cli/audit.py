@@ -221,10 +221,12 @@ def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
     if result.replay is not None:
         difference = f"{result.replay.difference:.1e} (relative)"
         text = f"replay: recomputed from the recovered samples, the update differs by {difference}"
-        if result.replay.baseline:
+        if result.replay.mixed:
             text += f"; with pairs of samples averaged, by {result.replay.mixed:.2g}"
+        if result.replay.unrelated:
             text += f"; with unrelated samples, by {result.replay.unrelated:.2g}"
         console.print(text)
+        console.print(f"meaning: {result.replay.meaning}")
     for caveat in result.caveats:
         console.print(f"- {safe(caveat)}")
     console.print(f"report: {page}", markup=False)
