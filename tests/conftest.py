@@ -11,6 +11,9 @@ from jaxtyping import install_import_hook
 with install_import_hook("spearpp", "checking.check"):
     import spearpp
 
+    for name in spearpp.__all__:  # every name is imported when it is first used
+        getattr(spearpp, name)
+
 import pytest
 import torch
 from hypothesis import settings

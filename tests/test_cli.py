@@ -22,6 +22,7 @@ from spearpp.cli import main
 from spearpp.cli.models import chain
 from spearpp.cli.options import seconds
 from spearpp.errors import OptionError
+from spearpp.experiments.source import Source
 from spearpp.inversion.result import Progress
 from spearpp.simulate import Batch
 
@@ -55,7 +56,7 @@ def test_the_demo_recovers_its_photographs(folder: Path, capsys: pytest.CaptureF
     assert main(["demo", "--samples", "8", "--out", "new/folder"]) == 0
     printed = capsys.readouterr().out
     assert "LEAKS: 8 of 8 training inputs were recovered exactly" in printed
-    assert "compared with the truth: Score(8 of 8 inputs over 90 dB" in printed
+    assert "compared with the true batch: 8 of 8 samples above 90 dB" in printed
     assert "report: new/folder/report.html" in printed
     for name in ("report.html", "report.json", "report.sarif", "recovered.safetensors", "update.safetensors"):
         assert (folder / "new" / "folder" / name).stat().st_size > 100
@@ -75,7 +76,7 @@ def test_simulate_audit_score_and_report_again(simulated: Path, capsys: pytest.C
     assert main(["score", "found", truth, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["exact"] == 8
     assert main(["score", "found", truth]) == 0
-    assert "8 of 8 inputs over 90 dB" in capsys.readouterr().out
+    assert "8 of 8 samples above 90 dB" in capsys.readouterr().out
     assert main(["report", "found"]) == 0
     assert Path("found/report.html").read_text() == page
     assert main(["report", "found", "--redact", "omit"]) == 0
@@ -180,11 +181,11 @@ def test_layers_names_what_qualifies(simulated: Path, capsys: pytest.CaptureFixt
         (["audit", "mine/update.safetensors", "--budget", "0"], "--budget 0"),
         (["audit", "mine/update.safetensors", "--device", "tpu"], "--device tpu"),
         (["audit", "mine/update.safetensors", "--redact", "some"], "--redact some"),
-        (["audit", "mine/update.safetensors", "--shape", "3x5"], "15 numbers, but the update"),
+        (["audit", "mine/update.safetensors", "--shape", "3x5"], "15 numbers, but the model"),
         (["audit", "mine/update.safetensors", "--shape", "-1x2x3"], "--shape -1x2x3"),
         (["audit", "mine/update.safetensors", "--mean", "0.5"], "must be given together"),
         (["audit", "mine/update.safetensors", "--mean", "a", "--std", "1"], "--mean a"),
-        (["audit", "mine/update.safetensors", "--columns", "a,b"], "2 numbers, but the update"),
+        (["audit", "mine/update.safetensors", "--columns", "a,b"], "2 numbers, but the model"),
         (["audit", "mine/update.safetensors", "--truth", "one.npz"], "one.npz"),
         (["audit", "mine/update.safetensors", "--fail-on", "x"], "--fail-on x"),
         (["audit", "mine/update.safetensors", "--json", "--sarif"], "cannot be combined"),
@@ -456,3 +457,100 @@ def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.
     assert result.interrupted
     assert result.layers[0].recovered == 5
     assert result.layers[0].labels is None
+
+
+class _Convolution(nn.Module):
+    """A network whose Linear layers receive features, not the model's inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 2, 3, padding=1)
+        self.hidden = nn.Linear(128, 60)
+        self.out = nn.Linear(60, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.convolution(x.reshape(-1, 1, 8, 8)).relu().flatten(1)
+        return self.out(self.hidden(features).relu())
+
+
+class _Tokens(nn.Module):
+    """A network that acts on every token of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(40, 90)
+        self.out = nn.Linear(90, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.hidden(x).relu()).mean(1)
+
+
+def _trained(model: nn.Module, inputs: torch.Tensor) -> None:
+    """Write before.pt and after.pt of one step of SGD."""
+    torch.save(model.state_dict(), "before.pt")
+    nn.functional.cross_entropy(model(inputs), torch.arange(len(inputs)) % 4).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save(model.state_dict(), "after.pt")
+
+
+@pytest.mark.parametrize("network", [_Convolution, _Tokens])
+def test_a_truth_of_features_or_tokens_does_not_end_the_audit(
+    network: type[nn.Module], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    inputs = torch.rand(3, 1, 8, 8) if network is _Convolution else torch.randn(3, 2, 40)
+    _trained(network(), inputs)
+    torch.save({"inputs": inputs}, "truth.pt")
+    monkeypatch.setitem(sys.modules, "nets", sys.modules[__name__])
+    command = ["audit", "before.pt", "after.pt", "--model", f"nets:{network.__name__}", "--truth", "truth.pt"]
+    assert main([*command, "--out", "found", "--budget", "20"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(Path("found/report.json").read_text())["verdict"] == "LEAKS"
+    if network is _Convolution:
+        assert "not compared: the audit recovered features of layer hidden" in printed.err
+        assert main(["score", "found", "truth.pt"]) == 2
+        assert "cannot be compared" in capsys.readouterr().err
+    else:
+        assert "compared with the true batch: 6 of 6 samples" in printed.out
+    assert main(["report", "found", "--truth", "truth.pt"]) == 0
+
+
+def test_a_tensor_without_a_name_is_the_truth(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    truth = Batch.load(simulated / "truth.safetensors")
+    torch.save(truth.inputs, "bare.pt")
+    numpy.savez("bare.npz", truth.inputs.numpy(), truth.labels.numpy())
+    assert torch.equal(Batch.load("bare.npz").labels, truth.labels)
+    update = str(simulated / "update.safetensors")
+    assert main(["audit", update, "--model", "mlp", "--truth", "bare.pt", "--mean", "1,2", "--std", "1,2"]) == 0
+    printed = capsys.readouterr()
+    assert "8 of 8 samples above 90 dB" in printed.out
+    assert "note: the display options were not used: 2 means" in printed.err
+    torch.save({"weights": truth.inputs}, "odd.pt")
+    assert main(["audit", update, "--model", "mlp", "--truth", "odd.pt"]) == 2
+    assert '{"inputs": x}' in capsys.readouterr().err
+
+
+def test_tables_fit_into_a_hundred_columns_of_a_pipe(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    update = ClientUpdate.load(simulated / "update.safetensors").read()
+    long = {name: f"{'block.' * 12}{name}" for name in update.weights}
+    weights = {long[name]: each for name, each in update.weights.items()}
+    gradients = {long[name]: each for name, each in update.gradients.items()}
+    renamed = ClientUpdate(weights, gradients)
+    renamed.save("long.safetensors")
+    capsys.readouterr()
+    for name in ("mine/update.safetensors", "long.safetensors"):
+        assert main(["layers", name]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        table = [line for line in printed if not line.startswith(("ClientUpdate", "note", "warning"))]
+        assert len(table) > 3
+        assert max(len(line.rstrip()) for line in table) <= 100
+
+
+def test_hints_name_the_command_and_data_sets_have_both_spellings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "a.pt", "b.pt", "--lr", "0"]) == 2
+    assert main(["layers", "a.zip"]) == 2
+    assert main(["simulate", "--budget", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "COMMAND" not in said
+    assert main(["simulate", "--samples", "2", "--data", "breast-cancer", "--out", "t"]) == 0
+    assert Source.parse("breast-cancer") == Source.parse("breast_cancer")

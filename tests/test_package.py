@@ -100,3 +100,24 @@ def test_every_error_is_a_spear_error() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     assert len(kinds) > 5
     assert all(issubclass(kind, spearpp.SpearError) and kind.__doc__ for kind in kinds)
+
+
+def test_the_version_and_the_import_do_not_wait_for_torch() -> None:
+    done = run(
+        """
+        import sys
+        import spearpp
+        from spearpp.cli import main
+        assert main(["--version"]) == 0
+        assert "torch" not in sys.modules
+        assert spearpp.search.Gated.__module__.startswith("spearpp.search")
+        try:
+            spearpp.internals
+        except AttributeError as error:
+            assert "has no attribute 'internals'" in str(error)
+        else:
+            raise AssertionError
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"spearpp {spearpp.__version__}\n"

@@ -21,17 +21,22 @@ implementation detail.
 ===================  ==============================================================================================
 """
 
-from spearpp import report, search, simulate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from spearpp.about import __version__ as __version__
-from spearpp.auditing import AuditResult, Verdict, audit
-from spearpp.auditing.checks import check
-from spearpp.errors import SpearError
-from spearpp.inversion.invert import invert
-from spearpp.inversion.many import invert_many
-from spearpp.metrics import score
-from spearpp.model import find_layers
-from spearpp.normalisation import Normalisation
-from spearpp.update import ClientUpdate
+
+if TYPE_CHECKING:
+    from spearpp import report, search, simulate
+    from spearpp.auditing import AuditResult, Verdict, audit
+    from spearpp.auditing.checks import check
+    from spearpp.errors import SpearError
+    from spearpp.inversion.invert import invert
+    from spearpp.inversion.many import invert_many
+    from spearpp.metrics import score
+    from spearpp.model import find_layers
+    from spearpp.normalisation import Normalisation
+    from spearpp.update import ClientUpdate
 
 __all__ = [
     "AuditResult",
@@ -49,6 +54,32 @@ __all__ = [
     "search",
     "simulate",
 ]
+_HOMES = {
+    "AuditResult": "auditing",
+    "ClientUpdate": "update",
+    "Normalisation": "normalisation",
+    "SpearError": "errors",
+    "Verdict": "auditing",
+    "audit": "auditing",
+    "check": "auditing.checks",
+    "find_layers": "model",
+    "invert": "inversion.invert",
+    "invert_many": "inversion.many",
+    "report": "report",
+    "score": "metrics",
+    "search": "search",
+    "simulate": "simulate",
+}
+"""The module of each public name. It is imported when the name is first used, because PyTorch takes long to import."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'spearpp' has no attribute {name!r}")
+    module = import_module(f"spearpp.{_HOMES[name]}")
+    value = module if _HOMES[name] == name else getattr(module, name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -60,6 +60,16 @@ class Score:
         """
         return self.recovered == len(self.psnr)
 
+    @property
+    def summary(self) -> str:
+        """The score in words.
+
+        >>> score(torch.eye(2), torch.eye(2)).summary
+        '2 of 2 samples above 90 dB (PSNR: mean 300.0 dB, lowest 300.0 dB)'
+        """
+        count = f"{self.recovered} of {len(self.psnr)} samples above {self.threshold:g} dB"
+        return f"{count} (PSNR: mean {self.mean_psnr:.1f} dB, lowest {float(self.psnr.min()):.1f} dB)"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the score as JSON values, as ``report.json`` and ``spearpp score --json`` show it."""
         return {

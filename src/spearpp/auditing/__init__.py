@@ -25,7 +25,7 @@ from spearpp.auditing.run import Budget, run
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import OptionError
 from spearpp.inversion.result import Progress
-from spearpp.model import Layer
+from spearpp.model import Layer, named_as
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
 
@@ -94,12 +94,12 @@ def audit(
     >>> result.replay.difference < 1e-5
     True
     """
+    _check(budget, batch_size, generator, search)
     check_memory(memory)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     if isinstance(update, Sequence):
-        _check(None, budget, batch_size)
         return audit_rounds(
-            update,
+            [named_as(each, model) for each in update],
             model,
             lambda one, seconds: audit(
                 one,
@@ -118,7 +118,7 @@ def audit(
             generator=generator,
             progress=progress,
         )
-    _check(update, budget, batch_size)
+    update = named_as(update, model)
     began = time.monotonic()
     clock = Budget(budget, began)
     plan = make_plan(update, model, memory)
@@ -162,9 +162,11 @@ def audit(
     )
 
 
-def _check(update: object, budget: object, batch_size: object) -> None:
-    if update is not None and not isinstance(update, ClientUpdate):
-        raise OptionError(f"update is a {type(update).__name__}: expected a spearpp.ClientUpdate")
+def _check(budget: object, batch_size: object, generator: object, search: object) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise OptionError(f"generator={generator!r}: pass a torch.Generator, or None for one with seed 0")
+    if search is not None and (isinstance(search, type) or not isinstance(search, Search)):
+        raise OptionError(f"search={search!r}: pass a search object, for example spearpp.search.Gated()")
     if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
         raise OptionError(f"budget={budget!r}: expected a positive number of seconds, or None")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):

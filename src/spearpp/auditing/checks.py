@@ -6,48 +6,30 @@ layer in blocks of rows.
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
+from spearpp.auditing.numbers import (
+    Finding,
+    changed_format,
+    has_full_rank,
+    limited_by_optimiser,
+    share_of_weights,
+)
 from spearpp.auditing.spectrum import Spectrum, quick_spectrum
-from spearpp.model import Layer
-from spearpp.types import Float, Tensor
+from spearpp.model import Layer, check_types
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import Named, blocks, nonzero, tensor_specs
+from spearpp.update.lazy import nonzero, tensor_specs
 
 MAX_WEIGHTS = 16_000_000
 """Largest number of weights of a layer whose spectrum is computed.
 
 A design choice: the Gram matrix of a square layer of this size takes 128 MB in float64.
 """
-SAMPLED_ENTRIES = 200_000
-"""Number of entries of a gradient that are examined for its number format.
+WHOLE_WEIGHTS = 0.02
+"""Largest difference between 1 and the share of the weights in an update at which the update holds the weights.
 
-A design choice: 200,000 entries show each of 256 quantisation levels many times, and examining them takes milliseconds.
-"""
-FEWEST_ENTRIES = 100
-"""Smallest number of nonzero entries for which the number format is examined.
-
-A design choice: the percentiles of fewer entries are unreliable.
-"""
-SAME_MAGNITUDE = 1.05
-"""Largest ratio of the 90th to the 10th percentile of the magnitudes at which all entries have the same magnitude.
-
-A design choice: the ratio is 1 for signs and 13 for Gaussian entries.
-"""
-FEW_VALUES = 256
-"""Largest number of different values of a quantised gradient: the number of values of 8 bits."""
-PRUNED = 0.5
-"""Share of zeros above which an update may have been pruned.
-
-A design choice: pruning that keeps at least half of the entries hides little.
-"""
-UNEXPLAINED_ZEROS = 0.25
-"""Share of zeros above which the update was pruned, not counting rows and columns that are zero throughout.
-
-A design choice: the other entries of a dense gradient are zero only if no sample activates both their row and column.
+A design choice: the fit is exact up to the noise, and no weight decay removes all weights in one round.
 """
 SAME_DECAY = 1.2
 """Largest ratio of the weight decays of two layers at which both layers have the same weight decay.
@@ -59,16 +41,6 @@ NOTICEABLE_NOISE = 1e-5
 
 A design choice: 1e-5 is about a hundred times the rounding of float32.
 """
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One property of the update that its owner should know."""
-
-    level: Literal["note", "warning", "error"]
-    about: str
-    """The name of a parameter, or "update"."""
-    message: str
 
 
 def check(update: ClientUpdate, layers: Iterable[Layer]) -> list[Finding]:
@@ -96,21 +68,47 @@ def inspect(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding
     Raises:
         SpearError: if a file of the update is damaged. The function reads all files completely.
     """
+    check_types(update, None)
     update.verify()
-    found = [*_changes(update), *_format(update), *_scale(update)]
+    found = [*_changes(update), *changed_format(update), *_scale(update)]
     if any(finding.level == "error" for finding in found):
         return found, 0.0
     seen = {
-        layer: quick_spectrum(update.gradients, update.weights, layer.weight)
+        layer: quick_spectrum(update.gradients, update.weights, layer.weight, layer.bias)
         for layer in layers
         if layer.qualifies and tensor_specs(update.gradients)[layer.weight].numel() <= MAX_WEIGHTS
     }
     decays = [each.decay for each in seen.values()]
     agreed = bool(decays) and min(decays) > 0 and max(decays) <= SAME_DECAY * min(decays)
     decay = statistics.median(decays) if agreed else 0.0
+    scale = 1.0 if update.kind == "gradients" else (update.lr or 1.0) * (update.steps or 1)
+    if update.kind == "deltas" and all(_holds_weights(update, layer.weight) for layer in seen):
+        decay = -1 / scale
+    if seen and abs(abs(decay) * scale - 1) <= WHOLE_WEIGHTS:
+        return [*found, _wrong_kind(update)], (1 if decay > 0 else -1) / scale
+    if seen and all(has_full_rank(update.gradients, layer.weight, each.rank) for layer, each in seen.items()):
+        limited = list(limited_by_optimiser(update))
+        if limited:
+            return [*found, *limited], 0.0
     for layer, each in seen.items():
         found += _rank(layer, update, each, decay)
     return found, decay
+
+
+def _holds_weights(update: ClientUpdate, name: str) -> bool:
+    """Return whether deltas are nearly the weights themselves: before - after is then nearly -before."""
+    share, correlation = share_of_weights(update, name)
+    return abs(share + 1) <= WHOLE_WEIGHTS and correlation < WHOLE_WEIGHTS - 1
+
+
+def _wrong_kind(update: ClientUpdate) -> Finding:
+    """Return a finding for an update that contains the whole weights, because its file is of another kind."""
+    why = "the update contains the whole weights, so the client's file probably does not hold"
+    if update.kind == "weights":
+        instead = "weights, but gradients or deltas. Pass --kind gradients or --kind deltas (kind= in Python)"
+    else:
+        instead = f"{update.kind}, but weights. Omit --kind {update.kind} (kind= in Python)"
+    return Finding("warning", "update", f"{why} {instead}")
 
 
 def _changes(update: ClientUpdate) -> Iterable[Finding]:
@@ -125,62 +123,6 @@ def _changes(update: ClientUpdate) -> Iterable[Finding]:
     if not any(nonzero(update.gradients, name) for name in update.gradients):
         why = "nothing changed: the client did not train, or the same file was given twice"
         yield Finding("error", "update", why)
-
-
-def _format(update: ClientUpdate) -> Iterable[Finding]:
-    """Yield findings about what the number format, a compressor or an optimiser did to the numbers."""
-    sizes = tensor_specs(update.gradients)
-    name = max(sizes, key=lambda each: sizes[each].numel())
-    dtype, values = sizes[name].dtype, _sample(update.gradients, name)
-    size = values[values != 0].abs()
-    if len(size) < FEWEST_ENTRIES:
-        return
-    low, high = torch.quantile(size[:: max(1, len(size) // 10_000)], torch.tensor([0.1, 0.9], device=size.device))
-    if high <= SAME_MAGNITUDE * low:
-        why = "all entries have the same magnitude: the client trained with Adam, or sent signs instead of gradients. "
-        yield Finding("error", name, f"{why}The update does not contain the gradient, so it cannot be inverted")
-        return
-    zeros = 1 - len(size) / len(values)
-    if zeros > PRUNED:
-        expected = _share_of_zero_rows_and_columns(update.gradients, name)
-        if zeros > expected + UNEXPLAINED_ZEROS * (1 - expected):
-            why = f"{zeros:.0%} of the entries are zero: the update was pruned, so fewer inputs can be recovered"
-            yield Finding("warning", name, why)
-    if update.kind != "gradients":
-        return
-    limit = "the relative rounding error of {} limits how exactly inputs can be recovered"
-    few = len(values[:: max(1, len(values) // 10_000)].unique()) <= FEW_VALUES
-    if few and len(values.unique()) <= FEW_VALUES:
-        why = f"the gradient has only {len(values.unique())} different values: it was quantised"
-        yield Finding("warning", name, f"{why} to at most {FEW_VALUES} levels")
-    elif dtype == torch.float16 or bool((values.half().float() == values).all()):
-        yield Finding("note", name, f"every number is a float16 value: {limit.format('5e-4')}")
-    elif dtype == torch.bfloat16 or bool((values.bfloat16().float() == values).all()):
-        yield Finding("note", name, f"every number is a bfloat16 value: {limit.format('4e-3')}")
-
-
-def _sample(tensors: Named, name: str) -> Float[Tensor, "sampled"]:
-    """Return evenly spaced entries of a tensor, in float32."""
-    spec = tensor_specs(tensors)[name]
-    step = max(1, spec.numel() // SAMPLED_ENTRIES)
-    # The result is allocated first: small tensors that are allocated between blocks would keep the blocks' memory.
-    values = torch.empty(-(-spec.numel() // step), device=spec.device)
-    position, filled = 0, 0
-    for block in blocks(tensors, name):
-        entries = block.flatten()[-position % step :: step]
-        values[filled : filled + len(entries)] = entries
-        position, filled = position + block.numel(), filled + len(entries)
-    return values
-
-
-def _share_of_zero_rows_and_columns(tensors: Named, name: str) -> float:
-    """Return the share of a tensor in rows and columns of zeros, which come from dead neurons and black pixels."""
-    rows, columns = [], []
-    for block in blocks(tensors, name):
-        matrix = block.flatten(1) if block.ndim > 1 else block.reshape(-1, 1)
-        rows.append(matrix.any(1))
-        columns.append(matrix.any(0))
-    return 1 - float(torch.cat(rows).float().mean() * torch.stack(columns).any(0).float().mean())
 
 
 def _scale(update: ClientUpdate) -> Iterable[Finding]:
@@ -215,12 +157,12 @@ def _rank(layer: Layer, update: ClientUpdate, found: Spectrum, decay: float) -> 
             "warning",
             layer.weight,
             f"the {layer.neurons} x {layer.features} gradient has full rank, so it cannot be inverted. Possible "
-            "reasons: at least as many samples as neurons, strong noise, Adam, or weights of another round. Check that "
-            "the weights are the ones that the client started from",
+            "reasons: at least as many samples as neurons or inputs, strong noise, or weights of another round. Check "
+            "that the weights are the ones that the client started from",
         )
     elif found.noise > NOTICEABLE_NOISE:
         dtype = tensor_specs(update.gradients)[layer.weight].dtype
         cause = "local steps or DP noise" if update.kind != "gradients" else "DP noise or compression"
         cause = "half precision" if dtype in (torch.float16, torch.bfloat16) else cause
-        why = f"{found.rank} samples are visible above the noise, which is {found.noise:.1e} of the gradient's"
+        why = f"{found.rank} {layer.noun} are visible above the noise, which is {found.noise:.1e} of the gradient's"
         yield Finding("note", layer.weight, f"{why} root mean square. Possible reason: {cause}")

@@ -14,11 +14,11 @@ from typing import Any, Literal, cast
 
 import torch
 
-from spearpp.auditing.checks import Finding
 from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.document import EVIDENCE_KINDS, SCHEMA, VERSION, document, plain
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.history import History, RoundSummary
+from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
 from spearpp.errors import DataError, OptionError

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.auditing.checks import Finding
 from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.claims import judge
 from spearpp.auditing.estimate import MAX_PARAMETERS, Estimate, estimate
 from spearpp.auditing.network import labels_of
+from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.auditing.checks import Finding, inspect
+from spearpp.auditing.checks import inspect
 from spearpp.auditing.memory import check_layer_memory, replay_skip_reason
+from spearpp.auditing.numbers import Finding
 from spearpp.model import Layer, find_layers
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import elementwise

@@ -65,7 +65,10 @@ class Replay:
     mixed: float = 0.0
     """The difference with each input averaged with another input. 0 if there is only one input."""
     unrelated: float = 0.0
-    """The difference with the columns of the inputs shuffled among the samples. 0 if there is only one input."""
+    """The difference with the columns of the inputs shuffled among the samples. Those of a single input are shuffled
+    among each other."""
+    kind: str = "gradients"
+    """What the client sent: gradients, weights or deltas."""
 
     @property
     def baseline(self) -> float:
@@ -76,6 +79,35 @@ class Replay:
     def proves(self) -> bool:
         """Whether the recovered inputs reproduce the update clearly better than wrong inputs."""
         return self.baseline > 0 and self.difference <= PROVES * self.baseline
+
+    @property
+    def meaning(self) -> str:
+        """What the difference means for this kind of update, and what unrelated data would leave.
+
+        >>> Replay(2e-7, 1.0, {}, mixed=0.4, unrelated=0.6).meaning[:67]
+        'Up to rounding, the recovered samples explain the whole update. Unr'
+        """
+        if self.difference <= REWEIGHTED_FROM:
+            text = "Up to rounding, the recovered samples explain the whole update."
+        elif self.kind == "gradients":
+            text = (
+                f"The recovered samples do not explain {self.difference:.1%} of the update. Possible reasons: noise, "
+                "compression, another loss, or samples that are only approximately right."
+            )
+        else:
+            text = (
+                f"The replay computes one step, and {self.difference:.1%} of the update is not explained by it. If the "
+                "client trained for several steps, this is expected even if every sample is right. Only the comparison "
+                "with wrong samples shows whether they are."
+            )
+        if self.unrelated:
+            text += f" Unrelated data would leave {self.unrelated:.0%} unexplained."
+        if self.proves:
+            times = f"{self.baseline / self.difference:.0f}" if self.difference > 1e-3 * self.baseline else "over 1,000"
+            return f"{text} The recovered samples fit {times} times as well as the better of two wrong batches."
+        if self.mixed and self.difference > REWEIGHTED_FROM:
+            text += " Wrong samples fit nearly as well, so the replay alone does not prove that the samples are right."
+        return text
 
 
 def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]) -> Replay:
@@ -91,10 +123,11 @@ def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"],
     client = as_sent(model, update)
     device = next(iter(tensor_specs(update.gradients).values())).device
     inputs, labels = inputs.to(device), labels.to(device)
-    right = _replay_once(client, update, inputs, labels, reweight=True)
-    if len(inputs) < 2:
-        return right
+    right = replace(_replay_once(client, update, inputs, labels, reweight=True), kind=update.kind)
     generator = torch.Generator().manual_seed(0)
+    if len(inputs) < 2:
+        other = inputs[:, torch.randperm(inputs.shape[1], generator=generator).to(device)]
+        return replace(right, unrelated=_replay_once(client, update, other, labels, reweight=False).difference)
     order = torch.stack([torch.randperm(len(inputs), generator=generator) for _ in range(inputs.shape[1])], dim=1)
     wrong = ((inputs + inputs.roll(1, 0)) / 2, inputs.gather(0, order.to(device)))
     replays = (_replay_once(client, update, each, labels, reweight=right.weighted) for each in wrong)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spearpp.auditing.checks import Finding
 from spearpp.auditing.claim import Claim, Kind, reasons
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.history import History
+from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer

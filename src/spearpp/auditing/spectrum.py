@@ -43,13 +43,18 @@ def spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> Sp
     return quick_spectrum({"it": gradient}, {"it": weight}, "it")
 
 
-def quick_spectrum(gradients: Named, weights: Named, name: str) -> Spectrum:
-    """Return the spectrum of a part of the rows and columns, or of the whole matrix if the part has full rank."""
+def quick_spectrum(gradients: Named, weights: Named, name: str, bias: str | None = None) -> Spectrum:
+    """Return the spectrum of a part of the rows and columns, or of the whole matrix if the part has full rank.
+
+    The gradient of the bias is one more column of the matrix, as in the inversion.
+    """
     shape = tensor_specs(gradients)[name].shape
     row_step, column_step = (max(1, size // most) for size, most in zip(shape, SUBSET, strict=True))
-    found = _spectrum(*(_every_kth(each, name, row_step, column_step) for each in (gradients, weights)))
+    column = None if bias is None else gradients[bias]
+    sent, weight = (_every_kth(each, name, row_step, column_step) for each in (gradients, weights))
+    found = _spectrum(sent, weight, None if column is None else column[::row_step])
     enough = row_step == column_step == 1 or found.rank is not None or found.decay > 0
-    return found if enough else _spectrum(gradients[name], weights[name])
+    return found if enough else _spectrum(gradients[name], weights[name], column)
 
 
 def _every_kth(tensors: Named, name: str, row_step: int, column_step: int) -> Float[Tensor, "rows columns"]:
@@ -65,10 +70,13 @@ def _every_kth(tensors: Named, name: str, row_step: int, column_step: int) -> Fl
     return values
 
 
-def _spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> Spectrum:
-    """Return rank, noise and weight decay of one gradient in memory."""
-    wide = gradient.shape[0] <= gradient.shape[1]
-    core = gradient.double() if wide else gradient.double().T
+def _spectrum(
+    gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"], bias: Float[Tensor, "m"] | None = None
+) -> Spectrum:
+    """Return rank, noise and weight decay of one gradient in memory. The weight decay is that of the weight alone."""
+    whole = gradient if bias is None else torch.cat([gradient, bias[:, None].to(gradient)], dim=1)
+    wide = whole.shape[0] <= whole.shape[1]
+    core = whole.double() if wide else whole.double().T
     epsilon = max(torch.finfo(gradient.dtype).eps, torch.finfo(torch.float32).eps)
     gram = core @ core.T
     values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(0)
@@ -80,10 +88,10 @@ def _spectrum(gradient: Float[Tensor, "m n"], weight: Float[Tensor, "m n"]) -> S
         and 0 < k <= len(values) - max(8, len(values) // 8)
         and bool(weight.any())
     ):
-        other = weight.double() if wide else weight.double().T
-        _, vectors = torch.linalg.eigh(gram)
-        leading = torch.linalg.qr(core.T @ vectors[:, -k:])[0]
-        decay, unexplained = _decay(core, other, vectors[:, :-k], leading)
+        own, other = (each.double() if wide else each.double().T for each in (gradient, weight))
+        _, vectors = torch.linalg.eigh(gram if bias is None else own @ own.T)
+        leading = torch.linalg.qr(own.T @ vectors[:, -k:])[0]
+        decay, unexplained = _decay(own, other, vectors[:, :-k], leading)
         if unexplained < MAX_UNEXPLAINED and decay > 0:
             return Spectrum(rank, 0.0, decay)
     size = torch.linalg.vector_norm(values)

@@ -60,7 +60,7 @@ def _recovered(audited: LayerAudit) -> str:
     """Return how many inputs were recovered, and how exactly."""
     share = f"{len(audited.inputs)} of {audited.batch_size}"
     features = audited.layer.sees == "features"
-    noun = "tokens" if audited.layer.tokens else "samples"
+    noun = audited.layer.noun
     count = f"the features of {share} {noun} were recovered" if features else f"{share} training inputs were recovered"
     if audited.approximate:
         return f"{count} up to a relative error of {audited.error:.2g}"
@@ -97,7 +97,10 @@ def caveats(context: Context) -> list[str]:
     for each in context.audits:
         sentences += _about_layer(each, context)
     if context.decay:
-        sentences.append(f"Weight decay of {context.decay:.3g} was subtracted from the update before the inversion.")
+        scale = 1.0 if context.update.kind == "gradients" else (context.update.lr or 1.0) * (context.update.steps or 1)
+        whole = math.isclose(abs(context.decay) * scale, 1)
+        what = "The whole weights were" if whole else f"Weight decay of {context.decay:.3g} was"
+        sentences.append(f"{what} subtracted from the update before the inversion.")
     if context.update.clients > 1:
         clients = f"The update is the sum of the updates of {context.update.clients} clients."
         sentences.append(f"{clients} The audit does not show which client a recovered input belongs to.")
@@ -132,15 +135,21 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     found, name = audited.inversion, audited.layer.name
     if found is None:
         return []
-    sentences = []
+    sentences, noun = [], audited.layer.noun
     missing = found.batch_size - len(audited.inputs)
     if audited.feasible and missing > 0 and audited.recovered:
-        sentences.append(f"Layer {name}: {missing} of {found.batch_size} samples were not recovered.")
-    if context.batch_size is not None and audited.batch_size not in (0, context.batch_size):
+        sentences.append(f"Layer {name}: {missing} of {found.batch_size} {noun} were not recovered.")
+    if context.batch_size is not None and 0 < found.batch_size < context.batch_size:
         sentences.append(
-            f"Layer {name}: its gradient shows {audited.batch_size} samples, but the client trained on "
-            f"{context.batch_size}. Equal samples, linearly dependent samples and samples without a gradient do not "
-            "increase the number that the gradient shows."
+            f"Layer {name}: its gradient shows {found.batch_size} {noun}, but the client trained on "
+            f"{context.batch_size} samples. Equal samples, linearly dependent samples and samples without a gradient "
+            "do not increase the number that the gradient shows."
+        )
+    elif context.batch_size is not None and found.batch_size > context.batch_size and not audited.layer.tokens:
+        sentences.append(
+            f"Layer {name}: its gradient shows {found.batch_size} different inputs, but the client trained on "
+            f"{context.batch_size} samples. Possible reasons: the layer acts on every token or patch of a sample, the "
+            "client trained for several steps, or the update contains noise."
         )
     merged = sum(each.kind is Kind.SEVERAL for each in audited.claims)
     if merged:

@@ -1,5 +1,20 @@
 """Command line: ``spearpp demo | audit | layers | simulate | score | report | watch | reproduce | frontier``."""
 
-from spearpp.cli.app import main
+import sys
+
+from spearpp.about import __version__
 
 __all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code. See ``spearpp.cli.app.main``.
+
+    ``--version`` alone does not import PyTorch, which takes seconds.
+    """
+    if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"spearpp {__version__}")  # noqa: T201
+        return 0
+    from spearpp.cli.app import main as run
+
+    return run(arguments)

@@ -93,17 +93,18 @@ def main(arguments: list[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except Exception as error:
-        return _print_error(error, show_traceback, error_console)
+        command = next((each for each in arguments if not each.startswith("-")), "COMMAND")
+        return _print_error(error, show_traceback, error_console, command)
 
 
-def _print_error(error: Exception, show_traceback: bool, console: Console) -> int:
+def _print_error(error: Exception, show_traceback: bool, console: Console, command: str) -> int:
     if show_traceback:
         console.print(traceback.format_exc(), markup=False)
     expected = isinstance(error, SpearError | OSError)
     message = str(error) if isinstance(error, SpearError) else f"{type(error).__name__}: {error}"
     console.print(f"error: {message}", style="red", markup=False)
     defect = "This is a defect in spearpp. Run the command again with --traceback and report the output."
-    advice = hint(error) if expected else defect
+    advice = hint(error, command) if expected else defect
     if advice:
         console.print(f"hint: {advice}", markup=False)
     return BAD_INPUT if expected else INTERNAL

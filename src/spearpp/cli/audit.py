@@ -26,8 +26,8 @@ from spearpp.cli.console import (
     uninterrupted,
 )
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
-from spearpp.cli.models import model_of
-from spearpp.errors import OptionError
+from spearpp.cli.models import with_model
+from spearpp.errors import OptionError, ShapeError
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import KINDS
@@ -85,19 +85,18 @@ def audit(
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
     redaction = options.one_of("--redact", redact, REDACTIONS)
-    network = model_of(model, received)
+    received, network = with_model(model, received)
     check_display(received, network, batch, display)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)
     result = run(received, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, memory_limit)
+    presentation, batch, notes = displayable(result, batch, display)
     with uninterrupted():
         page = reports.write(
             folder,
             result,
             truth=batch,
-            presentation=None
-            if shows_features(result)
-            else reports.Presentation.of(shown_width(result), batch, **display),
+            presentation=presentation,
             redact=redaction,
             command=["spearpp", *sys.argv[1:]],
             source=[str(each) for each in (update, after) if each is not None],
@@ -108,6 +107,10 @@ def audit(
         typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
     else:
         print_result(result, page, quiet)
+        if batch is not None and not quiet:
+            print_score(result, batch)
+    for note in notes:
+        output(stderr=True).print(f"note: {note}", markup=False)
     raise typer.Exit(exit_code(result, fail_on))
 
 
@@ -128,19 +131,58 @@ def read_update(update: Path, after: Path | None, kind: str, lr: float | None, s
 def check_display(
     update: ClientUpdate, model: torch.nn.Module | None, truth: Batch | None, display: dict[str, Any]
 ) -> None:
-    """Check before the search that the display options match the input size of at least one layer.
+    """Check before the search that the display options match the size of the model's inputs.
+
+    If no layer receives the model's inputs, their size is unknown and nothing is checked.
 
     Raises:
-        OptionError: If the truth, the image shape or the column names match no layer.
+        OptionError: If the truth, the image shape or the column names match no layer that receives inputs.
     """
-    sizes = {layer.features for layer in find_layers(model, update)}
-    expected = [("--truth has inputs of", truth.inputs.shape[1])] if truth is not None else []
-    expected += [("--shape describes", math.prod(display["shape"]))] if display["shape"] else []
+    sizes = {layer.features for layer in find_layers(model, update) if layer.sees != "features"}
+    if not sizes:
+        return
+    allowed = f"but the model's inputs have {' or '.join(str(each) for each in sorted(sizes))} numbers"
+    if truth is not None and all(truth.as_rows(size) is None for size in sizes):
+        raise OptionError(f"--truth has inputs of {truth.inputs.shape[1]} numbers, {allowed}")
+    expected = [("--shape describes", math.prod(display["shape"]))] if display["shape"] else []
     expected += [("--columns names", len(display["columns"]))] if display["columns"] else []
     for what, count in expected:
-        if sizes and count not in sizes:
-            allowed = " or ".join(str(each) for each in sorted(sizes))
-            raise OptionError(f"{what} {count} numbers, but the update's layers have inputs of {allowed} numbers")
+        if count not in sizes:
+            raise OptionError(f"{what} {count} numbers, {allowed}")
+
+
+def displayable(
+    result: AuditResult, truth: Batch | None, display: dict[str, Any]
+) -> tuple[reports.Presentation | None, Batch | None, list[str]]:
+    """Return the presentation and the true batch as far as they match what the audit recovered.
+
+    The display options are never a reason to lose a finished audit. The third value says what does not match.
+    """
+    presentation, notes = None, []
+    if truth is not None:
+        try:
+            if result.best is not None and reports.compare(result, truth) is None:
+                what = f"the audit recovered features of layer {result.best.layer.name}, not inputs of the model"
+                notes.append(f"the true batch was not compared: {what}")
+        except ShapeError as error:
+            notes.append(f"the true batch was not compared: {error}")
+            truth = None
+    if not shows_features(result):
+        try:
+            rows = None if truth is None else truth.as_rows(shown_width(result))
+            presentation = reports.Presentation.of(shown_width(result), rows, **display)
+        except OptionError as error:
+            notes.append(f"the display options were not used: {error}")
+    return presentation, truth, notes
+
+
+def print_score(result: AuditResult, truth: Batch) -> None:
+    """Print how many of the true samples the audit recovered."""
+    compared = reports.compare(result, truth)
+    if compared is not None:
+        output().print(f"compared with the true batch: {compared.summary}", markup=False)
+    elif result.best is None:
+        output().print(f"compared with the true batch: 0 of {len(truth.inputs)} samples recovered", markup=False)
 
 
 def run(
@@ -179,10 +221,12 @@ def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
     if result.replay is not None:
         difference = f"{result.replay.difference:.1e} (relative)"
         text = f"replay: recomputed from the recovered samples, the update differs by {difference}"
-        if result.replay.baseline:
+        if result.replay.mixed:
             text += f"; with pairs of samples averaged, by {result.replay.mixed:.2g}"
+        if result.replay.unrelated:
             text += f"; with unrelated samples, by {result.replay.unrelated:.2g}"
         console.print(text)
+        console.print(f"meaning: {result.replay.meaning}")
     for caveat in result.caveats:
         console.print(f"- {safe(caveat)}")
     console.print(f"report: {page}", markup=False)

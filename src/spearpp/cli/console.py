@@ -15,7 +15,7 @@ from rich.table import Table
 
 from spearpp import Verdict
 from spearpp.auditing import LayerAudit
-from spearpp.auditing.checks import Finding
+from spearpp.auditing.numbers import Finding
 from spearpp.errors import DataError
 from spearpp.inversion.result import Progress as SearchProgress
 from spearpp.model import Layer
@@ -31,8 +31,8 @@ MAX_TEXT_LENGTH = 300
 
 Design choice: a long module path or sentence fits, and a hostile name cannot flood the terminal.
 """
-PIPE_WIDTH = 240
-"""Columns of a table when the output is not a terminal. Design choice: a row of the widest table fits on one line."""
+PIPE_WIDTH = 100
+"""Columns of a table when the output is not a terminal. Design choice: such a table fits into a log or a document."""
 
 
 class ProgressCallback(Protocol):
@@ -113,10 +113,14 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
     """Print a table with one row per Linear layer, with the result of its audit where there is one."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("layer", "neurons", "inputs", "sees", "samples", "exact", "outcome"):
-        table.add_column(name, justify="right" if name in ("neurons", "inputs", "samples", "exact") else "left")
+        right = name in ("neurons", "inputs", "samples", "exact")
+        table.add_column(
+            name, justify="right" if right else "left", overflow="fold", min_width=20 if name == "outcome" else 4
+        )
     for index, layer in enumerate(layers):
         audited = None if audits is None else audits[index]
         samples = "-" if audited is None or audited.batch_size is None else str(audited.batch_size)
+        samples += " tokens" if samples != "-" and layer.tokens else ""
         exact = "-" if audited is None or audited.inversion is None else str(audited.recovered)
         outcome = layer.reason if audited is None else audited.reason
         columns = (str(layer.neurons), str(layer.features), layer.sees, samples, exact)

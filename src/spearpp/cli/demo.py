@@ -12,7 +12,7 @@ from spearpp import ClientUpdate
 from spearpp import report as reports
 from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
-from spearpp.cli.audit import print_result, run
+from spearpp.cli.audit import print_result, print_score, run
 from spearpp.cli.console import make_folder, output, uninterrupted
 from spearpp.simulate import FedSGD, mlp, photographs
 
@@ -61,8 +61,7 @@ def demo(
             about={"received": repr(received), "threat_model": received.threat_model},
         )
     print_result(result, page, quiet)
-    compared = reports.compare(result, batch)
-    if compared is not None and not quiet:
-        output().print(f"compared with the truth: {compared}", markup=False)
+    if not quiet:
+        print_score(result, batch)
     if show:
         webbrowser.open(page.resolve().as_uri())

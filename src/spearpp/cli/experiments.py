@@ -82,6 +82,8 @@ def reproduce(
     \b
     spearpp reproduce table1 --scale small
     spearpp reproduce table1 --data cifar10 --out results
+    spearpp reproduce table1 --method gated --batches 10 -m 200
+    spearpp reproduce table1 --status
     """  # noqa: D301
     selected = load(
         table,
@@ -196,6 +198,8 @@ def frontier(
 
     \b
     spearpp frontier --axis noise -b 32 -m 512
+    spearpp frontier --axis noise=1e-4,1e-3,1e-2 --trainings 0 --out results
+    spearpp frontier --axis batch --axis width=200,1000 --data digits
     """  # noqa: D301
     axes = [parse_axis(text) for text in axis]
     if not 1 <= len(axes) <= 2 or (len(axes) == 2 and axes[1][1] is None):

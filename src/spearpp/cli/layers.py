@@ -11,7 +11,7 @@ from spearpp.auditing.document import plain
 from spearpp.cli import options
 from spearpp.cli.audit import read_update
 from spearpp.cli.console import output, print_findings, print_layers
-from spearpp.cli.models import model_of
+from spearpp.cli.models import with_model
 
 
 def layers(
@@ -30,7 +30,8 @@ def layers(
     spearpp layers round3.pt client7.pt --model mypkg.net:Net
     """  # noqa: D301
     received = read_update(update, after, kind, lr, steps)
-    found = find_layers(model_of(model, received), received)
+    received, network = with_model(model, received)
+    found = find_layers(network, received)
     findings = check(received, found)
     if as_json:
         content = {"update": repr(received), "layers": [asdict(each) for each in found]}

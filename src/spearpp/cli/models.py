@@ -10,9 +10,16 @@ from pathlib import Path
 from torch import nn
 
 from spearpp.errors import OptionError
-from spearpp.types import Tensor
+from spearpp.model import named_as
+from spearpp.model.checkpoint import AssumedNetwork
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
+
+
+def with_model(text: str, update: ClientUpdate) -> tuple[ClientUpdate, nn.Module | None]:
+    """Build the network that ``--model`` names, and give the update the parameter names of this network."""
+    model = model_of(text, update)
+    return named_as(update, model), model
 
 
 def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
@@ -60,32 +67,10 @@ def _import_model(module: str, name: str, text: str) -> object:
         raise OptionError(f"--model {text}: {type(error).__name__}: {error}") from error
 
 
-class _Chain(nn.Module):
-    """Linear layers with ReLU between them. The layers may have any parameter names."""
-
-    def __init__(self, layers: list[tuple[str, nn.Linear]]) -> None:
-        super().__init__()
-        self.order: list[nn.Linear] = []
-        for path, layer in layers:
-            parent: nn.Module = self
-            *outer, last = path.split(".") if path else ["linear"]
-            for part in outer:
-                if part not in dict(parent.named_children()):
-                    parent.add_module(part, nn.Module())
-                parent = parent.get_submodule(part)
-            parent.add_module(last, layer)
-            self.order.append(layer)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply all layers in order."""
-        x = x.flatten(1)
-        for layer in self.order[:-1]:
-            x = nn.functional.relu(layer(x))
-        return self.order[-1](x)
-
-
 def chain(update: ClientUpdate) -> nn.Module:
     """Build an MLP with the shapes of the update's weights, in the natural order of their names.
+
+    If the names are numbers, as those of a list are, the bias of a layer is the tensor after its weight.
 
     Raises:
         OptionError: If the weights do not form a chain of Linear layers.
@@ -93,20 +78,21 @@ def chain(update: ClientUpdate) -> nn.Module:
     weights = tensor_specs(update.weights)
     matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=_natural_order)
     layers, used = [], set(matrices)
+    numbered = all(name.isdecimal() for name in weights)
     for name in matrices:
         outputs, inputs = weights[name].shape
-        bias = name.removesuffix("weight") + "bias"
+        bias = str(int(name) + 1) if numbered else name.removesuffix("weight") + "bias"
         has_bias = bias in weights and weights[bias].shape == (outputs,)
         used |= {bias} if has_bias else set()
         layer = nn.Linear(inputs, outputs, bias=has_bias, dtype=weights[name].dtype, device=weights[name].device)
-        layers.append((name.removesuffix("weight").rstrip("."), layer))
+        layers.append((name.removesuffix("weight").rstrip(".") or "linear", layer))
     connected = all(a.out_features == b.in_features for (_, a), (_, b) in pairwise(layers))
-    named = all(name.endswith("weight") for name in matrices)
+    named = numbered or all(name.endswith("weight") for name in matrices)
     if len(layers) < 2 or not connected or used != set(weights) or not named:
         raise OptionError(
             "--model mlp: the weights do not form a chain of Linear layers. Name your own factory, or use --model none"
         )
-    return _Chain(layers)
+    return AssumedNetwork(layers, nn.functional.relu)
 
 
 def _natural_order(name: str) -> list[tuple[int, int | str]]:

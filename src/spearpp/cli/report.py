@@ -10,6 +10,7 @@ from spearpp import report as reports
 from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.cli import options
 from spearpp.cli.console import output
+from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 
 
@@ -33,7 +34,8 @@ def report(
     batch = None if truth is None else Batch.load(truth)
     if any(display.values()) or batch is not None:
         result = AuditResult.load(folder)
-        presentation = reports.Presentation.of(result.inputs.shape[1], batch, **display)
+        rows = None if batch is None or shows_features(result) else batch.as_rows(shown_width(result))
+        presentation = reports.Presentation.of(shown_width(result), rows, **display)
     redaction = options.one_of("--redact", redact, REDACTIONS)
     page = reports.rerender(folder, truth=batch, presentation=presentation, redact=redaction)
     console = output()

@@ -12,6 +12,7 @@ from spearpp.cli.console import output
 from spearpp.errors import DataError
 from spearpp.metrics import PAPER_PSNR
 from spearpp.simulate import Batch
+from spearpp.types import Tensor
 
 
 def score(
@@ -32,9 +33,8 @@ def score(
     spearpp score audit-client7 truth.safetensors
     """  # noqa: D301
     batch = Batch.load(truth)
-    inputs = AuditResult.load(recovered).inputs if recovered.is_dir() else Batch.load(recovered).inputs
-    if not inputs.shape[1]:
-        raise DataError(f"{recovered} contains no recovered inputs: the audit found none, or the report omits them")
+    inputs = _recovered(recovered)
+    batch = batch.as_rows(inputs.shape[1]) or batch  # if the sizes differ, the score raises the error
     compared = spearpp.score(inputs, batch.inputs, normalisation=batch.normalisation, threshold=threshold)
     if as_json:
         typer.echo(json.dumps(compared.to_dict(), indent=1))
@@ -43,4 +43,17 @@ def score(
     for index, (row, psnr) in enumerate(zip(compared.assignment.tolist(), compared.psnr.tolist(), strict=True)):
         match = f"recovered {row + 1:>4}   {psnr:6.1f} dB" if row >= 0 else "not recovered"
         console.print(f"sample {index + 1:>4}   {match}")
-    console.print(repr(compared), markup=False)
+    console.print(compared.summary, markup=False)
+
+
+def _recovered(path: Path) -> Tensor:
+    """Return the recovered inputs of a report folder or of a file."""
+    if not path.is_dir():
+        return Batch.load(path).inputs
+    result = AuditResult.load(path)
+    if not result.inputs.shape[1]:
+        raise DataError(f"{path} contains no recovered inputs: the audit found none, or the report omits them")
+    if result.best is not None and result.best.layer.sees == "features":
+        what = f"features of layer {result.best.layer.name}, which cannot be compared with inputs of the model"
+        raise DataError(f"{path} contains {what}")
+    return result.inputs

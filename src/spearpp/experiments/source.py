@@ -89,7 +89,7 @@ class Source:
         >>> Source.parse("photographs")
         Source(kind='photographs', digest='', size=32, label=None, path=None)
         """
-        named: Kind | None = next((kind for kind in NAMED if kind == text), None)
+        named: Kind | None = next((kind for kind in NAMED if kind == text.replace("-", "_")), None)
         if named is not None:
             return cls(named, size=size).checked()
         path = Path(text).expanduser().resolve()

@@ -11,18 +11,78 @@ from dataclasses import replace
 
 from torch import nn
 
-from spearpp.errors import DataError, ShapeError
-from spearpp.model.checkpoint import assumed_networks, of_checkpoint
+from spearpp.errors import DataError, OptionError, ShapeError
+from spearpp.model.checkpoint import AssumedNetwork, assumed_networks, of_checkpoint
 from spearpp.model.definition import by_definition, in_transformers
 from spearpp.model.graph import by_graph
 from spearpp.model.layer import Layer, Sees, layer_of
 from spearpp.model.operations import is_linear
 from spearpp.model.tracer import Tracer
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import nonzero, tensor_specs
-from spearpp.update.names import plain
+from spearpp.update.lazy import nonzero, pick, tensor_specs
+from spearpp.update.names import common_prefix, plain
 
-__all__ = ["Layer", "Sees", "assumed_networks", "find_layers"]
+__all__ = ["Layer", "Sees", "assumed_networks", "check_types", "find_layers", "named_as"]
+
+
+def check_types(update: object, model: object) -> None:
+    """Check that an update is a ``ClientUpdate`` and that a model is a module or None.
+
+    Raises:
+        OptionError: if one of them has another type. The message says what to pass instead.
+    """
+    if not isinstance(update, ClientUpdate):
+        how = "build one with spearpp.ClientUpdate.from_gradients, from_weights or load"
+        raise OptionError(f"update is a {type(update).__name__}: expected a spearpp.ClientUpdate; {how}")
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise OptionError(f"model is the class {model.__name__}: expected a network, for example {model.__name__}()")
+    if model is not None and not isinstance(model, nn.Module):
+        how = "pass the network itself, not its weights or its name"
+        raise OptionError(f"model is a {type(model).__name__}: expected a torch.nn.Module or None; {how}")
+
+
+def named_as(update: ClientUpdate, model: nn.Module | None) -> ClientUpdate:
+    """Return the update with the parameter names of a model.
+
+    The names change only if the update and the model have no name in common. Names without meaning ("0", "1", …), as
+    lists and ``arr_0`` files have, are replaced by position: the order is that of the parameters, or that of the state
+    dict if its running statistics were sent too. Otherwise a prefix that all names share is removed or added.
+
+    Args:
+        update: the client's update.
+        model: the network, or None to return the update unchanged.
+
+    Raises:
+        DataError: if names without meaning have another number than the parameters.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> weights = [each.detach().numpy() for each in model.parameters()]
+    >>> list(named_as(ClientUpdate.from_gradients(weights, weights), model).gradients)
+    ['0.weight', '0.bias', '2.weight', '2.bias']
+    """
+    check_types(update, model)
+    own = [] if model is None else [plain(name) for name, _ in model.named_parameters()]
+    sent = list(update.weights)
+    if model is None or set(own) & set(sent):
+        return update
+    if all(name.isdecimal() for name in sent):
+        entries = [plain(name) for name, each in model.state_dict().items() if each.is_floating_point()]
+        order = next((each for each in (own, entries) if len(each) == len(sent)), None)
+        if order is None:
+            raise DataError(f"the update holds {len(sent)} tensors without names, the model has {len(own)} parameters")
+        names = dict(zip(sorted(sent, key=int), order, strict=True))
+    else:
+        removed, added = common_prefix(own, sent), common_prefix(sent, own)
+        names = {name: f"{added}{name.removeprefix(removed)}" for name in sent}
+    if not set(names.values()) & set(own):
+        return update
+    return replace(
+        update,
+        weights=pick(update.weights, {new: old for old, new in names.items() if new in own}),
+        gradients=pick(
+            update.gradients, {new: old for old, new in names.items() if new in own and old in update.gradients}
+        ),
+    )
 
 
 def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
@@ -36,7 +96,8 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
         The layers, in the order of the model.
 
     Raises:
-        DataError: if the model and the update have no parameter in common.
+        OptionError: if an argument has another type.
+        DataError: if the model and the update have no parameter in common. ``named_as`` adapts names of another style.
         ShapeError: if a parameter has different shapes in the model and in the update.
 
     >>> from torch import nn
@@ -47,6 +108,7 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     2 True its output goes to GELU: the equations of the network are solved
     4 False its output is the model's output: no ReLU follows
     """
+    check_types(update, model)
     if model is None:
         found = of_checkpoint(update)
     else:
@@ -54,13 +116,25 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
         own = {plain(name): parameter.shape for name, parameter in model.named_parameters()}
         sent = {name: spec.shape for name, spec in tensor_specs(update.weights).items()}
         if not own.keys() & sent.keys():
-            raise DataError("the model has none of the update's parameters: is it another model?")
+            names = f"the update has {next(iter(sent))[:80]!r}, the model has {next(iter(own), 'none')[:80]!r}"
+            raise DataError(f"the model has none of the update's parameters: is it another model? ({names}, ...)")
         for name in own.keys() & sent.keys():
             if own[name] != sent[name]:
                 shapes = f"shape {tuple(sent[name])} in the update and {tuple(own[name])} in the model"
                 raise ShapeError(f"{name} has {shapes}: is it another model?")
         found = _of_model(model)
+        if isinstance(model, AssumedNetwork):
+            found = [_assumed(layer) for layer in found]
     return [_check_gradient(layer, update) for layer in found]
+
+
+def _assumed(layer: Layer) -> Layer:
+    """Return a layer of a network whose activation function is an assumption."""
+    if not layer.qualifies:
+        return layer
+    proof = "the equations" if layer.equations else "a certificate"
+    reason = layer.reason.replace("its output goes to", "its output is assumed to go to", 1)
+    return replace(layer, assumed=True, reason=f"{reason}; {proof} can prove it")
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

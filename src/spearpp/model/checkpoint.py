@@ -51,25 +51,24 @@ def _vector_after(weights: dict[str, TensorSpec], name: str) -> str | None:
 
 
 class AssumedNetwork(nn.Module):
-    """A sequence of Linear layers with one activation function between them.
+    """A sequence of Linear layers with one activation function between them. The activation function is an assumption.
 
     Args:
-        stems: names of the layers, which are the parameter names of a checkpoint without ``.weight`` and ``.bias``.
-        widths: number of inputs of the first layer, then number of outputs of every layer.
+        layers: the layers with their names, which are parameter names without ``.weight`` and ``.bias``.
         activation: the activation function.
     """
 
-    def __init__(self, stems: list[str], widths: list[int], activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, layers: list[tuple[str, nn.Linear]], activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.stems, self.activation = stems, activation
-        for stem, (inputs, outputs) in zip(stems, pairwise(widths), strict=True):
+        self.stems, self.activation = [stem for stem, _ in layers], activation
+        for stem, layer in layers:
             module: nn.Module = self
             *path, last = stem.split(".")
             for part in path:
                 if part not in dict(module.named_children()):
                     module.add_module(part, nn.Module())
                 module = module.get_submodule(part)
-            module.add_module(last, nn.Linear(inputs, outputs))
+            module.add_module(last, layer)
 
     def forward(self, x: Any) -> Any:
         """Return the outputs, (batch, classes)."""
@@ -112,4 +111,7 @@ def assumed_networks(update: ClientUpdate) -> list[AssumedNetwork]:
     if prefixes & set(stems):  # a Linear layer cannot contain another layer
         return []
     widths = [shapes[0][1], *(shape[0] for shape in shapes)]
-    return [AssumedNetwork(stems, widths, activation) for activation in ACTIVATIONS]
+    return [
+        AssumedNetwork([(stem, nn.Linear(*sizes)) for stem, sizes in zip(stems, pairwise(widths), strict=True)], each)
+        for each in ACTIVATIONS
+    ]

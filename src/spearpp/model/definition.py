@@ -18,20 +18,19 @@ def by_definition(model: nn.Module) -> Iterable[tuple[str, Layer]]:
         name, module = leaves[index]
         after = leaves[index + 1][1] if index + 1 < len(leaves) else None
         following = linear[position + 1] if position + 1 < len(linear) else None
+        sees = Sees.INPUTS if index == 0 else Sees.FEATURES  # the first module of the model receives its input
         is_activation = after is not None and type(after).__module__ == "torch.nn.modules.activation"
         # Before an attention or softmax module, ``forward`` may call a functional ReLU.
         relu_possible = isinstance(after, nn.ReLU | nn.MultiheadAttention | nn.Softmax | nn.LogSoftmax)
         if following is None and not isinstance(after, nn.ReLU):
             reason = "the last Linear layer: no ReLU is defined after it"
-            yield name, layer_of(model, name, qualifies=False, reason=reason)
+            yield name, replace(layer_of(model, name, qualifies=False, reason=reason), sees=sees)
         elif is_activation and not relu_possible:
             reason = f"{type(after).__name__} is defined after it, not ReLU (the model could not be traced)"
-            yield name, layer_of(model, name, qualifies=False, reason=reason)
+            yield name, replace(layer_of(model, name, qualifies=False, reason=reason), sees=sees)
         else:
             reason = "assumed: the model cannot be traced; a certificate proves the ReLU"
-            layer = layer_of(model, name, qualifies=True, reason=reason, assumed=True)
-            if index == 0:  # the very first module of the model
-                layer = replace(layer, sees=Sees.INPUTS)
+            layer = replace(layer_of(model, name, qualifies=True, reason=reason, assumed=True), sees=sees)
             if following is not None:
                 next_name, next_module = leaves[following]
                 fits = getattr(next_module, "in_features", None) == getattr(module, "out_features", None)

@@ -54,6 +54,11 @@ class Layer:
     dropout: bool = False
     """Whether Dropout follows the ReLU. Active neurons may then have a zero gradient."""
 
+    @property
+    def noun(self) -> str:
+        """What one input of the layer stands for, in the plural: "tokens" or "samples"."""
+        return "tokens" if self.tokens else "samples"
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "sees", Sees(self.sees))
 

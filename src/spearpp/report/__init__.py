@@ -20,7 +20,7 @@ from spearpp.errors import OptionError, ShapeError
 from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
 from spearpp.report.html import page
-from spearpp.report.presentation import Presentation, shown_width
+from spearpp.report.presentation import Presentation, shown_width, shows_features
 from spearpp.report.sarif import sarif
 from spearpp.simulate import Batch
 from spearpp.types import Tensor
@@ -46,7 +46,8 @@ def write(
     Args:
         folder: Folder of the report. It is created if necessary. A report that it contains is replaced.
         result: The audit.
-        truth: The client's true batch, to show beside the recovered inputs. The audit does not use it.
+        truth: The client's true batch, to show beside the recovered inputs. The audit does not use it. It is only
+            stored if the audit recovered features of an inner layer, which cannot be compared with inputs.
         presentation: How to show inputs. None guesses from the number of features.
         redact: How to hide recovered inputs in every file: "none", "blur" or "omit".
         command: Command line that repeats the audit.
@@ -60,7 +61,7 @@ def write(
         SpearError: If the truth or the presentation does not match the audit, or if a file cannot be written.
     """
     if presentation is None:
-        presentation = Presentation.of(shown_width(result), truth)
+        presentation = Presentation.of(shown_width(result), _shown_truth(result, truth))
     compared = None if truth is None else compare(result, truth)
     content = {
         "source": list(source),
@@ -118,17 +119,24 @@ def compare(result: AuditResult, truth: Batch) -> Score | None:
     """Score the recovered inputs against the true batch.
 
     Returns:
-        The score, or None if the audit recovered no inputs of the model.
+        The score, or None if the audit recovered no inputs of the model. If the layer acts on every token of a
+        sequence, every token of the true batch counts as a sample.
 
     Raises:
         ShapeError: If the true inputs have another number of features than the recovered ones.
     """
     if result.best is None or result.best.layer.sees == "features":
         return None
-    if result.inputs.shape[1] != truth.inputs.shape[1]:
+    rows = truth.as_rows(result.inputs.shape[1])
+    if rows is None:
         sizes = f"{result.inputs.shape[1]} numbers, but the true inputs have {truth.inputs.shape[1]}"
         raise ShapeError(f"the recovered inputs have {sizes}: is it the batch of another client?")
-    return score(result.inputs, truth.inputs, normalisation=truth.normalisation)
+    return score(result.inputs, rows.inputs, normalisation=rows.normalisation)
+
+
+def _shown_truth(result: AuditResult, truth: Batch | None) -> Batch | None:
+    """Return the true batch in the form of the inputs that the report shows, or None if it cannot be compared."""
+    return None if truth is None or shows_features(result) else truth.as_rows(shown_width(result))
 
 
 def _render(
@@ -141,7 +149,8 @@ def _render(
 ) -> Path:
     content = read_document(path)
     shown = redacted(result, redact, presentation.shape)
-    originals = None if truth is None or compared is None else _originals(truth, presentation, redact)
+    rows = _shown_truth(result, truth)
+    originals = None if rows is None or compared is None else _originals(rows, presentation, redact)
     html = page(shown, content, presentation, originals, compared, redact)
     write_whole(path / PAGE, html.encode())
     write_whole(path / SARIF, (json.dumps(sarif(content), indent=1) + "\n").encode())

@@ -55,6 +55,7 @@ def page(
         content={"received": None, "source": [], "threat_model": None, "command": None, "versions": {}, **content},
         verdict=result.verdict,
         leaks=result.verdict is Verdict.LEAKS,
+        replay_meaning="" if result.replay is None else result.replay.meaning,
         headline=headline(result),
         meaning=meaning(result),
         layers=[_layer(each) for each in result.layers],

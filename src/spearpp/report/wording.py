@@ -27,9 +27,9 @@ def headline(result: AuditResult) -> str:
     recovered, total = len(result.inputs), best.batch_size
     how = "exactly" if best.recovered == recovered else "recognisably, up to a stated error"
     if best.layer.sees == "features":
-        what = f"the inner features of {recovered} of {total} samples"
+        what = f"the inner features of {recovered} of {total} {best.layer.noun}"
     else:
-        what = f"{recovered} of {total} training samples"
+        what = f"{recovered} of {total} training {best.layer.noun}"
     return f"This update leaks training data: {what} were recovered {how}."
 
 

@@ -13,8 +13,8 @@ from spearpp.update.files import FileName, read_tensors, write_tensors
 
 FORMAT = 1
 """Version number in the header of the files that ``Batch.save`` writes."""
-INPUTS, LABELS = ("inputs", "x"), ("labels", "y")
-"""Names under which a file may hold the inputs and the labels."""
+INPUTS, LABELS = ("inputs", "x", "0"), ("labels", "y", "1")
+"""Names under which a file may hold the inputs and the labels. A file without names numbers its tensors from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,36 @@ class Batch:
             raise DataError(f"{path}: a batch is written as .safetensors")
         write_tensors(path, tensors, header)
 
+    def as_rows(self, features: int) -> "Batch | None":
+        """Return the batch with rows of this many numbers, as a Linear layer of this width receives it.
+
+        A layer that acts on every token of a sequence has one row per token: inputs of shape (b, tokens, n) are split
+        into b · tokens rows of n numbers, each with the label of its sequence. None if the inputs have another size.
+
+        >>> batch = Batch(torch.rand(2, 12), torch.tensor([3, 1]), Normalisation.identity(12), image_shape=(1, 4, 3))
+        >>> tokens = batch.as_rows(3)
+        >>> tokens.inputs.shape, tokens.labels.tolist()
+        (torch.Size([8, 3]), [3, 3, 3, 3, 1, 1, 1, 1])
+        """
+        if self.inputs.shape[1] == features:
+            return self
+        if self.image_shape is None or self.image_shape[-1] != features:
+            return None
+        mean, std = self.normalisation.mean.reshape(-1, features), self.normalisation.std.reshape(-1, features)
+        if not bool((mean == mean[0]).all() and (std == std[0]).all()):
+            return None
+        rows = self.inputs.reshape(-1, features)
+        labels = self.labels.repeat_interleave(len(rows) // len(self.labels))
+        return Batch(rows, labels, Normalisation(mean[0], std[0]))
+
     @classmethod
     def load(cls, path: FileName) -> "Batch":
         """Load a batch that ``save`` wrote, or any file of tensors that contains ``inputs`` (or ``x``).
 
-        The inputs are those that were fed to the network, with one row per sample. Rows with two or three dimensions
-        are images, channels first. The tensors ``labels`` (or ``y``), ``mean`` and ``std`` are optional. ``mean`` and
-        ``std`` hold one number, one number per channel, or one number per column.
+        A file that holds only one tensor, such as ``torch.save(x, path)`` writes, holds the inputs. The inputs are
+        those that were fed to the network, with one row per sample. Rows with two or three dimensions are images,
+        channels first. The tensors ``labels`` (or ``y``), ``mean`` and ``std`` are optional. ``mean`` and ``std`` hold
+        one number, one number per channel, or one number per column.
 
         Raises:
             DataError: if the file does not hold a batch.
@@ -64,9 +87,14 @@ class Batch:
             next((tensors[name] for name in names if name in tensors), None) for names in (INPUTS, LABELS)
         )
         if inputs is None or inputs.ndim < 2 or not inputs.numel():
-            raise DataError(f"{path} holds {sorted(tensors)[:6]}: expected inputs (or x) with one row per sample")
-        if not inputs.is_floating_point() or not bool(torch.isfinite(inputs).all()):
-            raise DataError(f"{path} holds inputs that are not finite floats: save the inputs of the network")
+            held = ", ".join(repr(name[:40]) for name in sorted(tensors)[:6])
+            wanted = 'expected inputs with one row per sample, for example torch.save({"inputs": x}, path)'
+            raise DataError(f"{path} holds the tensors {held}: {wanted}")
+        if not inputs.is_floating_point():
+            what = "save the floating-point numbers that the network receives"
+            raise DataError(f"{path} holds inputs of type {str(inputs.dtype).removeprefix('torch.')}: {what}")
+        if not bool(torch.isfinite(inputs).all()):
+            raise DataError(f"{path} holds inputs that are NaN or Inf")
         b, n = len(inputs), inputs[0].numel()
         if labels is None:
             labels = torch.full((b,), -1)

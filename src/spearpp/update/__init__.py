@@ -82,7 +82,7 @@ class ClientUpdate:
         return f"ClientUpdate({', '.join(parts)})"
 
     @classmethod
-    def from_gradients(cls, model: Tensors, grads: Tensors | Sequence[Tensor | None] | None = None) -> "ClientUpdate":
+    def from_gradients(cls, model: Tensors, grads: Tensors | None = None) -> "ClientUpdate":
         """Build an update from gradients, which is what a FedSGD client sends.
 
         Args:
@@ -103,7 +103,7 @@ class ClientUpdate:
             grads = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
             if not grads:
                 raise DataError("the model's parameters have no gradients: call backward() first, or pass grads")
-        elif isinstance(grads, Sequence):
+        elif isinstance(grads, Sequence) and not isinstance(grads, str):
             if len(grads) != len(weights):
                 raise DataError(f"grads holds {len(grads)} tensors, the model has {len(weights)} parameters")
             grads = {name: each for name, each in zip(weights, grads, strict=True) if each is not None}
@@ -260,7 +260,7 @@ class ClientUpdate:
         then. Call ``verify`` to check them now.
 
         Args:
-            path: a ``.safetensors``, ``.pt``, ``.pth``, ``.bin``, ``.ckpt`` or ``.npz`` file.
+            path: a file or folder in one of the formats that ``open_tensors`` lists.
             before: the weights that the server sent: a module, a state dict, a list or another file. Files that
                 ``save`` wrote contain these weights, so ``before`` must be None for them.
             kind: what a file of another program holds: "weights" after training, "deltas" or "gradients".

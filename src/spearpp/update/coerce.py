@@ -1,7 +1,7 @@
 """Convert what a caller passes to one form: parameters without buffers, finite, at least float32, and copied."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Named, elementwise, map_blocks, pick, tensor_specs
-from spearpp.update.names import Tensors, is_buffer, parameters_of, plain
+from spearpp.update.names import Tensors, dense, is_buffer, parameters_of, plain
 
 
 def plain_lr_and_steps(lr: Any, steps: Any) -> tuple[float | None, int | None]:
@@ -37,8 +37,11 @@ def plain_lr_and_steps(lr: Any, steps: Any) -> tuple[float | None, int | None]:
 def parameters_and_buffers(model: Tensors, given: Tensors) -> tuple[Named, tuple[str, ...]]:
     """Split tensors into the model's parameters and the names of all other tensors.
 
-    The other tensors are buffers, and the second names of tied weights.
+    The other tensors are buffers, and the second names of tied weights. A list with one tensor for every entry of the
+    module's state dict, as Flower clients send it, takes the names of the state dict.
     """
+    if isinstance(model, nn.Module) and isinstance(given, Sequence) and len(given) == len(model.state_dict()):
+        given = dict(zip(model.state_dict(), given, strict=True))
     found, buffers = parameters_of(given), _buffers(given)
     if isinstance(model, nn.Module):
         own = {plain(name) for name, _ in model.named_parameters()}
@@ -98,5 +101,6 @@ def moved_to(tensors: Named, device: torch.device | str) -> Named:
 def _buffers(tensors: Tensors) -> tuple[str, ...]:
     if not isinstance(tensors, Mapping):
         return ()
-    named = tensor_specs(tensors) if isinstance(tensors, Lazy) else tensors
-    return tuple(str(name) for name, tensor in named.items() if is_buffer(str(name), tensor))
+    if isinstance(tensors, Lazy):
+        return tuple(name for name, spec in tensor_specs(tensors).items() if is_buffer(name, spec))
+    return tuple(str(name) for name, tensor in tensors.items() if is_buffer(str(name), dense(str(name), tensor)))

@@ -1,12 +1,14 @@
-"""Read and write files of tensors in the formats safetensors, PyTorch and npz.
+"""Read and write files of tensors in the formats safetensors, PyTorch, npz and npy.
 
 Files come from strangers: nothing in a file is executed, sizes are checked before memory is allocated, and a damaged
 file leads to one ``DataError`` that names the file.
 """
 
+import gzip
 import json
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Stored, map_blocks
-from spearpp.update.readers import HEADER, open_npz, open_safetensors, open_torch
+from spearpp.update.readers import HEADER, open_index, open_npy, open_npz, open_safetensors, open_torch
 from spearpp.update.source import Source
 
 LARGEST = 2**33
@@ -22,7 +24,31 @@ LARGEST = 2**33
 
 A design choice: 8 GiB holds two billion float32 weights and still fits into the memory of a workstation.
 """
+BLOCK_BYTES = 2**20
+"""Bytes that are unpacked at once. A design choice: 1 MiB is small beside any file of tensors."""
 FileName = str | os.PathLike[str]
+
+
+def _open_gzip(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Open a file of tensors that was compressed with gzip, and read all of it into memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpacked, size = Path(folder) / source.path.stem, 0
+        if unpacked.suffix.lower() in ("", source.path.suffix.lower()):
+            raise DataError(f"{source.path}: expected the name of a compressed file of tensors, such as update.pt.gz")
+        try:
+            with source.open() as raw, gzip.GzipFile(fileobj=raw) as packed, unpacked.open("wb") as file:
+                while block := packed.read(BLOCK_BYTES):
+                    size += len(block)
+                    if size > largest:
+                        raise DataError(f"{source.path} unpacks to more than the {largest:,} bytes allowed")
+                    file.write(block)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{source.path} cannot be unpacked: {error}") from error
+        try:
+            tensors, header = open_tensors(unpacked, largest=largest)
+            return {name: Stored.in_memory(each) for name, each in tensors.items()}, header
+        except DataError as error:
+            raise DataError(str(error).replace(str(unpacked), str(source.path))) from error
 
 
 Reader = Callable[[Source, int], tuple[dict[str, Stored], dict[str, Any]]]
@@ -30,19 +56,24 @@ Reader = Callable[[Source, int], tuple[dict[str, Stored], dict[str, Any]]]
 READERS: dict[str, Reader] = {
     ".safetensors": open_safetensors,
     ".npz": open_npz,
+    ".npy": open_npy,
+    ".gz": _open_gzip,
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), open_torch),
 }
 """The reader of each file name suffix. To support another format, add its reader here."""
+INDEX = ".index.json"
+"""Ending of the file that lists the files of a checkpoint in several files."""
 
 
 def open_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[Lazy, dict[str, Any]]:
     """Open a file of tensors without reading their elements.
 
     Supported formats: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` (tensors only: a pickle that calls
-    anything is rejected); ``.npz`` (no pickled objects). The tensors of a list are named "0", "1", …
+    anything is rejected); ``.npz`` and ``.npy`` (no pickled objects); each of them compressed as ``.gz``; and a
+    checkpoint in several files, by its ``.index.json`` or its folder. The tensors of a list are named "0", "1", …
 
     Args:
-        path: the file.
+        path: the file, or a folder with one checkpoint.
         largest: number of bytes that the file, its unpacked content and its tensors may take.
 
     Returns:
@@ -57,13 +88,15 @@ def open_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[Lazy, dict[
         path = Path(path)
     except TypeError as error:
         raise DataError(f"{path!r} is not a file name") from error
-    suffix = path.suffix.lower()
-    if suffix not in READERS:
+    if path.is_dir():
+        path = _checkpoint_in(path)
+    reader = open_index if path.name.lower().endswith(INDEX) else READERS.get(path.suffix.lower())
+    if reader is None:
         raise DataError(f"{path.name}: expected a file ending in {', '.join(READERS)}")
     source = Source.of(path)
     if source.size > largest:
         raise DataError(f"{path} has {source.size:,} bytes, more than the {largest:,} allowed")
-    found, header = READERS[suffix](source, largest)
+    found, header = reader(source, largest)
     stored = {name: _as_dense(name, each) for name, each in found.items()}
     claimed = sum(each.spec.nbytes for each in stored.values())
     if claimed > largest:  # with strides of zero, a file with one element can state a tensor of any shape
@@ -71,6 +104,24 @@ def open_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[Lazy, dict[
     if not stored:
         raise DataError(f"{path} holds no tensors")
     return Lazy(stored), header
+
+
+def _checkpoint_in(folder: Path) -> Path:
+    """Return the only checkpoint in a folder: an index of several files, or else the only file of tensors.
+
+    Raises:
+        DataError: if the folder holds no checkpoint, or several.
+    """
+    try:
+        names = sorted(each.name for each in folder.iterdir() if each.is_file())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror or error}") from error
+    found = [name for name in names if name.lower().endswith(INDEX)]
+    found = found or [name for name in names if Path(name).suffix.lower() in READERS]
+    if len(found) != 1:
+        some = f"several checkpoints ({', '.join(found[:4])})" if found else "no file of tensors"
+        raise DataError(f"{folder} is a folder with {some}: name one file")
+    return folder / found[0]
 
 
 def read_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[dict[str, Tensor], dict[str, Any]]:

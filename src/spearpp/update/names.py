@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -14,8 +16,8 @@ WRAPPER_PREFIX = re.compile(r"^(?:_module\.|module\.|_orig_mod\.)+")
 """Prefixes that Opacus, DistributedDataParallel and torch.compile add to parameter names."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Names of the buffers of PyTorch's normalisation layers."""
-Tensors = nn.Module | Named | Sequence[Tensor]
-"""A module, a state dict, or a list of tensors in parameter order."""
+Tensors = nn.Module | Named | Sequence[Any]
+"""A module, a state dict, or a list of tensors or NumPy arrays in parameter order."""
 
 
 def plain(name: str) -> str:
@@ -48,7 +50,7 @@ def _dense_tensors(tensors: Tensors) -> dict[str, Tensor]:
         named: Mapping[str, object] = dict(tensors.named_parameters())
     elif isinstance(tensors, Mapping):
         named = tensors
-    elif isinstance(tensors, Sequence):
+    elif isinstance(tensors, Sequence) and not isinstance(tensors, str | bytes):
         named = {str(index): tensor for index, tensor in enumerate(tensors)}
     else:
         raise OptionError(f"got a {type(tensors).__name__}: expected a module, a state dict or a list of tensors")
@@ -56,7 +58,7 @@ def _dense_tensors(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def dense(name: str, tensor: object) -> Tensor:
-    """Convert a tensor to a dense one without gradient. float8 becomes float32.
+    """Convert a tensor or a NumPy array to a dense tensor without gradient. float8 becomes float32.
 
     Args:
         name: name of the tensor, for error messages.
@@ -65,6 +67,11 @@ def dense(name: str, tensor: object) -> Tensor:
     Raises:
         DataError: if the value is not a tensor, holds no numbers, or is quantised, complex or nested.
     """
+    if isinstance(tensor, numpy.ndarray | numpy.generic):
+        try:
+            tensor = torch.from_numpy(numpy.array(tensor, dtype=tensor.dtype.newbyteorder("=")))
+        except TypeError as error:
+            raise DataError(f"{name[:80]!r} is an array whose elements are not numbers: {error}") from error
     if not isinstance(tensor, Tensor):
         raise DataError(f"{name[:80]!r} is a {type(tensor).__name__}, not a tensor")
     if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) or tensor.is_meta:
@@ -85,8 +92,9 @@ def is_buffer(name: str, tensor: Tensor | TensorSpec) -> bool:
 def match(parameters: Named, given: Named, what: str) -> Named:
     """Rename tensors to the names of the parameters that they belong to.
 
-    Tensors are matched by name. If all names are numbers, as those of a list are, they are matched by position.
-    Parameters without a tensor are left out.
+    Tensors are matched by name. If all names are numbers, as those of a list are, they are matched by position. If no
+    name is in the model, a prefix that all names share is ignored (``common_prefix``). Parameters without a tensor are
+    left out.
 
     Args:
         parameters: the parameters of the model, by name.
@@ -103,6 +111,10 @@ def match(parameters: Named, given: Named, what: str) -> Named:
         if len(found) != len(wanted):
             raise DataError(f"{what} holds {len(found)} tensors, the model has {len(wanted)} parameters")
         order = dict(zip(wanted, sorted(found, key=int), strict=True))
+    elif not set(found) & set(wanted):
+        prefix = common_prefix(wanted, found)
+        longer = common_prefix(found, wanted)
+        order = {f"{longer}{name.removeprefix(prefix)}": name for name in found}
     unknown = [name for name in order if name not in wanted]
     if unknown:
         raise DataError(f"{what} has names that are not in the model: {_some(unknown)}; the model has {_some(wanted)}")
@@ -111,6 +123,35 @@ def match(parameters: Named, given: Named, what: str) -> Named:
             shapes = f"shape {tuple(found[own].shape)}, in the model it has {tuple(wanted[name].shape)}"
             raise ShapeError(f"{what}: {name} has {shapes}")
     return pick(given, {name: order[name] for name in wanted if name in order})
+
+
+def common_prefix(names: Iterable[str], longer: Iterable[str]) -> str:
+    """Return the prefix by which names differ: ``"model."`` if Lightning stored a network as the attribute ``model``.
+
+    Args:
+        names: names without the prefix.
+        longer: names with the prefix.
+
+    Returns:
+        The prefix, ending in a dot, or "". Either every name of ``longer`` is the prefix and one of ``names``, or it is
+        the only prefix with which all ``names`` occur in ``longer``, which may then hold further tensors.
+
+    >>> common_prefix(["0.weight", "0.bias"], ["model.0.weight", "model.0.bias"])
+    'model.'
+    >>> common_prefix(["0.weight", "0.bias"], ["loss.weight", "model.0.weight", "model.0.bias"])
+    'model.'
+    """
+    short, long = dict.fromkeys(names), dict.fromkeys(longer)
+    if not short or not long:
+        return ""
+    first = next(iter(long))
+    for start in (first[: index + 1] for index, letter in enumerate(first) if letter == "."):
+        if all(name.startswith(start) and name[len(start) :] in short for name in long):
+            return start
+    ending = f".{next(iter(short))}"
+    starts = [name[: 1 - len(ending)] for name in long if name.endswith(ending)]
+    complete = [start for start in starts if all(f"{start}{name}" in long for name in short)]
+    return complete[0] if len(complete) == 1 else ""
 
 
 def _some(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Read npz files from strangers: no pickled objects, and no array larger than the archive holds."""
+"""Read npz and npy files from strangers: no pickled objects, and no array larger than the file holds."""
 
 import math
 import zipfile
@@ -48,6 +48,16 @@ def read_headers(file: Path | BinaryFile, path: Path, *, largest: int) -> dict[s
         return headers
 
 
+def read_header(file: BinaryFile, path: Path, size: int) -> ArrayHeader:
+    """Return the header of an npy file, which holds one array. ``size`` is the size of the file in bytes.
+
+    Raises:
+        DataError: if the file is not an npy file, is damaged or holds pickled objects.
+    """
+    with _one_error(path, "npy"):
+        return _header(file, 0, size, path)
+
+
 @contextmanager
 def open_array(file: BinaryFile, header: ArrayHeader, path: Path) -> Iterator[BinaryFile]:
     """Open one array of an npz file at its first element.
@@ -64,14 +74,14 @@ def open_array(file: BinaryFile, header: ArrayHeader, path: Path) -> Iterator[Bi
 
 
 @contextmanager
-def _one_error(path: Path) -> Iterator[None]:
+def _one_error(path: Path, kind: str = "npz") -> Iterator[None]:
     """Turn every exception that a damaged file can cause into a DataError."""
     try:
         yield
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{path} is not a readable npz file: {error}") from error
+        raise DataError(f"{path} is not a readable {kind} file: {error}") from error
 
 
 def _header(file: BinaryFile, index: int, entry_size: int, path: Path) -> ArrayHeader:

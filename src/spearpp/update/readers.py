@@ -1,4 +1,4 @@
-"""Readers for safetensors, PyTorch and npz files from strangers. No reader runs anything that a file contains.
+"""Readers for safetensors, PyTorch, npz and npy files from strangers. No reader runs anything that a file contains.
 
 Opening a file reads names, shapes and byte offsets only. A tensor's elements are read later, block by block. The
 exceptions are unusual PyTorch files (the format before archives, sparse or quantised tensors, compressed archives,
@@ -15,7 +15,9 @@ import pickle
 import struct
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -25,7 +27,7 @@ from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Stored, TensorSpec, row_blocks
 from spearpp.update.names import dense
-from spearpp.update.npz import ArrayHeader, BinaryFile, open_array, read_headers
+from spearpp.update.npz import ArrayHeader, BinaryFile, open_array, read_header, read_headers
 from spearpp.update.source import Source, contiguous, fill
 
 HEADER = "spearpp"
@@ -51,6 +53,8 @@ DTYPES = {
 """Supported dtypes by their names in the safetensors format."""
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "weights", "params", "gradients", "grads")
 """Keys under which training scripts store a state dict in a checkpoint."""
+MAX_INDEX_BYTES = 2**26
+"""Largest size of the index of a checkpoint in several files. A design choice: 64 MiB hold half a million names."""
 ZIP_LOCAL_HEADER_BYTES = 30
 """Size of the fixed part of a local file header in a zip archive, from the zip specification."""
 
@@ -84,17 +88,70 @@ def _safetensors_entry(entry: Mapping[str, Any], source: Source, data_start: int
     return contiguous(source, data_start + start, spec)
 
 
+def open_index(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Open the index of a checkpoint in several files, as Hugging Face libraries write it (``….index.json``).
+
+    Every file that the index names must be in the folder of the index. Return the tensors by name, and an empty header.
+    """
+    if source.size > MAX_INDEX_BYTES:
+        raise DataError(
+            f"{source.path} has {source.size:,} bytes, more than the {MAX_INDEX_BYTES:,} allowed for an index"
+        )
+    try:
+        with source.open() as file:
+            places = json.loads(file.read())["weight_map"]
+        if not isinstance(places, dict) or not all(isinstance(each, str) for each in places.values()):
+            raise TypeError("weight_map must map names to files")
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{source.path} is not the index of a checkpoint: {error}") from error
+    readers = {".safetensors": open_safetensors, ".bin": open_torch}
+    parts = {}
+    for name in dict.fromkeys(places.values()):
+        if Path(name).name != name or "\\" in name or Path(name).suffix not in readers:
+            raise DataError(f"{source.path} names {name[:80]!r}, which is not a file of tensors in the same folder")
+        parts[name] = Source.of(source.path.parent / name)
+    size = sum(part.size for part in parts.values())
+    if size > largest:
+        raise DataError(f"the files of {source.path} have {size:,} bytes, more than the {largest:,} allowed")
+    found = {name: readers[Path(name).suffix](part, largest)[0] for name, part in parts.items()}
+    missing = next((name for name, place in places.items() if name not in found[place]), None)
+    if missing is not None:
+        raise DataError(f"{source.path} says that {places[missing]} holds {missing[:80]!r}, but it does not")
+    return {name: found[place][name] for name, place in places.items()}, {}
+
+
 def open_npz(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
     """Open an npz file. Return its arrays by name, and an empty header."""
     with source.open() as file:
         headers = read_headers(file, source.path, largest=largest)
     try:
-        return {name.removeprefix("arr_"): _npz_array(source, header) for name, header in headers.items()}, {}
+        return {name.removeprefix("arr_"): _array(source, header, open_array) for name, header in headers.items()}, {}
     except (TypeError, ValueError) as error:
         raise DataError(f"{source.path} holds an array whose elements are not numbers: {error}") from error
 
 
-def _npz_array(source: Source, header: ArrayHeader) -> Stored:
+def open_npy(source: Source, _largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
+    """Open an npy file. Return its only array under the name "0", and an empty header."""
+    with source.open() as file:
+        header = read_header(file, source.path, source.size)
+
+    @contextmanager
+    def after_header(file: BinaryFile, _header: ArrayHeader, path: Path) -> Iterator[BinaryFile]:
+        read_header(file, path, source.size)
+        yield file
+
+    try:
+        return {"0": _array(source, header, after_header)}, {}
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{source.path} holds an array whose elements are not numbers: {error}") from error
+
+
+def _array(
+    source: Source,
+    header: ArrayHeader,
+    opened: Callable[[BinaryFile, ArrayHeader, Path], AbstractContextManager[BinaryFile]],
+) -> Stored:
+    """Return one array. ``opened`` opens it at its first element."""
     native = header.dtype.newbyteorder("=")
     spec = TensorSpec(torch.Size(header.shape), torch.from_numpy(numpy.empty(0, native)).dtype)
 
@@ -106,11 +163,11 @@ def _npz_array(source: Source, header: ArrayHeader) -> Stored:
         return block
 
     def read() -> Iterator[Tensor]:
-        with source.open() as raw, open_array(raw, header, source.path) as file:
+        with source.open() as raw, opened(raw, header, source.path) as file:
             whole = elements(file, header.shape[::-1]).permute(*range(spec.ndim)[::-1]) if header.fortran else None
             for start, stop in row_blocks(spec.shape):
                 yield elements(file, (stop - start, *header.shape[1:])) if whole is None else whole[start:stop]
-            file.read(1)  # zipfile compares the checksum when it reaches the end of the entry
+            file.read(1)  # in an archive, zipfile compares the checksum when it reaches the end of the entry
 
     return Stored(spec, read)
 
@@ -212,7 +269,9 @@ def _locate(tensor: Tensor, source: Source, entry_sizes: Mapping[int, int]) -> S
 
 
 def _named_tensors(content: object, source: Source) -> dict[str, Tensor]:
-    """Return the tensors of a loaded checkpoint: a state dict, a state dict inside of a dict, or a list."""
+    """Return the tensors of a loaded file: a state dict, a state dict inside of a dict, a list, or one tensor."""
+    if isinstance(content, Tensor):
+        return {"0": content}
     if isinstance(content, list | tuple) and all(isinstance(each, Tensor) for each in content):
         return {str(index): each for index, each in enumerate(content)}
     if isinstance(content, Mapping):

@@ -106,7 +106,7 @@ def _number_of_factors(rank: int | None, batch_size: int | None, spectrum: Tenso
         raise RankError(
             f"rank {len(spectrum)} fills the ({rows}, {columns}) gradient: its singular values have no gap between "
             "samples and noise. Either the batch has more samples than this layer can show, or noise hides the gap. "
-            "Pass batch_size= if you know it"
+            "If you know the batch size, pass it to spearpp.invert(batch_size=)"
         )
     if batch_size >= full:
         raise RankError(
