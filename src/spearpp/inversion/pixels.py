@@ -32,8 +32,8 @@ STEPS = (700, 1400, 2800)
 """Steps of Adam in the first, the second and every later attempt. Measured: 700 steps solve most pictures of the CNN of
 the FedAvg paper (``docs/lab/notebook.md``, "Features to pixels")."""
 RATE = 0.2
-"""First step size of Adam, relative to the size of the inputs. It falls to zero as a cosine. Measured, as ``STEPS``: 0.05
-needs twice the steps."""
+"""First step size of Adam, relative to the size of the inputs. It falls to zero as a cosine. Measured, as ``STEPS``:
+0.05 needs twice the steps."""
 WIDTH = 0.5
 """First width of the smoothed operations, relative to the standard deviation of their argument. It falls linearly to
 zero in the first half of the steps. Measured, as ``STEPS``: without smoothing one picture in eight is missed."""
@@ -45,8 +45,8 @@ ends at the solution; the others correct the signs."""
 PROGRESS = 0.5
 """A Gauss-Newton step that leaves more than this share of the residual is the last one: the rest is noise."""
 RANK = 1e-10
-"""Smallest pivot of JᵀJ, relative to the largest, of a matrix of full rank. Derived: a thousand times the rounding error
-of float64 for a thousand unknowns, and the square of the relative singular value 1e-5."""
+"""Smallest pivot of JᵀJ, relative to the largest, of a matrix of full rank. Derived: a thousand times the rounding
+error of float64 for a thousand unknowns, and the square of the relative singular value 1e-5."""
 BETAS = (0.9, 0.99)
 """Decay of the averages of the gradient and of its square in Adam. Design choice: the usual values for short runs."""
 DRAWN = 8
