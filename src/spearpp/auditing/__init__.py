@@ -18,6 +18,7 @@ from spearpp.auditing.judge import (
     training_findings,
 )
 from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
+from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.rounds import audit_rounds
@@ -40,6 +41,7 @@ def audit(
     memory: int | None = MEMORY,
     search: Search | None = None,
     batch_size: int | None = None,
+    input_shape: tuple[int, ...] | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[Layer, Progress], None] | None = None,
 ) -> AuditResult:
@@ -49,6 +51,7 @@ def audit(
     layers follow from them). If a ReLU follows a layer, it searches for sparse directions, together with the next layer
     if there is one. For any other activation, and for a ReLU layer whose inputs were not all certified, it solves the
     equations of the network behind the layer. A layer whose gradient has rank one is inverted whatever follows it.
+    Behind convolutions a layer sees features. If they determine the inputs of the model, these are computed from them.
     Then the audit replays each recovered input alone through the model. The replay
     says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
 
@@ -74,6 +77,8 @@ def audit(
         batch_size: how many samples the client trained on, if this is known (Flower's ``num-examples``). With this
             number an input can be proved to be one sample. Without it, an input may also be a mean, and the claim
             states how far apart the samples of the mean can be, if the loss is known.
+        input_shape: shape of one input of the model, such as (3, 32, 32), if it is known. It is used if the first
+            Linear layer comes after other layers, such as convolutions. None guesses a square picture.
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round with the layer and its progress.
 
@@ -94,7 +99,7 @@ def audit(
     >>> result.replay.difference < 1e-5
     True
     """
-    _check(budget, batch_size, generator, search)
+    _check(budget, batch_size, generator, search, input_shape)
     check_memory(memory)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     if isinstance(update, Sequence):
@@ -110,6 +115,7 @@ def audit(
                 batch_size=batch_size,
                 generator=generator,
                 progress=progress,
+                input_shape=input_shape,
             ),
             budget=budget,
             memory=memory,
@@ -129,8 +135,13 @@ def audit(
     try:
         judged = judge_all(audits, plan.update, None if replay_skipped_because else model, batch_size)
         audits, network = judged.audits, judged.network
+        if model is not None and replay_skipped_because is None:
+            limits = Budgeted(clock.deadline, memory, generator)
+            found = recover_inputs(audits, plan.update, model, input_shape, batch_size, limits)
+            audits, network = found.audits, found.network or network
         whole_replay = replay_all(audits, plan.update, network)
         audits = add_proof(audits, whole_replay, judged.signals, one_step=is_one_step(update))
+        audits = check_replay(audits, whole_replay, plan.update)
         training_estimate = estimate_training(audits, plan.update, network, whole_replay, clock.rest(SECONDS))
     except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
         interrupted = True
@@ -162,7 +173,7 @@ def audit(
     )
 
 
-def _check(budget: object, batch_size: object, generator: object, search: object) -> None:
+def _check(budget: object, batch_size: object, generator: object, search: object, input_shape: object) -> None:
     if generator is not None and not isinstance(generator, torch.Generator):
         raise OptionError(f"generator={generator!r}: pass a torch.Generator, or None for one with seed 0")
     if search is not None and (isinstance(search, type) or not isinstance(search, Search)):
@@ -171,6 +182,9 @@ def _check(budget: object, batch_size: object, generator: object, search: object
         raise OptionError(f"budget={budget!r}: expected a positive number of seconds, or None")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise OptionError(f"batch_size={batch_size!r}: the number of samples the client trained on, or None")
+    sides = input_shape if isinstance(input_shape, tuple | list) and input_shape else [1 if input_shape is None else 0]
+    if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in sides):
+        raise OptionError(f"input_shape={input_shape!r}: expected positive numbers such as (3, 32, 32), or None")
 
 
 def _verdict(audits: list[LayerAudit]) -> Verdict:

@@ -99,8 +99,8 @@ def judge_all(
                 break
         if network is not None and signals is not None:
             replayed[each.layer.name] = signals
-            patterns = _patterns(each.layer, each.inversion.inputs, update)
-            claims = judge(each.inversion, patterns, signals, _known(each.layer, update, batch_size))
+            patterns = patterns_of(each.layer, each.inversion.inputs, update)
+            claims = judge(each.inversion, patterns, signals, known_of(each.layer, update, batch_size))
             each = replace(each, claims=claims)
         labels = None if network is None else _labels(network, update, each, factors, signals)
         judged.append(replace(each, labels=labels))
@@ -134,11 +134,13 @@ def judge_by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | 
     """Add the claims that the gradient of the layer alone supports, without any replay."""
     if audited.inversion is None:
         return audited
-    patterns = _patterns(audited.layer, audited.inversion.inputs, update)
-    return replace(audited, claims=judge(audited.inversion, patterns, None, _known(audited.layer, update, batch_size)))
+    patterns = patterns_of(audited.layer, audited.inversion.inputs, update)
+    return replace(
+        audited, claims=judge(audited.inversion, patterns, None, known_of(audited.layer, update, batch_size))
+    )
 
 
-def _known(layer: Layer, update: ClientUpdate, batch_size: int | None) -> Known:
+def known_of(layer: Layer, update: ClientUpdate, batch_size: int | None) -> Known:
     """Return what the audit knows about a layer in addition to its recovered inputs."""
     return Known(
         batch_size,
@@ -178,7 +180,7 @@ def _signals(
     return None
 
 
-def _patterns(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate) -> Bool[Tensor, "k m"]:
+def patterns_of(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate) -> Bool[Tensor, "k m"]:
     """Return which neurons of the layer each input activates."""
     weight = update.weights[layer.weight]
     z = inputs.to(weight.device).double() @ weight.double().T

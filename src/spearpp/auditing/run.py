@@ -39,6 +39,11 @@ class Budget:
         return max(LEAST_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
 
     @property
+    def deadline(self) -> float | None:
+        """The value of ``time.monotonic()`` at which the budget ends; None without a budget."""
+        return None if self.seconds is None else self.began + self.seconds
+
+    @property
     def spent(self) -> bool:
         """Whether the budget is used up."""
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds

@@ -106,11 +106,17 @@ class _Candidates:
 
 
 def replay_alone(
-    model: nn.Module, update: ClientUpdate, layer: Layer, result: Inversion, factors: Factors
+    model: nn.Module,
+    update: ClientUpdate,
+    layer: Layer,
+    result: Inversion,
+    factors: Factors,
+    inputs: Float[Tensor, "found n"] | None = None,
 ) -> Signals | None:
     """Replay alone every input that has a direction.
 
     The replay assumes cross-entropy. If cross-entropy explains no input, it tries binary cross-entropy of every output.
+    If the layer sees features, ``inputs`` holds the inputs of the model that belong to them.
 
     Returns:
         One row per input, or None if no input has a direction or the layer has no bias. Without a bias the size of an
@@ -123,7 +129,10 @@ def replay_alone(
         return None
     network = Network(model, update, layer)
     wrong = result.inputs[~result.fits][:WRONG_DIRECTIONS].double()
-    inputs = result.inputs[: len(result.directions)].double()
+    if inputs is None:
+        inputs = result.inputs[: len(result.directions)].double()
+    else:
+        wrong = inputs[:0]
     directions = result.directions.to(factors.left)
     spread = torch.linalg.vector_norm(directions / factors.singular_values, dim=1)
     noise = torch.linalg.vector_norm(factors.row_noise) * spread

@@ -7,6 +7,7 @@ from spearpp.auditing.claim import Kind, reasons
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit, Verdict, best_of
+from spearpp.model import Sees
 from spearpp.update import ClientUpdate
 
 LARGE_DIFFERENCE = 1e-2
@@ -44,7 +45,10 @@ def summary(context: Context, seconds: float) -> str:
     best = best_of(context.audits)
     if best is not None:
         more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
-        return f"LEAKS: {_recovered(best)} from layer {best.layer.name}{more}"
+        where = f"from layer {best.layer.name}"
+        if best.layer.sees == Sees.PIXELS:
+            where = f"through the layers before it: {best.layer.name}, {best.layer.reason}"
+        return f"LEAKS: {_recovered(best)} {where}{more}"
     if context.verdict is Verdict.NOT_FOUND:
         fitting = max(context.audits, key=lambda each: each.fitting)
         if fitting.fitting:

@@ -22,7 +22,7 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, pick, tensor_specs
 from spearpp.update.names import common_prefix, plain
 
-__all__ = ["Layer", "Sees", "assumed_networks", "check_types", "find_layers", "named_as"]
+__all__ = ["Layer", "Sees", "assumed_networks", "check_types", "find_layers", "named_as", "unwrapped"]
 
 
 def check_types(update: object, model: object) -> None:
@@ -112,7 +112,7 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     if model is None:
         found = of_checkpoint(update)
     else:
-        model = _unwrapped(model)
+        model = unwrapped(model)
         own = {plain(name): parameter.shape for name, parameter in model.named_parameters()}
         sent = {name: spec.shape for name, spec in tensor_specs(update.weights).items()}
         if not own.keys() & sent.keys():

@@ -19,6 +19,8 @@ class Sees(StrEnum):
     """The input of the model."""
     ONE_INPUT = "one input of several"
     """One input of a model that has several inputs."""
+    PIXELS = "inputs from features"
+    """The input of the model, computed from the features that the layer sees."""
     FEATURES = "features"
     """Features that earlier layers computed."""
 

@@ -49,7 +49,7 @@ class Rest:
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
-        self._models = {torch.float64: _frozen(model, torch.float64)}
+        self._models = {torch.float64: frozen(model, torch.float64)}
         graph = Tracer().trace(model)
         starts = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
         if len(starts) != 1:
@@ -107,14 +107,8 @@ class Rest:
         values: dict[str, Any] = {self.start.name: z}
         inputs: dict[str, Tensor] = {}
 
-        def value_of(node: fx.Node) -> Any:
-            return values[node.name] if node.name in values else attrgetter(str(node.target))(model)
-
         for node in self._nodes:
-            args: Any = fx.map_arg(node.args, value_of)
-            kwargs: Any = fx.map_arg(node.kwargs, value_of)
-            if args and _is_in_place(node):
-                args = (args[0].clone(), *args[1:])
+            args, kwargs = arguments(model, node, values)
             if node.op == "output":
                 values["output"] = args[0]
             elif self._is_linear(node):
@@ -124,13 +118,8 @@ class Rest:
             elif widths is not None and node.name in widths:
                 activation = self._activation(node)
                 values[node.name] = smoothed(activation, args[0], widths[node.name])
-            elif node.op == "call_module":
-                values[node.name] = model.get_submodule(str(node.target))(*args, **kwargs)
-            elif node.op == "call_method":
-                values[node.name] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             else:
-                function: Any = node.target
-                values[node.name] = args[0] if function is functional.dropout else function(*args, **kwargs)
+                values[node.name] = evaluate(model, node, args, kwargs)
         return inputs, values
 
     def _keep_what_runs(self, neurons: int) -> None:
@@ -205,6 +194,32 @@ def linear_names(model: nn.Module, nodes: list[fx.Node]) -> list[str]:
     return [plain(each) for each in used if used.count(each) == 1]
 
 
+def arguments(model: nn.Module, node: fx.Node, values: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the positional and the keyword arguments of a node, given the values of earlier nodes by name.
+
+    The first argument of an operation in place is copied, so that the operation does not change an earlier value.
+    """
+
+    def value_of(each: fx.Node) -> Any:
+        return values[each.name] if each.name in values else attrgetter(str(each.target))(model)
+
+    args: Any = fx.map_arg(node.args, value_of)
+    kwargs: Any = fx.map_arg(node.kwargs, value_of)
+    if args and _is_in_place(node):
+        args = (args[0].clone(), *args[1:])
+    return args, kwargs
+
+
+def evaluate(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Return the value of one operation of a traced model. Dropout returns its input."""
+    if node.op == "call_module":
+        return model.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    function: Any = node.target
+    return args[0] if function is functional.dropout else function(*args, **kwargs)
+
+
 def _is_in_place(node: fx.Node) -> bool:
     """Return whether an operation writes its result into its first argument, as ``relu_`` and ``+=`` do."""
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
@@ -212,7 +227,7 @@ def _is_in_place(node: fx.Node) -> bool:
     return bool(node.kwargs.get("inplace")) or augmented or (name.endswith("_") and not name.endswith("__"))
 
 
-def _frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Return a copy of the model in evaluation mode, without gradients and without operations in place."""
     model = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
     for module in model.modules():

@@ -5,7 +5,7 @@ over the steep parts of other activations, where it would otherwise stay in loca
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spearpp.types import Tensor
+from spearpp.types import Float, Tensor
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(11)
 """Gauss-Hermite quadrature. 11 nodes are exact for polynomials up to degree 21."""
@@ -72,6 +72,59 @@ def smoothed(activation: Callable[[Tensor], Tensor], z: Tensor, width: float) ->
         float(weight / total) * activation(z + width * float(node)) for node, weight in zip(NODES, WEIGHTS, strict=True)
     ]
     return torch.stack(terms).sum(0)
+
+
+def max_pooling_of(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> nn.MaxPool2d | None:
+    """Return a module with the settings of a two-dimensional max-pooling, or None if the target is something else.
+
+    Args:
+        target: a module or a function.
+        args: the positional arguments of the function after its input.
+        kwargs: the keyword arguments of the function.
+    """
+    if target in (functional.max_pool2d, torch.max_pool2d):
+        if len(args) > 4:  # the function and the module have their further arguments in another order
+            return None
+        try:
+            target = nn.MaxPool2d(*args, **{name: each for name, each in kwargs.items() if name != "input"})
+        except TypeError:
+            return None
+    if type(target) is not nn.MaxPool2d or target.return_indices or target.ceil_mode:
+        return None
+    return target
+
+
+def smoothed_max_pool(z: Float[Tensor, "k c h w"], pooling: nn.MaxPool2d, temperature: float) -> Tensor:
+    """Return Σ softmax(z / temperature) · z over every window. It tends to max-pooling as the temperature tends to 0.
+
+    >>> z = torch.randn(1, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    >>> pooling = nn.MaxPool2d(3, 2, padding=1)
+    >>> bool(torch.allclose(smoothed_max_pool(z, pooling, 1e-4), pooling(z), atol=1e-3))
+    True
+    """
+    size, stride, padding, dilation = (
+        (each, each) if isinstance(each, int) else tuple(each)
+        for each in (pooling.kernel_size, pooling.stride, pooling.padding, pooling.dilation)
+    )
+    least = float(torch.finfo(z.dtype).min) / 4
+    padded = functional.pad(z, (padding[1], padding[1], padding[0], padding[0]), value=least)
+    height, width = (
+        (padded.shape[2 + axis] - dilation[axis] * (size[axis] - 1) - 1) // stride[axis] + 1 for axis in (0, 1)
+    )
+    windows = torch.stack(
+        [
+            padded[
+                :,
+                :,
+                row * dilation[0] : row * dilation[0] + stride[0] * (height - 1) + 1 : stride[0],
+                column * dilation[1] : column * dilation[1] + stride[1] * (width - 1) + 1 : stride[1],
+            ]
+            for row in range(size[0])
+            for column in range(size[1])
+        ]
+    )
+    shares = (windows / temperature).softmax(0)
+    return (shares * windows).sum(0)
 
 
 def _relu(z: Tensor, width: float) -> Tensor:

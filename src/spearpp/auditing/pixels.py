@@ -1,0 +1,261 @@
+"""From certified features to the inputs of the model, through the operations before the layer.
+
+The gradient of a layer behind convolutions yields features f = ψ(x). If a feature vector has more entries that depend
+on x than x has values, ψ(x) = f determines x (``spearpp.inversion.pixels``). An input is claimed only if
+
+1. the features are claimed (``spearpp.auditing.claims``), and x reproduces them up to their stated error,
+2. the Jacobian of ψ at x has full rank, with more equations than unknowns, and
+3. the replay of x alone through the whole model does not contradict the part of the update that belongs to f.
+
+The claim about x is the claim of this replay. Its error is the larger of the error of the replay and of the error that
+the equations imply. If all inputs are found, the whole update is replayed too, with all layers before this one.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from spearpp.auditing.claim import Claim, Kind
+from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, judge
+from spearpp.auditing.judge import is_one_step, known_of, patterns_of
+from spearpp.auditing.replay import Replay, as_sent
+from spearpp.auditing.result import LayerAudit
+from spearpp.auditing.signals import Signals, replay_alone
+from spearpp.errors import OptionError
+from spearpp.inversion.evidence import EXACT, Evidence
+from spearpp.inversion.pixels import NEAR, Pictures, solve
+from spearpp.inversion.result import Inversion
+from spearpp.model import Sees, unwrapped
+from spearpp.model.front import FrontEnd
+from spearpp.types import Int, Tensor, select_rows
+from spearpp.update import ClientUpdate
+
+SMALLEST_NOISE = 1e-6
+"""Smallest relative residual that a solution must reach. Derived: ten times the rounding error of float32."""
+JACOBIAN_COPIES = 3
+"""Matrices of the size of the Jacobian or of JᵀJ that are in memory at the same time. Derived: from the code."""
+CONTRADICTS = 0.5
+"""Difference of the replay of a whole gradient from which the recovered inputs are not claimed.
+
+A design choice: the same number as ``judge.WRONG_MISMATCH``. Inputs without a relation to the update have 1.
+"""
+
+
+class FlatInputs(nn.Module):
+    """A model that takes one flat row per sample.
+
+    >>> net = FlatInputs(nn.Conv2d(1, 2, 3), (1, 4, 4))
+    >>> net(torch.zeros(5, 16)).shape
+    torch.Size([5, 2, 2, 2])
+    """
+
+    def __init__(self, module: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.shape = shape
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Run the model on inputs of its own shape."""
+        outputs: Tensor = self.module(inputs.reshape(-1, *self.shape))
+        return outputs
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The layers of an audit after the inputs were computed from features."""
+
+    audits: list[LayerAudit]
+    """The given layers. The reason of a layer with features says why no input follows. If inputs follow, there is one
+    more entry, whose ``layer.sees`` is ``Sees.PIXELS``."""
+    network: nn.Module | None
+    """The model for the replay of the recovered inputs; None if no input follows."""
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """What limits the work, and where randomness comes from."""
+
+    deadline: float | None
+    memory: int | None
+    generator: torch.Generator
+
+
+def recover_inputs(
+    audits: list[LayerAudit],
+    update: ClientUpdate,
+    model: nn.Module,
+    input_shape: tuple[int, ...] | None,
+    batch_size: int | None,
+    limits: Budgeted,
+) -> Recovered:
+    """Compute the inputs of the model from the features of one layer, if they determine the inputs.
+
+    Args:
+        audits: the layers with their claims.
+        update: what the client sent.
+        model: the network.
+        input_shape: shape of one input of the model; None to guess it.
+        batch_size: the number of samples that the client trained on, or None.
+        limits: deadline, memory and source of randomness.
+    """
+    done = any(each.layer.sees == Sees.INPUTS and len(each.inputs) == each.batch_size for each in audits)
+    order = sorted(range(len(audits)), key=lambda index: -len(audits[index].inputs))
+    audits = list(audits)
+    for index in order if not done else []:
+        each = audits[index]
+        if each.layer.sees != Sees.FEATURES or each.layer.tokens or not len(each.inputs):
+            continue
+        try:
+            front = FrontEnd(unwrapped(as_sent(model, update)), each.layer.name, input_shape)
+            entry = _from_features(each, front, update, model, batch_size, limits)
+        except OptionError as error:
+            audits[index] = replace(each, reason=f"{each.reason}; the input of the model does not follow: {error}")
+            continue
+        return Recovered([*audits, entry], FlatInputs(model, front.shape))
+    return Recovered(audits, None)
+
+
+def check_replay(audits: list[LayerAudit], replayed: Replay | None, update: ClientUpdate) -> list[LayerAudit]:
+    """Withdraw the claims about inputs from features if the replay of a whole gradient contradicts them."""
+    if replayed is None or not is_one_step(update) or replayed.difference < CONTRADICTS:
+        return audits
+    why = f"the replay of all recovered inputs differs from the update by {replayed.difference:.0%}"
+    return [
+        replace(each, claims=tuple(_withdrawn(claim, why) for claim in each.claims))
+        if each.layer.sees == Sees.PIXELS
+        else each
+        for each in audits
+    ]
+
+
+def _withdrawn(claim: Claim, why: str) -> Claim:
+    """Return a claim that the input only fits."""
+    return Claim(Kind.FITS, float("inf"), claim.samples, why) if claim.recovered else claim
+
+
+def _from_features(
+    audited: LayerAudit,
+    front: FrontEnd,
+    update: ClientUpdate,
+    model: nn.Module,
+    batch_size: int | None,
+    limits: Budgeted,
+) -> LayerAudit:
+    """Return the entry of the inputs that follow from the features of one layer.
+
+    Raises:
+        OptionError: if no input follows; the message says why.
+    """
+    found = audited.inversion
+    if found is None or found.evidence is None or found.factors is None or not found.scale_known:
+        raise OptionError("the size of the features is unknown, because the layer has no bias")
+    claimed = torch.nonzero(audited.held)[:, 0]
+    claimed = claimed[claimed < len(found.directions)]
+    errors = torch.tensor([audited.claims[row].error for row in claimed.tolist()], dtype=torch.float64)
+    features = found.inputs.to(update.gradients[audited.layer.weight].device)[claimed].double()
+    _check_counts(front, features, errors, limits.memory)
+    if limits.deadline is not None and time.monotonic() >= limits.deadline:
+        raise OptionError("the time budget was spent")
+    noise = (SAFETY_FACTOR * errors).clamp(SMALLEST_NOISE, NEAR).to(features)
+    pictures = solve(front, features, noise, generator=limits.generator, deadline=limits.deadline)
+    solved = pictures.residual <= noise
+    good = (solved & torch.isfinite(pictures.slope)).cpu()
+    if not bool(good.any()):
+        raise OptionError(_why_nothing(front, pictures, solved))
+    rows, pictures, errors = claimed[good], select_rows(pictures, good.to(features.device)), errors[good]
+    inversion = _rows_of(found, found.evidence, rows, pictures)
+    layer = replace(
+        audited.layer,
+        name=f"input (from {audited.layer.name})",
+        features=front.unknowns,
+        sees=Sees.PIXELS,
+        reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape "
+        f"{'x'.join(map(str, front.shape))}",
+    )
+    signals = _signals(FlatInputs(model, front.shape), update, audited, rows, pictures)
+    known = replace(known_of(audited.layer, update, batch_size), one_row_each=True)
+    on_features = replace(inversion, inputs=found.inputs[rows])
+    claims = judge(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
+    implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
+    claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
+    missing = len(audited.inputs) - len(rows)
+    reason = layer.reason + (f"; {missing} feature vectors gave no input" if missing else "")
+    labels = None if signals is None else signals.labels
+    return LayerAudit(layer, True, reason, inversion, labels, claims)
+
+
+def _check_counts(front: FrontEnd, features: Tensor, errors: Tensor, memory: int | None) -> None:
+    """Raise an error if the features cannot determine an input, or if the Jacobian does not fit into memory."""
+    large = features.abs() > (errors.to(features) * torch.linalg.vector_norm(features, dim=1))[:, None]
+    most = int(large.sum(1).max())
+    if most <= front.unknowns:
+        counts = f"at most {most:,} of {front.features:,} features are not zero, for {front.unknowns:,} unknowns"
+        raise OptionError(f"{counts}, so many inputs have the same features")
+    needed = JACOBIAN_COPIES * 8 * front.unknowns * max(front.unknowns, front.features)
+    if memory is not None and needed > memory:
+        size = f"{needed / 2**30:.3g} GiB for {front.features:,} equations and {front.unknowns:,} unknowns"
+        raise OptionError(f"the equations take about {size}, more than memory= (--memory) allows")
+
+
+def _why_nothing(front: FrontEnd, pictures: Pictures, solved: Tensor) -> str:
+    """Return why no feature vector gave an input."""
+    shape = "x".join(map(str, front.shape))
+    if bool(solved.any()):
+        counts = f"{_counts(pictures.equations[solved])} for {front.unknowns:,} unknowns"
+        return f"{counts} do not determine an input of shape {shape}"
+    why = f"no input of shape {shape} with these features was found"
+    if front.batch_norm:
+        why += "; BatchNorm comes before the layer, and mixes the samples of a batch in training mode"
+    return why
+
+
+def _counts(equations: Int[Tensor, "k"]) -> str:
+    """Return the range of the numbers of equations.
+
+    >>> _counts(torch.tensor([1200, 1100]))
+    '1,100 to 1,200 equations'
+    """
+    least, most = int(equations.min()), int(equations.max())
+    return f"{least:,} equations" if least == most else f"{least:,} to {most:,} equations"
+
+
+def _rows_of(found: Inversion, evidence: Evidence, rows: Tensor, pictures: Pictures) -> Inversion:
+    """Return the inversion of some features, with pictures as its inputs."""
+    chosen = evidence.rows(rows.to(evidence.error.device)).to(torch.device("cpu"))
+    equations = {"equations": pictures.equations.cpu(), "feature_residual": pictures.residual.cpu()}
+    return replace(
+        found,
+        inputs=pictures.inputs,
+        certified=found.certified[rows],
+        directions=found.directions[rows],
+        zeros=found.zeros[rows],
+        fits=found.fits[rows],
+        evidence=replace(chosen, details={**chosen.details, **equations}),
+    )
+
+
+def _signals(
+    network: nn.Module, update: ClientUpdate, audited: LayerAudit, rows: Tensor, pictures: Pictures
+) -> Signals | None:
+    """Replay every picture alone, or return None if this is not possible."""
+    found = audited.inversion
+    if update.clients > 1 or found is None or found.factors is None:
+        return None
+    some = replace(found, inputs=found.inputs[rows], directions=found.directions[rows], fits=found.fits[rows])
+    with suppress(OptionError):
+        return replay_alone(network, update, audited.layer, some, found.factors, inputs=pictures.inputs)
+    return None
+
+
+def _with_error(claim: Claim, error: float, equations: int) -> Claim:
+    """Return a claim with at least the error that the equations imply."""
+    if not claim.recovered:
+        return claim
+    error = max(claim.error, error)
+    if error > MAX_ERROR:
+        return Claim(Kind.FITS, float("inf"), claim.samples, "the features leave the input too uncertain")
+    kind = claim.kind if error <= EXACT else Kind.APPROXIMATE
+    return replace(claim, kind=kind, error=error, why=f"{claim.why}; {equations:,} features determine the input")

@@ -1,0 +1,232 @@
+"""From features to pixels: solve ψ(x) = f for the input x of a model, given the features f that a Linear layer saw.
+
+ψ is the front end of the model (``spearpp.model.front``). With ReLU and max-pooling ψ is piecewise linear, and every
+feature that depends on x gives one equation. Adam minimises ‖ψ(x) - f‖² for many pictures at once, with ReLU and
+max-pooling smoothed at first (``spearpp.model.smoothing``), which passes over their kinks. Gauss-Newton steps with the
+full Jacobian J = dψ/dx finish. A picture that ends in a local minimum is started again.
+
+**Uniqueness.** Let e be the number of features that depend on x (rows of J that are not zero), and n the number of
+unknowns. If e ≤ n, or if J does not have rank n, other pictures have the same features, and x is not determined. The
+residual r of a determined picture shows the noise of the features, because e - n combinations of the equations do not
+depend on x. The error of x that this noise implies is
+
+    ‖x - x*‖ ≈ ‖r‖ / √(e - n) · √(trace (JᵀJ)⁻¹).
+
+A wrong picture satisfies the e - n extra equations only by chance: each of them holds to within the relative residual
+ρ = ‖r‖ / ‖f‖ with a probability of about ρ.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from spearpp.linalg.chunks import chunk_size
+from spearpp.model.front import FrontEnd
+from spearpp.types import Float, Int, Tensor, replace_rows
+
+STEPS = (700, 1400, 2800)
+"""Steps of Adam in the first, the second and every later attempt. Measured: 700 steps solve most pictures of the CNN of
+the FedAvg paper (``docs/lab/notebook.md``, "Features to pixels")."""
+RATE = 0.2
+"""First step size of Adam, relative to the size of the inputs. It falls to zero as a cosine. Measured, as ``STEPS``:
+0.05 needs twice the steps."""
+WIDTH = 0.5
+"""First width of the smoothed operations, relative to the standard deviation of their argument. It falls linearly to
+zero in the first half of the steps. Measured, as ``STEPS``: without smoothing one picture in eight is missed."""
+ATTEMPTS = 6
+"""How often a picture is started. Design choice."""
+FINISH = 3
+"""Largest number of Gauss-Newton steps at the end. Derived: with the right signs of all ReLUs ψ is linear, and one step
+ends at the solution; the others correct the signs."""
+PROGRESS = 0.5
+"""A Gauss-Newton step that leaves more than this share of the residual is the last one: the rest is noise."""
+RANK = 1e-10
+"""Smallest pivot of JᵀJ, relative to the largest, of a matrix of full rank. Derived: a thousand times the rounding
+error of float64 for a thousand unknowns, and the square of the relative singular value 1e-5."""
+BETAS = (0.9, 0.99)
+"""Decay of the averages of the gradient and of its square in Adam. Design choice: the usual values for short runs."""
+DRAWN = 8
+"""Number of random inputs that the size of the inputs is estimated from. Design choice: a median needs a few."""
+NEAR = 1e-2
+"""Relative residual from which the steps in float64 are worth their time. Design choice: pictures that end in a local
+minimum have a relative residual of 1e-2 to 1e-1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Solutions of ψ(x) = f, one row for each feature vector."""
+
+    inputs: Float[Tensor, "k n"]
+    """x, in float64."""
+    residual: Float[Tensor, "k"]
+    """‖ψ(x) - f‖ / ‖f‖."""
+    equations: Int[Tensor, "k"]
+    """e, the number of features that depend on x at the solution."""
+    error: Float[Tensor, "k"]
+    """Expected error of x over the norm of x, if f is ψ of one picture plus noise. inf if x is not determined."""
+    slope: Float[Tensor, "k"]
+    """√(trace (JᵀJ)⁻¹) ‖f‖ / ‖x‖: the relative error of x over the relative error of f. inf if J has a lower rank."""
+
+
+def solve(
+    front: FrontEnd,
+    features: Float[Tensor, "k m"],
+    noise: Float[Tensor, "k"],
+    *,
+    generator: torch.Generator,
+    deadline: float | None = None,
+) -> Pictures:
+    """Solve ψ(x) = f for every feature vector.
+
+    Args:
+        front: ψ.
+        features: f, one row for each picture.
+        noise: relative residual at which a picture is solved.
+        generator: source of randomness, for the starting points.
+        deadline: value of ``time.monotonic()`` at which the search ends; None for no limit.
+
+    >>> from torch import nn
+    >>> _ = torch.manual_seed(0)
+    >>> net = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 5))
+    >>> front = FrontEnd(net, "3", (1, 8, 8))
+    >>> x = torch.rand(2, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    >>> found = solve(front, front(x), torch.full((2,), 1e-9), generator=torch.Generator().manual_seed(0))
+    >>> bool(torch.allclose(found.inputs, x, atol=1e-6)), bool((found.equations > 64).all())
+    (True, True)
+    """
+    features = features.double()
+    norms = torch.linalg.vector_norm(features, dim=1).clamp_min(1e-300)
+    for dtype in (torch.float32, torch.float64):
+        front.prepare(features.device, dtype)
+    found = _unsolved(front, features)
+    with _full_precision():
+        scale = _input_scale(front, norms, generator)
+        for attempt in range(ATTEMPTS):
+            rows = torch.nonzero(found.residual > noise.to(norms))[:, 0]
+            if not len(rows) or (deadline is not None and time.monotonic() >= deadline):
+                break
+            points = _descend(front, features[rows], attempt, scale, generator, deadline)
+            for row, point in zip(rows.tolist(), points.double().split(1), strict=True):
+                ended = _finish(front, point, features[row : row + 1], deadline)
+                if bool(ended.residual < found.residual[row]):
+                    found = replace_rows(found, torch.tensor([row], device=rows.device), ended)
+    return found
+
+
+def _unsolved(front: FrontEnd, features: Float[Tensor, "k m"]) -> Pictures:
+    """Return a table in which no picture is solved."""
+    nothing = torch.full_like(features[:, 0], torch.inf)
+    inputs = features.new_zeros(len(features), front.unknowns)
+    return Pictures(inputs, nothing, torch.zeros_like(nothing).long(), nothing, nothing)
+
+
+def _descend(
+    front: FrontEnd,
+    features: Float[Tensor, "k m"],
+    attempt: int,
+    scale: float,
+    generator: torch.Generator,
+    deadline: float | None,
+) -> Float[Tensor, "k n"]:
+    """Return the end points of Adam in single precision. The first attempt starts at zero, the others at random."""
+    start = scale * _draw(len(features), front, generator, features.device).float()
+    points = torch.zeros_like(start) if attempt == 0 else start
+    widths = front.scales(start)
+    norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_min(1e-300)
+    target, norms = (features / norms).float(), norms.float()
+    steps = STEPS[min(attempt, len(STEPS) - 1)]
+    mean, square = torch.zeros_like(points), torch.zeros_like(points)
+    for step in range(steps):
+        if deadline is not None and time.monotonic() >= deadline:
+            break
+        width = WIDTH * (1 - 2 * step / steps)
+        smooth = {name: width * each for name, each in widths.items() if each > 0} if width > 0 else None
+        with torch.enable_grad():
+            points.requires_grad_(True)
+            loss = (front(points, smooth) / norms - target).square().sum()
+            (slope,) = torch.autograd.grad(loss, points)
+        mean = mean.lerp(slope, 1 - BETAS[0])
+        square = square.lerp(slope.square(), 1 - BETAS[1])
+        corrected = (square / (1 - BETAS[1] ** (step + 1))).sqrt().clamp_min(1e-30)
+        rate = scale * RATE * (1 + math.cos(math.pi * step / steps)) / 2
+        points = points.detach() - rate / (1 - BETAS[0] ** (step + 1)) * mean / corrected
+    return points
+
+
+def _finish(
+    front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor, "1 m"], deadline: float | None
+) -> Pictures:
+    """Take Gauss-Newton steps in double precision, and measure how well the equations determine the end point."""
+    norm = torch.linalg.vector_norm(features).clamp_min(1e-300)
+
+    def residual_of(x: Tensor) -> Tensor:
+        return ((front(x) - features) / norm)[0]
+
+    residual = residual_of(point)
+    size = torch.linalg.vector_norm(residual)
+    found = replace(_unsolved(front, features), inputs=point, residual=size[None])
+    for step in range(FINISH + 1):
+        if not bool(size <= NEAR) or (deadline is not None and time.monotonic() >= deadline):
+            break
+        matrix = jacobian(front, point)[0] / norm
+        equations = (matrix != 0).any(1).sum()
+        factor, failed = torch.linalg.cholesky_ex(matrix.mT @ matrix)
+        pivots = factor.diagonal().square()
+        slope, full = torch.full_like(size, torch.inf), (failed == 0) & (equations > front.unknowns)
+        if bool(full & (pivots.min() > RANK * pivots.max())):
+            trace = torch.cholesky_inverse(factor).diagonal().sum()
+            slope = trace.sqrt() / torch.linalg.vector_norm(point).clamp_min(1e-300)
+        error = size / (equations - front.unknowns).clamp_min(1).double().sqrt() * slope
+        found = Pictures(point, size[None], equations[None], error[None], slope[None])
+        if not bool(torch.isfinite(slope)) or step == FINISH:
+            break
+        moved = point - torch.cholesky_solve((matrix.mT @ residual)[:, None], factor)[:, 0]
+        after = residual_of(moved)
+        left = torch.linalg.vector_norm(after) / size
+        if not bool(left < 1):
+            break
+        point, residual, size = moved, after, size * left
+        if bool(left > PROGRESS):  # the matrix hardly changes, and neither does the error
+            found = replace(found, inputs=point, residual=size[None])
+            break
+    return found
+
+
+def _draw(count: int, front: FrontEnd, generator: torch.Generator, device: torch.device) -> Float[Tensor, "k n"]:
+    """Draw random inputs of size one: half of their variance is a constant, as neighbouring pixels are alike."""
+    drawn = torch.randn(count, front.unknowns + 1, generator=generator, device=generator.device, dtype=torch.float64)
+    return ((drawn[:, :-1] + drawn[:, -1:]) / math.sqrt(2)).to(device)
+
+
+def _input_scale(front: FrontEnd, norms: Float[Tensor, "k"], generator: torch.Generator) -> float:
+    """Return the power of two for which random inputs of this size have features as large as the given ones."""
+    drawn = _draw(DRAWN, front, generator, norms.device)
+    sizes = [2.0**power for power in range(-20, 21)]
+    found = torch.stack([torch.linalg.vector_norm(front(size * drawn), dim=1).median() for size in sizes])
+    distance = (found.clamp_min(1e-300).log() - norms.median().log()).abs()
+    return sizes[int(distance.nan_to_num(torch.inf).argmin())]
+
+
+def jacobian(front: FrontEnd, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k m n"]:
+    """Return dψ/dx at every input, by forward differentiation along all axes of x."""
+    count, unknowns = inputs.shape
+    bytes_each = inputs.element_size() * count * front.numbers_each(inputs)
+    axes = torch.eye(unknowns, dtype=inputs.dtype, device=inputs.device)
+
+    def along(axis: Tensor) -> Tensor:
+        derivative: Tensor = torch.func.jvp(front, (inputs,), (axis.expand_as(inputs),))[1]
+        return derivative
+
+    parts = [torch.func.vmap(along)(each) for each in axes.split(chunk_size(inputs.device, 2 * bytes_each))]
+    return torch.cat(parts).permute(1, 2, 0)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Switch off TF32, whose rounding error of 1e-3 would end the search early, and choose repeatable algorithms."""
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        yield

@@ -1,0 +1,225 @@
+"""The front end of a network: what the operations before one Linear layer compute from the input of the model.
+
+A layer behind convolutions sees features f = ψ(x). ``torch.fx`` records the operations of ψ, so that ψ can be run, and
+differentiated, without the rest of the model. ψ must compute every sample on its own and without randomness, in
+training mode too: otherwise f is not a function of one picture, and no picture follows from it.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from spearpp.errors import OptionError
+from spearpp.model.operations import is_dropout, is_linear, label
+from spearpp.model.rest import arguments, evaluate, frozen
+from spearpp.model.smoothing import activation_of, max_pooling_of, smoothed, smoothed_max_pool
+from spearpp.model.tracer import Tracer
+from spearpp.types import Float, Tensor
+from spearpp.update.names import plain
+
+COMMON_SIDES = (28, 32, 64, 96, 128, 224)
+"""Side lengths that are tried before others if the shape of the input is not given: MNIST, CIFAR, Tiny ImageNet, STL,
+and the usual sizes of photographs. A wrong shape does no harm: ψ(x) = f has no solution then."""
+MAX_SIDE = 256
+"""Largest side length that is tried. Design choice."""
+PROBES = 3
+"""Number of random samples that test the front end."""
+RUNS = 6
+"""How often the model runs in training mode to find out whether the front end is random.
+
+Design choice: an augmentation that is applied with probability 1/2 is missed with a probability of 1/64, and the
+equations then have no solution for the pictures that were augmented.
+"""
+SAME = 1e-9
+"""Largest relative difference, in float64, between two runs that count as equal. 1e7 times the rounding error."""
+
+
+class FrontEnd:
+    """ψ: the operations of a model between its input and the input of one Linear layer, in evaluation mode.
+
+    Args:
+        model: the network with the weights that the client started from.
+        name: plain name of the Linear module.
+        shape: shape of one input of the model; None to guess it from the first layer and the number of features.
+
+    Attributes:
+        shape: shape of one input of the model.
+        unknowns: number of values of one input.
+        features: number of values of ψ(x).
+        batch_norm: whether ψ contains BatchNorm, which mixes samples if the client trained in training mode.
+
+    Raises:
+        OptionError: if ψ cannot be computed for each sample on its own; the message says why.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 5))
+    >>> front = FrontEnd(net, "4")
+    >>> front.shape, front.unknowns, front.features
+    ((1, 8, 8), 64, 72)
+    >>> front(torch.zeros(2, 64, dtype=torch.float64)).shape
+    torch.Size([2, 72])
+    """
+
+    def __init__(self, model: nn.Module, name: str, shape: tuple[int, ...] | None = None) -> None:
+        try:
+            graph = Tracer().trace(model)
+        except Exception as error:  # forward is user code and may raise anything when it runs on symbols
+            raise OptionError("the operations before the layer cannot be traced") from error
+        self._models: dict[Any, nn.Module] = {torch.float64: frozen(model, torch.float64)}
+        self._models["meta"] = copy.deepcopy(self._models[torch.float64]).to("meta")
+        self._nodes, self._end = _nodes_before(model, graph, name)
+        self._start = next(node.name for node in graph.nodes if node.op == "placeholder")
+        self.features = int(getattr(model.get_submodule(_module_of(model, name)), "in_features", 0))
+        modules = [model.get_submodule(str(node.target)) for node in self._nodes if node.op == "call_module"]
+        self.batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in modules)
+        self.shape = self._guess_shape(model) if shape is None else tuple(shape)
+        self.unknowns = int(torch.Size(self.shape).numel())
+        self._check(model, name)
+
+    def __call__(self, inputs: Float[Tensor, "k n"], widths: Mapping[str, float] | None = None) -> Float[Tensor, "k m"]:
+        """Return ψ of every input.
+
+        Args:
+            inputs: one flat input per row.
+            widths: by name of a node, the width of the smoothed activation or the temperature of the smoothed
+                max-pooling; None for the exact operations.
+        """
+        return self._run(inputs.reshape(-1, *self.shape), widths)[self._end]
+
+    def scales(self, inputs: Float[Tensor, "k n"]) -> dict[str, float]:
+        """Return the standard deviation of the argument of every activation and max-pooling, by name of its node."""
+        values = self._run(inputs.reshape(-1, *self.shape), None)
+        nodes = [node for node in self._nodes if self._activation(node) is not None or self._pooling(node) is not None]
+        return {node.name: float(values[node.all_input_nodes[0].name].std()) for node in nodes}
+
+    def numbers_each(self, inputs: Float[Tensor, "k n"]) -> int:
+        """Return how many numbers all operations compute for one input."""
+        values = self._run(inputs[:1].reshape(-1, *self.shape), None)
+        return sum(each.numel() for each in values.values() if isinstance(each, Tensor))
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Copy the weights to a device and dtype. Calls with such tensors need this first."""
+        model = self._models.get(dtype)
+        if model is None or _device(model) != device:
+            self._models[dtype] = copy.deepcopy(self._models[torch.float64]).to(device, dtype)
+
+    def _run(self, x: Tensor, widths: Mapping[str, float] | None) -> dict[str, Any]:
+        model = self._models["meta" if x.is_meta else x.dtype]
+        values: dict[str, Any] = {self._start: x}
+        for node in self._nodes:
+            args, kwargs = arguments(model, node, values)
+            if widths is None or node.name not in widths:
+                values[node.name] = evaluate(model, node, args, kwargs)
+            elif (pooling := self._pooling(node)) is not None:
+                values[node.name] = smoothed_max_pool(args[0], pooling, widths[node.name])
+            else:
+                values[node.name] = smoothed(self._activation(node), args[0], widths[node.name])
+        return values
+
+    def _target(self, node: fx.Node) -> Any:
+        return self._models[torch.float64].get_submodule(str(node.target)) if node.op == "call_module" else node.target
+
+    def _activation(self, node: fx.Node) -> Any:
+        return activation_of(self._target(node))
+
+    def _pooling(self, node: fx.Node) -> nn.MaxPool2d | None:
+        return max_pooling_of(self._target(node), node.args[1:], node.kwargs)
+
+    def _guess_shape(self, model: nn.Module) -> tuple[int, ...]:
+        """Return the shape of the input that the first layer takes and that gives the right number of features."""
+        for node in self._nodes:
+            module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if isinstance(module, nn.Linear):
+                return (module.in_features,)
+            if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+                dimensions = len(module.kernel_size)
+                sides = (*COMMON_SIDES, *(each for each in range(1, MAX_SIDE + 1) if each not in COMMON_SIDES))
+                shapes = ((module.in_channels, *(side,) * dimensions) for side in sides)
+                found = next((shape for shape in shapes if self._fits(shape)), None)
+                if found is not None:
+                    return found
+                break
+        raise OptionError("the shape of the model's input is unknown; pass it (input_shape=, --shape)")
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        """Return whether an input of this shape gives the right number of features, without computing them."""
+        try:
+            values = self._run(torch.empty(1, *shape, dtype=torch.float64, device="meta"), None)
+            return tuple(values[self._end].shape) == (1, self.features)
+        except Exception:  # the operations are user code and may raise anything for a wrong shape
+            return False
+
+    def _check(self, model: nn.Module, name: str) -> None:
+        """Raise an error unless ψ computes each sample alone, and as the model does in training mode."""
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.rand(PROBES, self.unknowns, generator=generator, dtype=torch.float64)
+        probe = probe.to(_device(self._models[torch.float64]))
+        try:
+            together = self(probe)
+            alone = torch.cat([self(each) for each in probe.split(1)])
+            seen = _seen_by_layer(model, _module_of(model, name), probe.reshape(-1, *self.shape))
+        except Exception as error:  # the operations are user code and may raise anything
+            shape = "x".join(map(str, self.shape))
+            raise OptionError(f"the model does not accept inputs of shape {shape} before the layer: {error}") from error
+        if together.shape != (PROBES, self.features):
+            shape = "x".join(map(str, self.shape))
+            raise OptionError(f"an input of shape {shape} does not give one row of {self.features} features")
+        if not torch.allclose(together, alone, SAME, SAME):
+            raise OptionError("the operations before the layer mix the samples of a batch")
+        if not all(each.shape == together.shape and torch.allclose(each, together, SAME, SAME) for each in seen):
+            raise OptionError("the operations before the layer are random, or differ between training and evaluation")
+
+
+def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx.Node], str]:
+    """Return the nodes that the input of a Linear layer is computed from, in order, and the name of the last one."""
+    calls = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
+    if len(calls) != 1 or not calls[0].all_input_nodes:
+        raise OptionError(f"the layer is called {len(calls)} times")
+    if sum(node.op == "placeholder" for node in graph.nodes) != 1:
+        raise OptionError("the model has several inputs")
+    end = calls[0].all_input_nodes[0]
+    needed, stack = set(), [end]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += node.all_input_nodes
+    if not any(node.op == "placeholder" for node in needed):
+        raise OptionError("the layer does not depend on the input of the model")
+    nodes = [node for node in graph.nodes if node in needed and node.op not in ("placeholder", "get_attr")]
+    random = next((node for node in nodes if is_dropout(model, node)), None)
+    if random is not None:
+        raise OptionError(f"{label(model, random)} comes before the layer, and its mask is unknown")
+    return nodes, end.name
+
+
+def _module_of(model: nn.Module, name: str) -> str:
+    """Return the name of a Linear module in a model that may be wrapped."""
+    names = [each for each, module in model.named_modules() if plain(each) == name and is_linear(module)]
+    if len(names) != 1:
+        raise OptionError(f"{name} is not the name of one Linear module")
+    return names[0]
+
+
+def _seen_by_layer(model: nn.Module, name: str, inputs: Tensor) -> list[Tensor]:
+    """Run a copy of the model in training mode, with BatchNorm in evaluation mode, and return what the layer sees."""
+    model = copy.deepcopy(model).to(inputs).train().requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    seen: list[Tensor] = []
+    handle = model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    devices = [inputs.device] if inputs.is_cuda else []
+    try:
+        with torch.random.fork_rng(devices):
+            for _ in range(RUNS):
+                model(inputs)
+    finally:
+        handle.remove()
+    return seen
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((each.device for each in model.parameters()), torch.device("cpu"))
