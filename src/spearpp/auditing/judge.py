@@ -122,8 +122,8 @@ def judge_in_round(
     if found is None or found.factors is None or not len(found.inputs):
         return audited
     signals = None if model is None else _signals(model, update, audited.layer, found, found.factors)
-    patterns = _patterns(audited.layer, found.inputs, update)
-    claims = judge(found, patterns, signals, _known(audited.layer, update, batch_size))
+    patterns = patterns_of(audited.layer, found.inputs, update)
+    claims = judge(found, patterns, signals, known_of(audited.layer, update, batch_size))
     labels = None
     if signals is not None and len(signals.labels) == len(found.inputs):
         labels = torch.where(signals.mismatch <= PROVES_NETWORK, signals.labels, -1)

@@ -137,7 +137,7 @@ def _assumed(layer: Layer) -> Layer:
     return replace(layer, assumed=True, reason=f"{reason}; {proof} can prove it")
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside of the wrappers of Opacus, DataParallel and torch.compile."""
     while True:
         children = dict(model.named_children())
