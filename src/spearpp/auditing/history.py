@@ -7,8 +7,6 @@ from dataclasses import dataclass
 class RoundSummary:
     """What one round gave on its own."""
 
-    name: str
-    """Name of the round: its number, or the name of its file."""
     verdict: str
     batch_size: int | None
     """Number of samples that the gradient of the round shows. None if this could not be determined."""

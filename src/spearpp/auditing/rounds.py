@@ -2,19 +2,20 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from spearpp.auditing.history import History, RoundSummary
-from spearpp.auditing.joined import Joined, join_rounds, same_inputs, strongest
+from spearpp.auditing.joined import Joined, join_rounds
 from spearpp.auditing.judge import replay_all
 from spearpp.auditing.memory import INVERTED
 from spearpp.auditing.plan import Plan, make_plan
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.run import Budget
+from spearpp.auditing.union import Union, of_layer, unite
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import DataError, OptionError
 from spearpp.inversion.result import Inversion, Progress
@@ -94,7 +95,6 @@ def audit_rounds(
     model: nn.Module | None,
     audit_one: Callable[[ClientUpdate, float | None], AuditResult],
     *,
-    names: Sequence[str] | None = None,
     budget: float | None = None,
     memory: int | None = None,
     search: Search | None = None,
@@ -108,7 +108,6 @@ def audit_rounds(
         updates: the rounds, oldest first, each with the weights that it started from.
         model: the network, or None.
         audit_one: audits one round within a number of seconds.
-        names: names of the rounds; None numbers them from 1.
         budget: seconds for everything together.
         memory: bytes that the work on one layer may take. It limits the number of rounds that are joined.
         search: the search for layers that a ReLU follows.
@@ -146,7 +145,7 @@ def audit_rounds(
     union = None if layer is None else unite(layer, alone, joined, used)
     audits = _layers(alone[-1], union)
     replayed = _replay_last(union, updates, model) or alone[-1].replay
-    history = _history(alone, names, layer, joined, used, outcome, union)
+    history = _history(alone, layer, joined, used, outcome, union)
     verdict = _verdict(alone, audits)
     context = Context(
         verdict=verdict,
@@ -166,8 +165,8 @@ def audit_rounds(
         summary=summary(context, time.monotonic() - began) + history.sentence,
         layers=audits,
         findings=[
-            replace(finding, message=f"round {title}: {finding.message}")
-            for title, each in zip((each.name for each in history.rounds), alone, strict=True)
+            replace(finding, message=f"round {number}: {finding.message}")
+            for number, each in enumerate(alone, start=1)
             for finding in each.findings
         ],
         caveats=[*caveats(context), *_caveats(history)],
@@ -192,7 +191,7 @@ def _why_not_joined(layer: Layer | None, alone: list[AuditResult], rounds: int) 
         return "there is only one round"
     if layer is None:
         return "no layer that can be inverted sees the same inputs in every round"
-    found = [_of_layer(each, layer) for each in alone]
+    found = [of_layer(each, layer) for each in alone]
     if all(each is not None and each.inversion is not None and _complete(each.inversion) for each in found):
         return "every round alone gave all of its samples"
     return ""
@@ -200,80 +199,6 @@ def _why_not_joined(layer: Layer | None, alone: list[AuditResult], rounds: int) 
 
 def _complete(found: Inversion) -> bool:
     return 0 < int(found.certified.sum()) == found.batch_size
-
-
-def _of_layer(result: AuditResult, layer: Layer) -> LayerAudit | None:
-    return next((each for each in result.layers if each.layer.name == layer.name), None)
-
-
-@dataclass(frozen=True, eq=False)
-class Union:
-    """All inputs of one layer that single rounds or the joined rounds gave, without repetitions."""
-
-    audited: LayerAudit
-    present: list[set[int]]
-    """For each input, the rounds to which it contributes."""
-    known_from: list[int]
-    """For each input, the first round after which the rounds so far prove it."""
-
-
-def unite(layer: Layer, alone: list[AuditResult], joined: Joined | None, used: list[int]) -> Union | None:
-    """Combine the inputs of the joined rounds with those that only a single round gave.
-
-    Args:
-        layer: the layer.
-        alone: the audit of every round alone.
-        joined: what the joined rounds gave, or None.
-        used: indices of the rounds that were joined.
-    """
-    union = None
-    if joined is not None and joined.audited is not None:
-        present = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in joined.present]
-        union = Union(joined.audited, present, [used[count - 1] for count in joined.known_from])
-    for index, result in enumerate(alone):
-        single = _of_layer(result, layer)
-        if single is not None and single.inversion is not None and bool(single.held.any()):
-            union = _added(union, single, single.inversion, index)
-    return union
-
-
-def _added(union: Union | None, single: LayerAudit, found: Inversion, index: int) -> Union:
-    """Add the recovered inputs of one round."""
-    if union is None or union.audited.inversion is None:
-        rows = len(found.inputs)
-        return Union(single, [{index} for _ in range(rows)], [index] * rows)
-    base, claims = union.audited.inversion, list(union.audited.claims)
-    present, known = [set(each) for each in union.present], list(union.known_from)
-    labels = [-1] * len(claims) if union.audited.labels is None else union.audited.labels.tolist()
-    same = same_inputs(found.inputs, base.inputs)
-    new = []
-    for row in torch.nonzero(single.held)[:, 0].tolist():
-        matches = torch.nonzero(same[row])[:, 0].tolist()
-        for match in matches[:1]:
-            present[match].add(index)
-            known[match] = min(known[match], index)
-            claims[match] = strongest([claims[match], single.claims[row]])
-        if not matches:
-            new.append(row)
-    chosen = torch.tensor(new, dtype=torch.long, device=found.inputs.device)
-    certified = torch.tensor([single.claims[row].certified for row in new], dtype=torch.bool, device=chosen.device)
-    inputs = torch.cat([base.inputs, found.inputs[chosen].to(base.inputs)])
-    inversion = replace(
-        base,
-        inputs=inputs,
-        certified=torch.cat([base.certified, certified]),
-        fits=torch.cat([base.fits, torch.ones_like(certified)]),
-        batch_size=max(base.batch_size, found.batch_size, len(inputs)),
-        evidence=None if new else base.evidence,
-    )
-    labels += [-1 if single.labels is None else int(single.labels[row]) for row in new]
-    audited = replace(
-        union.audited,
-        inversion=inversion,
-        claims=(*claims, *(single.claims[row] for row in new)),
-        labels=torch.tensor(labels) if max(labels, default=-1) >= 0 else None,
-    )
-    return Union(audited, [*present, *({index} for _ in new)], [*known, *([index] * len(new))])
 
 
 def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
@@ -297,7 +222,6 @@ def _replay_last(union: Union | None, updates: Sequence[ClientUpdate], model: nn
 
 def _history(
     alone: list[AuditResult],
-    names: Sequence[str] | None,
     layer: Layer | None,
     joined: Joined | None,
     used: list[int],
@@ -305,11 +229,7 @@ def _history(
     union: Union | None,
 ) -> History:
     """Return what the rounds gave, alone and together."""
-    titles = [str(number) for number in range(1, len(alone) + 1)] if names is None else list(names)[: len(alone)]
-    rounds = [
-        RoundSummary(title, str(each.verdict), _samples(each, layer), len(each.inputs))
-        for title, each in zip(titles, alone, strict=True)
-    ]
+    rounds = [RoundSummary(str(each.verdict), _samples(each, layer), len(each.inputs)) for each in alone]
     rows = [] if union is None else torch.nonzero(union.audited.held)[:, 0].tolist()
     return History(
         rounds=tuple(rounds),
@@ -322,7 +242,7 @@ def _history(
 
 
 def _samples(result: AuditResult, layer: Layer | None) -> int | None:
-    audited = None if layer is None else _of_layer(result, layer)
+    audited = None if layer is None else of_layer(result, layer)
     return None if audited is None else audited.batch_size
 
 
@@ -330,7 +250,7 @@ def _caveats(history: History) -> list[str]:
     """Return what a reader of the verdict over several rounds must also know."""
     sentences = []
     if history.joined and len(history.joined) < len(history.rounds):
-        names = ", ".join(history.rounds[index].name for index in history.joined)
+        names = ", ".join(str(index + 1) for index in history.joined)
         sentences.append(f"Memory allowed to join {len(history.joined)} of {len(history.rounds)} rounds: {names}.")
     if not history.joined and len(history.rounds) > 1:
         sentences.append(f"The rounds were not joined: {history.outcome}.")

@@ -31,11 +31,13 @@ from spearpp.errors import OptionError, ShapeError
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import KINDS
+from spearpp.update.rounds import load_rounds
 
 
 def audit(
-    update: options.Update,
+    update: options.UpdateUnlessRounds = None,
     after: options.After = None,
+    rounds: options.Rounds = None,
     model: options.Model = "none",
     kind: options.Kind = "weights",
     lr: options.Rate = None,
@@ -71,6 +73,7 @@ def audit(
     spearpp audit client7.safetensors --model mlp
     spearpp audit round3.pt client7.pt --lr 0.01 --model mypkg.net:Net
     spearpp audit round3.npz deltas.npz --kind deltas --fail-on leak --sarif > leak.sarif
+    spearpp audit --rounds client7/ --model mypkg.net:Net
 
     \b
     Exit codes: 0 finished, 1 leak (with --fail-on), 2 invalid input, 3 not applicable,
@@ -80,16 +83,23 @@ def audit(
     options.one_of("--fail-on", fail_on, options.FAIL_ON)
     if as_json and as_sarif:
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
-    received = read_update(update, after, kind, lr, steps)
-    folder = out or Path(f"audit-{(after or update).stem}")
+    files = [each for each in (update, after, rounds) if each is not None]
+    if (update is None) == (rounds is None):
+        raise OptionError("pass either an update or --rounds with a folder of updates")
+    history = [] if rounds is None else read_rounds(rounds, kind, lr, steps)
+    received = history[-1] if update is None else read_update(update, after, kind, lr, steps)
+    folder = out or Path(f"audit-{files[-1].resolve().stem}")
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
     redaction = options.one_of("--redact", redact, REDACTIONS)
     received, network = with_model(model, received)
+    history = [with_model(model, each)[0] for each in history]
     check_display(received, network, batch, display)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)
-    result = run(received, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, memory_limit)
+    result = run(
+        history or received, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, memory_limit
+    )
     presentation, batch, notes = displayable(result, batch, display)
     with uninterrupted():
         page = reports.write(
@@ -99,7 +109,7 @@ def audit(
             presentation=presentation,
             redact=redaction,
             command=["spearpp", *sys.argv[1:]],
-            source=[str(each) for each in (update, after) if each is not None],
+            source=[str(each) for each in files],
             about={"received": repr(received), "threat_model": received.threat_model},
         )
     if as_json or as_sarif:
@@ -126,6 +136,14 @@ def read_update(update: Path, after: Path | None, kind: str, lr: float | None, s
         received = ClientUpdate.load(after, before=update, kind=content, lr=lr, steps=steps)
     received.verify()
     return received
+
+
+def read_rounds(folder: Path, kind: str, lr: float | None, steps: int | None) -> list[ClientUpdate]:
+    """Read the rounds of one client from a folder and verify all of their tensors."""
+    history = load_rounds(folder, kind=options.one_of("--kind", kind, KINDS), lr=lr, steps=steps)
+    for each in history:
+        each.verify()
+    return history
 
 
 def check_display(
@@ -186,7 +204,7 @@ def print_score(result: AuditResult, truth: Batch) -> None:
 
 
 def run(
-    update: ClientUpdate,
+    update: ClientUpdate | list[ClientUpdate],
     model: torch.nn.Module | None,
     budget: float | None,
     seed: int,
@@ -195,10 +213,12 @@ def run(
     batch_size: int | None = None,
     memory: int | None = MEMORY,
 ) -> AuditResult:
-    """Audit an update and show live progress on a terminal."""
+    """Audit an update, or several rounds, and show live progress on a terminal."""
+    place = options.device_of(device)
+    placed = update.to(place) if isinstance(update, ClientUpdate) else [each.to(place) for each in update]
     with progress(budget, quiet) as show_progress:
         return spearpp.audit(
-            update.to(options.device_of(device)),
+            placed,
             model,
             budget=budget,
             memory=memory,

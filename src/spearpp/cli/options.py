@@ -18,6 +18,21 @@ Update = Annotated[
         show_default=False,
     ),
 ]
+UpdateUnlessRounds = Annotated[
+    Path | None,
+    typer.Argument(
+        help="File with the client's update. If AFTER is given: file with the weights before training.",
+        show_default=False,
+    ),
+]
+Rounds = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder with several rounds of one client instead of UPDATE: one file per round that spearpp wrote, or "
+        "pairs of files named before and after. Ordered by name, or by the list in rounds.json.",
+        show_default=False,
+    ),
+]
 After = Annotated[
     Path | None,
     typer.Argument(

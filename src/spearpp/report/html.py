@@ -69,6 +69,7 @@ def page(
         columns=columns,
         scaled=presentation.shape is not None and not presentation.mean,
         plots=_plots(result),
+        **_rounds(result),
         advice=advice(result),
         defences=defences(),
         redact=redact,
@@ -169,6 +170,15 @@ def _picture(values: Tensor, presentation: Presentation, result: AuditResult) ->
     if presentation.shape is None or not len(values) or shows_features(result):
         return None
     return data_uri(values, presentation.shape)
+
+
+def _rounds(result: AuditResult) -> dict[str, Any]:
+    """Return what the page shows of an audit of several rounds."""
+    history = result.history
+    if history is None:
+        return {"history": None}
+    known = [history.known_after(index) for index in range(len(history.rounds))]
+    return {"history": history, "rounds_plot": plots.rounds(history), "known_after": known, "limit": MAX_SAMPLES}
 
 
 def _plots(result: AuditResult) -> list[dict[str, str]]:

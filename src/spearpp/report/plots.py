@@ -1,8 +1,9 @@
-"""The two plots of the report page, as SVG in the page's colours, with a description for screen readers."""
+"""The plots of the report page, as SVG in the page's colours, with a description for screen readers."""
 
 import math
 from collections.abc import Sequence
 
+from spearpp.auditing.history import History
 from spearpp.plotting import Axis, Point, ReferenceLine, Series, Size, draw
 
 SIZE = Size(width=640, height=266, left=92, right=24, top=16, bottom=50)
@@ -80,6 +81,39 @@ def sparsity(zeros: Sequence[int], neurons: int, batch_size: int) -> str:
         Axis("silent neurons", least=0, most=1, labels=tuple((level / 4, f"{25 * level} %") for level in range(5))),
         [Series("", tuple(Point(i + 1, s) for i, s in enumerate(shares)), "none", 2.6, css_class="signal")],
         reference_lines=[ReferenceLine(chance, "reached by any direction")],
+        size=SIZE,
+        embedded=True,
+    )
+
+
+def rounds(history: History) -> str:
+    """Plot how many inputs are known after each round, and how many each round gives alone.
+
+    Args:
+        history: the rounds of the audit.
+
+    Returns:
+        SVG, or "" if there is only one round or nothing was recovered.
+    """
+    count = len(history.rounds)
+    known = [history.known_after(index) for index in range(count)]
+    if count < 2 or not known[-1]:
+        return ""
+    most = max(known[-1], history.samples or 0, history.recovered_alone)
+    every = max(1, math.ceil(count / 12))
+    ticks = tuple((float(number), str(number)) for number in range(1, count + 1, every))
+    levels = tuple((round(most * part / 4), str(round(most * part / 4))) for part in range(5))
+    together = tuple(Point(index + 1, each) for index, each in enumerate(known))
+    alone = tuple(Point(index + 1, each.recovered) for index, each in enumerate(history.rounds))
+    return draw(
+        f"Inputs known after each of {count} rounds: {known[0]} after the first, {known[-1]} after the last. "
+        f"A single round gives at most {history.recovered_alone}.",
+        Axis("round", least=1, most=count, labels=ticks, grid=False),
+        Axis("recovered inputs", least=0, most=most, labels=levels),
+        [
+            Series("rounds so far together", together, "solid", 3.2, css_class="signal"),
+            Series("this round alone", alone, "dashed", 3.2, css_class="noise"),
+        ],
         size=SIZE,
         embedded=True,
     )
