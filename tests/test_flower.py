@@ -280,6 +280,40 @@ def test_what_start_returns_has_the_audits_of_each_round() -> None:
         assert each["train_loss"] == pytest.approx(2.3), "the strategy's own are as they were"
 
 
+def few_neurons() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(64, 30), nn.GELU(), nn.Linear(30, 10))
+
+
+def same_data_every_round(message: Message, node: int) -> dict[str, Any]:
+    model = few_neurons()
+    batch = simulate.digits(24, generator=torch.Generator().manual_seed(node))
+    model.load_state_dict(arrays_of(message).to_torch_state_dict())
+    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+    torch.optim.SGD(model.parameters(), lr=RATE).step()
+    return {name: each.numpy() for name, each in model.state_dict().items()}
+
+
+def test_a_history_of_rounds_gives_what_one_round_does_not(tmp_path: Path) -> None:
+    def run(strategy: Strategy) -> Result:
+        random.seed(7)
+        initial = ArrayRecord({name: Array(each.numpy()) for name, each in few_neurons().state_dict().items()})
+        grid = Loop(client(same_data_every_round), 10)
+        return strategy.start(grid, initial, num_rounds=8, train_config=ConfigRecord(dict[str, Any](KNOWN)))
+
+    options: dict[str, Any] = {"budget": 4.0, "model": few_neurons(), "redact": "none", "waiting": 100, "seed": 1}
+    audited = AuditStrategy(fedavg(), every=2, sample=1, out=tmp_path, history=8, salt="same", **options)
+    assert weights(run(audited)) == weights(run(fedavg()))
+    assert not any(tmp_path.rglob(".history/*/*"))
+    reports = {path.parent.name: AuditResult.load(path) for path in folders(tmp_path)}
+    assert list(reports) == [f"round-{number:04d}" for number in (2, 4, 6, 8)]
+    batches = [simulate.digits(24, generator=torch.Generator().manual_seed(node)).inputs for node in range(11)]
+    first, *_, last = reports.values()
+    assert len(first.inputs) == 0
+    assert len(last.inputs) == 24
+    assert min(float(torch.cdist(last.inputs, each).amin(1).max()) for each in batches) < 1e-2
+
+
 def test_every_and_sample_choose() -> None:
     some = AuditStrategy(fedavg(), every=2, sample=2, out=None)
     federation(some, client(), rounds=4)

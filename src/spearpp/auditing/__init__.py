@@ -21,7 +21,7 @@ from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
 from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
-from spearpp.auditing.rounds import audit_rounds
+from spearpp.auditing.rounds import audit_rounds, check_rounds
 from spearpp.auditing.run import Budget, run
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import OptionError
@@ -104,7 +104,7 @@ def audit(
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     if isinstance(update, Sequence):
         return audit_rounds(
-            [named_as(each, model) for each in update],
+            [named_as(each, model) for each in check_rounds(update)],
             model,
             lambda one, seconds: audit(
                 one,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class RoundSummary:
     """What one round gave on its own."""
 
-    verdict: str
+    verdict: str | None
+    """The verdict of the round alone. None if it was not audited alone."""
     batch_size: int | None
     """Number of samples that the gradient of the round shows. None if this could not be determined."""
     recovered: int

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -9,10 +10,9 @@ from torch import nn
 
 from spearpp.auditing.history import History, RoundSummary
 from spearpp.auditing.joined import Joined, join_rounds
-from spearpp.auditing.judge import replay_all
 from spearpp.auditing.memory import INVERTED
 from spearpp.auditing.plan import Plan, make_plan
-from spearpp.auditing.replay import Replay
+from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.run import Budget
 from spearpp.auditing.union import Union, of_layer, unite
@@ -29,8 +29,8 @@ ALONE = 0.4
 joined rounds are the larger problem."""
 
 
-def check_rounds(updates: Sequence[ClientUpdate]) -> None:
-    """Check that updates can be rounds of one client.
+def check_rounds(updates: Sequence[ClientUpdate]) -> Sequence[ClientUpdate]:
+    """Check that updates can be rounds of one client, and return them.
 
     Raises:
         OptionError: if there is no update, or an element is not an update.
@@ -45,6 +45,7 @@ def check_rounds(updates: Sequence[ClientUpdate]) -> None:
             raise DataError(f"round {number} has other parameters or shapes than round 1: is it another model?")
         if each.clients > 1:
             raise DataError(f"round {number} is the sum of {each.clients} clients: rounds of one client are needed")
+    return updates
 
 
 def _shapes(update: ClientUpdate) -> dict[str, tuple[int, ...]]:
@@ -95,6 +96,7 @@ def audit_rounds(
     model: nn.Module | None,
     audit_one: Callable[[ClientUpdate, float | None], AuditResult],
     *,
+    each_alone: bool = True,
     budget: float | None = None,
     memory: int | None = None,
     search: Search | None = None,
@@ -108,6 +110,7 @@ def audit_rounds(
         updates: the rounds, oldest first, each with the weights that it started from.
         model: the network, or None.
         audit_one: audits one round within a number of seconds.
+        each_alone: whether to audit every round alone first, and not only the last one.
         budget: seconds for everything together.
         memory: bytes that the work on one layer may take. It limits the number of rounds that are joined.
         search: the search for layers that a ReLU follows.
@@ -118,17 +121,21 @@ def audit_rounds(
     check_rounds(updates)
     began = time.monotonic()
     clock = Budget(None if budget is None else ALONE * budget, began)
-    alone: list[AuditResult] = []
-    for index, update in enumerate(updates):
-        alone.append(audit_one(update, clock.share(len(updates) - index)))
-        if alone[-1].interrupted:
-            break
-    interrupted = alone[-1].interrupted
+    first = 0 if each_alone else len(updates) - 1
+    alone: list[AuditResult | None] = [None] * len(updates)
+    interrupted = False
+    for index in range(len(updates) - 1, first - 1, -1):  # the last round comes first, so that it is always audited
+        if not interrupted:
+            alone[index] = audited = audit_one(updates[index], clock.share(index - first + 1))
+            interrupted = audited.interrupted
+    last = alone[-1]
+    if last is None:
+        raise ValueError("the last round was not audited")
     plans = [make_plan(each, model, memory) for each in updates]
     layer = first_layer(plans)
     used: list[int] = []
     joined: Joined | None = None
-    outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, alone, len(updates))
+    outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, alone)
     if layer is not None and not outcome:
         used = choose_rounds(layer, [plan.update for plan in plans], memory)
         joined = join_rounds(
@@ -143,8 +150,8 @@ def audit_rounds(
         )
         outcome = joined.outcome
     union = None if layer is None else unite(layer, alone, joined, used)
-    audits = _layers(alone[-1], union)
-    replayed = _replay_last(union, updates, model) or alone[-1].replay
+    audits = _layers(last, union)
+    replayed = _replay_last(union, updates, model) or last.replay
     history = _history(alone, layer, joined, used, outcome, union)
     verdict = _verdict(alone, audits)
     context = Context(
@@ -167,7 +174,7 @@ def audit_rounds(
         findings=[
             replace(finding, message=f"round {number}: {finding.message}")
             for number, each in enumerate(alone, start=1)
-            for finding in each.findings
+            for finding in (each.findings if each is not None else [])
         ],
         caveats=[*caveats(context), *_caveats(history)],
         interrupted=interrupted,
@@ -178,22 +185,22 @@ def audit_rounds(
     )
 
 
-def _verdict(alone: list[AuditResult], audits: list[LayerAudit]) -> Verdict:
+def _verdict(alone: list[AuditResult | None], audits: list[LayerAudit]) -> Verdict:
     if best_of(audits) is not None:
         return Verdict.LEAKS
-    tried = any(each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
+    tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
     return Verdict.NOT_FOUND if tried else Verdict.NOT_APPLICABLE
 
 
-def _why_not_joined(layer: Layer | None, alone: list[AuditResult], rounds: int) -> str:
+def _why_not_joined(layer: Layer | None, alone: list[AuditResult | None]) -> str:
     """Return why joining the rounds cannot give more than the single rounds; an empty string if it may."""
-    if rounds < 2:
+    if len(alone) < 2:
         return "there is only one round"
     if layer is None:
         return "no layer that can be inverted sees the same inputs in every round"
-    found = [of_layer(each, layer) for each in alone]
+    found = [of_layer(each, layer) for each in alone if each is not None]
     if all(each is not None and each.inversion is not None and _complete(each.inversion) for each in found):
-        return "every round alone gave all of its samples"
+        return f"{'every round' if len(found) > 1 else 'the last round'} alone gave all of its samples"
     return ""
 
 
@@ -211,17 +218,20 @@ def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
 def _replay_last(union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None) -> Replay | None:
     """Replay the last round from all inputs that contribute to it; None if inputs or labels are missing."""
     found = None if union is None else union.audited.inversion
-    if union is None or found is None or len(found.inputs) < found.batch_size or union.audited.labels is None:
+    labels = None if union is None else union.audited.labels
+    if union is None or found is None or labels is None or model is None or len(found.inputs) < found.batch_size:
         return None
     rows = torch.tensor([len(updates) - 1 in each for each in union.present], dtype=torch.bool)
-    kept = rows.to(found.inputs.device)
-    part = replace(found, inputs=found.inputs[kept], certified=found.certified[kept], batch_size=int(rows.sum()))
-    audited = replace(union.audited, inversion=part, labels=union.audited.labels[rows.to(union.audited.labels.device)])
-    return replay_all([audited], updates[-1], model)
+    inputs, labels = found.inputs[rows.to(found.inputs.device)], labels.to(rows.device)[rows]
+    if not bool((labels >= 0).all()):
+        return None
+    with suppress(OptionError):
+        return replay(model, updates[-1], inputs, labels.to(inputs.device))
+    return None
 
 
 def _history(
-    alone: list[AuditResult],
+    alone: list[AuditResult | None],
     layer: Layer | None,
     joined: Joined | None,
     used: list[int],
@@ -229,7 +239,12 @@ def _history(
     union: Union | None,
 ) -> History:
     """Return what the rounds gave, alone and together."""
-    rounds = [RoundSummary(str(each.verdict), _samples(each, layer), len(each.inputs)) for each in alone]
+    rounds = [
+        RoundSummary(None, None, 0)
+        if each is None
+        else RoundSummary(str(each.verdict), _samples(each, layer), len(each.inputs))
+        for each in alone
+    ]
     rows = [] if union is None else torch.nonzero(union.audited.held)[:, 0].tolist()
     return History(
         rounds=tuple(rounds),

@@ -21,12 +21,12 @@ class Union:
     """For each input, the first round after which the rounds so far prove it."""
 
 
-def unite(layer: Layer, alone: list[AuditResult], joined: Joined | None, used: list[int]) -> Union | None:
+def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined | None, used: list[int]) -> Union | None:
     """Combine the inputs of the joined rounds with those that only a single round gave.
 
     Args:
         layer: the layer.
-        alone: the audit of every round alone.
+        alone: the audit of every round alone, None where it was not audited alone.
         joined: what the joined rounds gave, or None.
         used: indices of the rounds that were joined.
     """
@@ -35,7 +35,7 @@ def unite(layer: Layer, alone: list[AuditResult], joined: Joined | None, used: l
         present = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in joined.present]
         union = Union(joined.audited, present, [used[count - 1] for count in joined.known_from])
     for index, result in enumerate(alone):
-        single = of_layer(result, layer)
+        single = None if result is None else of_layer(result, layer)
         if single is not None and single.inversion is not None and bool(single.held.any()):
             union = _added(union, single, single.inversion, index)
     return union

@@ -31,6 +31,14 @@ def watch(
     steps: options.Steps = None,
     budget: Annotated[str, typer.Option(help="Time limit for one update: 60s, 2m or 1h.")] = "60s",
     memory: options.Memory = "8G",
+    history: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Number of earlier rounds to audit together with a new one. The files of each client must then be in "
+            "a folder of their own, in the order of their names, and contain the weights of their round.",
+        ),
+    ] = 0,
     interval: Annotated[float, typer.Option(help="Seconds between two scans of the folder.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Exit when all files in the folder are processed.")] = False,
     fail_on: options.FailOn = "never",
@@ -45,6 +53,7 @@ def watch(
     spearpp watch updates --model mlp
     spearpp watch updates --before round3.pt --lr 0.01 --out audits
     spearpp watch updates --once --fail-on leak
+    spearpp watch updates --history 8
     """  # noqa: D301
     from spearpp.integrations.common.job import Settings
     from spearpp.integrations.watch import Watch
@@ -54,7 +63,9 @@ def watch(
         raise OptionError(f"--interval {interval}: expected a positive number of seconds")
     content = options.one_of("--kind", kind, KINDS)
     redaction = options.one_of("--redact", redact, REDACTIONS)
-    settings = Settings(None, options.seconds(budget), out, redaction, seed, memory=options.size(memory))
+    settings = Settings(
+        None, options.seconds(budget), out, redaction, seed, memory=options.size(memory), history=history
+    )
     watched = Watch(
         folder,
         settings,

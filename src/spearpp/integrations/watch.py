@@ -11,6 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from spearpp.integrations.common.job import SCRATCH, Job, Outcome, Settings, per
 from spearpp.integrations.common.policy import log_outcome
 from spearpp.update import ClientUpdate, Kind
 from spearpp.update.files import READERS, FileName, open_tensors, write_whole
+from spearpp.update.rounds import by_number
 
 LOGGER = logging.getLogger("spearpp.integrations")
 MEMORY = "watched.json"
@@ -62,7 +64,8 @@ class Watch:
 
         Args:
             folder: Folder of updates.
-            settings: Settings of the audits. ``settings.out`` is the folder of reports.
+            settings: Settings of the audits. ``settings.out`` is the folder of reports. With ``settings.history``, the
+                files in one folder count as rounds of one client, in the order of their names.
             before: Weights before training, for files that do not contain them.
             kind: Content of the files: "weights", "deltas" or "gradients".
             lr: Learning rate of the clients, if known.
@@ -77,6 +80,8 @@ class Watch:
             raise DataError(f"{folder} is not a folder")
         if settings.out is None:
             raise OptionError("watching a folder needs a folder for reports: set out=")
+        if settings.history and before is not None:
+            raise OptionError("history needs updates that contain the weights of their own round: leave out before=")
         self.out = Path(settings.out)
         self.settings, self.before, self.kind, self.lr, self.steps = settings, before, kind, lr, steps
         self._model_of = model_of
@@ -151,7 +156,9 @@ class Watch:
         if self._model_of is not None:
             settings = replace(settings, model=self._model_of(update))
         name = f"{path.stem}-{content[:12]}"
-        outcome = perform(Job(name, None, update, about={"source": [str(path)]}), settings)
+        earlier = tuple(self._earlier(path))[-settings.history :] if settings.history else ()
+        job = Job(name, None, update, about={"source": [str(path)]}, earlier=earlier)
+        outcome = perform(job, replace(settings, history=0))
         log_outcome(outcome)
         report_failed = outcome.problem is not None and outcome.verdict is not None
         state.done = not report_failed or state.tries >= TRIES
@@ -159,6 +166,15 @@ class Watch:
             self._remember(content, path, outcome)
         if state.done:
             yield outcome
+
+    def _earlier(self, path: Path) -> Iterator[ClientUpdate]:
+        """Yield the updates that come before a file in its folder, which must belong to one client, oldest first."""
+        files = [each for each, _ in self._files() if each.parent == path.parent]
+        for each in sorted(files, key=lambda each: by_number(each.name)):
+            if each == path:
+                return
+            with suppress(SpearError, OSError):
+                yield ClientUpdate.load(each, **self._load_options(each))
 
     def _load_options(self, path: Path) -> dict[str, Any]:
         """Return the arguments for ``ClientUpdate.load``. A file that contains the weights needs only its kind."""

@@ -71,7 +71,7 @@ def _paired(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> It
     """Yield the rounds of a folder without a manifest, ordered by name."""
     files = [each for each in folder.rglob("*") if each.suffix.lower() in READERS and each.is_file()]
     named = {str(each.relative_to(folder)): each for each in files if not _hidden(each, folder)}
-    for name in sorted(named, key=_by_number):
+    for name in sorted(named, key=by_number):
         if "before" in name.lower():
             continue
         is_after = "after" in name.lower()
@@ -123,10 +123,10 @@ def _hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _by_number(name: str) -> list[tuple[int, str]]:
+def by_number(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts names with numbers by the numbers: round9 before round10.
 
-    >>> sorted(["round10", "round9"], key=_by_number)
+    >>> sorted(["round10", "round9"], key=by_number)
     ['round9', 'round10']
     """
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name)]

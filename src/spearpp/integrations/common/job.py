@@ -1,5 +1,6 @@
 """One audit inside a federation: its settings, its input, its result, and its report folder."""
 
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -15,11 +16,14 @@ import spearpp.report as reports
 from spearpp.auditing import AuditResult, audit
 from spearpp.auditing.folder import REDACTIONS, Redaction
 from spearpp.auditing.memory import MEMORY, check_memory
+from spearpp.auditing.rounds import audit_rounds
 from spearpp.errors import DataError, OptionError, SpearError
+from spearpp.integrations.common.history import RoundStore
 from spearpp.integrations.common.training import Training
 from spearpp.types import Tensor
 from spearpp.update import KINDS, ClientUpdate, Kind
 
+LOGGER = logging.getLogger("spearpp.integrations")
 SCRATCH = ".partial-"
 """Prefix of the temporary folder in which a report is written."""
 
@@ -42,6 +46,8 @@ class Settings:
     """Further fields for ``report.json`` of every report."""
     memory: int | None = MEMORY
     """Memory limit for one layer in bytes. None means no limit."""
+    history: int = 0
+    """Number of earlier rounds of each client that are kept and audited together with the new one. 0 keeps none."""
 
     def __post_init__(self) -> None:
         if self.redact not in REDACTIONS:
@@ -49,6 +55,15 @@ class Settings:
         if self.budget is not None and not self.budget > 0:
             raise OptionError(f"budget={self.budget}: expected a positive number of seconds, or None for no limit")
         check_memory(self.memory)
+        if isinstance(self.history, bool) or not isinstance(self.history, int) or self.history < 0:
+            raise OptionError(f"history={self.history!r}: expected the number of earlier rounds to keep, or 0")
+        if self.history and self.out is None:
+            raise OptionError("history needs a folder for reports, because rounds are kept below it: set out=")
+
+    @property
+    def rounds(self) -> RoundStore | None:
+        """The earlier rounds of the clients, or None if none are kept."""
+        return RoundStore(Path(self.out), self.history) if self.history and self.out is not None else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +83,10 @@ class Job:
     """Further fields for ``report.json`` of this report."""
     samples: int | None = None
     """Number of samples the client reports to have trained on. None if unknown."""
+    client: str | None = None
+    """Pseudonym of the client, for its history. None if the client is unknown."""
+    earlier: tuple[ClientUpdate, ...] = ()
+    """Earlier rounds of the client, oldest first, if the caller has them."""
 
     def update(self, model: nn.Module | None = None) -> ClientUpdate:
         """Build the client's update.
@@ -150,15 +169,7 @@ def perform(job: Job, settings: Settings) -> Outcome:
     """Audit an update and write its report. The function never raises because of the content of an update."""
     try:
         update = job.update(settings.model)
-        generator = torch.Generator().manual_seed(settings.seed)
-        result = audit(
-            update,
-            settings.model,
-            budget=settings.budget,
-            memory=settings.memory,
-            batch_size=job.samples,
-            generator=generator,
-        )
+        result = _audit(job, update, settings)
     except SpearError as error:
         return Outcome.failed(job.name, f"not audited: {error}")
     except Exception as error:  # An update from outside can raise any exception.
@@ -182,6 +193,41 @@ def perform(job: Job, settings: Settings) -> Outcome:
         seconds=result.seconds,
         folder=None if folder is None else str(folder),
         problem=problem,
+    )
+
+
+def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
+    """Audit an update, together with earlier rounds of its client if they are kept and may say more."""
+
+    def audit_one(one: ClientUpdate, seconds: float | None) -> AuditResult:
+        generator = torch.Generator().manual_seed(settings.seed)
+        return audit(
+            one,
+            settings.model,
+            budget=seconds,
+            memory=settings.memory,
+            batch_size=job.samples,
+            generator=generator,
+        )
+
+    store, earlier = settings.rounds, list(job.earlier)
+    if store is not None and job.client is not None:
+        earlier = store.earlier(job.client)
+        try:
+            store.add(job.client, update)
+        except (SpearError, OSError) as error:
+            LOGGER.warning("%s: the round cannot be kept for later audits: %s", job.name, error)
+    if not earlier:
+        return audit_one(update, settings.budget)
+    return audit_rounds(
+        [*earlier, update],
+        settings.model,
+        audit_one,
+        each_alone=False,
+        budget=settings.budget,
+        memory=settings.memory,
+        batch_size=job.samples,
+        generator=torch.Generator().manual_seed(settings.seed),
     )
 
 

@@ -35,6 +35,7 @@ def job_of(
     training: Training,
     number: int | None,
     samples: int | None = None,
+    client: str | None = None,
 ) -> Job:
     """Build the audit job for a reply.
 
@@ -48,6 +49,7 @@ def job_of(
         training: How the client trained.
         number: Round of the reply, if known.
         samples: Number of samples the client trained on, if known.
+        client: Pseudonym of the client, for its history.
 
     Raises:
         SpearError: If there is no array record, or if it does not contain numbers.
@@ -59,7 +61,7 @@ def job_of(
     about: dict[str, Any] = {"round": number, "training": asdict(training)}
     if len(records) > 1:
         about["not_audited"] = [key for key in records if records[key] is not arrays]
-    return Job(name, before, after, kind, training, about, samples)
+    return Job(name, before, after, kind, training, about, samples, client)
 
 
 def samples_of(metrics: Mapping[str, Mapping[str, Any]]) -> int | None:

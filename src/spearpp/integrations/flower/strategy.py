@@ -61,6 +61,7 @@ class AuditStrategy(Strategy):
         redact: Redaction = "omit",
         waiting: int = 4,
         wait: bool = False,
+        history: int = 0,
         seed: int = 0,
         salt: str | None = None,
     ) -> None:
@@ -77,6 +78,9 @@ class AuditStrategy(Strategy):
             redact: How reports hide recovered inputs: "omit", "blur" or "none".
             waiting: Largest number of audits in the queue. Further audits are dropped and counted.
             wait: Whether each round waits for its audits, so that its metrics contain their results.
+            history: Number of earlier audited rounds of each client that are kept on disk, under a pseudonym, and
+                audited together with the new one. ``sample`` then chooses the same clients in every round. The kept
+                rounds are deleted when the strategy is closed, or after a week. 0 keeps none.
             seed: Random seed of the choice of replies and of the audits.
             salt: Secret for the pseudonyms of clients in folder names. The same salt gives the same names. None draws a
                 random salt.
@@ -86,7 +90,8 @@ class AuditStrategy(Strategy):
         if kind not in KINDS:
             raise OptionError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
         self.inner = inner
-        self.auditor = Auditor(Settings(model, budget, out, redact, seed, {"platform": "Flower"}), waiting=waiting)
+        settings = Settings(model, budget, out, redact, seed, {"platform": "Flower"}, history=history)
+        self.auditor = Auditor(settings, waiting=waiting)
         self._sampler = RoundSampler(sample, every, seed)
         self.kind, self.wait = kind, wait
         self._names = Pseudonyms() if salt is None else Pseudonyms(salt)
@@ -152,8 +157,13 @@ class AuditStrategy(Strategy):
         """Submit the chosen replies for audit, and return the inner strategy's aggregate of all replies."""
         replies, before = list(replies), len(self.auditor.outcomes)
         valid = [each for each in replies if not each.has_error() and each.metadata.src_node_id in self._sent]
-        for index in self._sampler.among(server_round, valid):
-            self._submit(server_round, valid[index])
+        if self.auditor.settings.history:  # rounds of the same clients say more than rounds of others
+            valid.sort(key=lambda each: self._names.of(each.metadata.src_node_id))
+            chosen = valid[: self._sampler.count] if self._sampler.due(server_round) else []
+        else:
+            chosen = [valid[index] for index in self._sampler.among(server_round, valid)]
+        for reply in chosen:
+            self._submit(server_round, reply)
         self._sent = {}
         arrays, metrics = self._aggregate(server_round, replies)
         if not self.wait:
@@ -185,8 +195,11 @@ class AuditStrategy(Strategy):
         return self.auditor.finish()
 
     def close(self) -> None:
-        """Wait for all audits, and stop the worker."""
+        """Wait for all audits, stop the worker, and delete the kept rounds of the clients."""
         self.auditor.close()
+        rounds = self.auditor.settings.rounds
+        if rounds is not None:
+            rounds.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -196,11 +209,12 @@ class AuditStrategy(Strategy):
 
     def _submit(self, number: int, reply: Message) -> None:
         node = reply.metadata.src_node_id
-        sent, name = self._sent[node], f"{round_name(number)}/{self._names.of(node)}"
+        sent, client = self._sent[node], self._names.of(node)
+        name = f"{round_name(number)}/{client}"
         # Copy the records now, because a strategy may replace the content of a reply.
         records = {key: dict(record) for key, record in reply.content.array_records.items()}
         kind, training, samples = self.kind, sent.training, samples_of(reply.content.metric_records)
-        if not self.auditor.submit(name, lambda: job_of(name, sent, records, kind, training, number, samples)):
+        if not self.auditor.submit(name, lambda: job_of(name, sent, records, kind, training, number, samples, client)):
             self._dropped[number] += 1
 
 

@@ -1,0 +1,264 @@
+"""Several rounds of one client: what they give together, what is not claimed, and how they are read and kept."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import spearpp
+from spearpp import AuditResult, ClientUpdate, simulate
+from spearpp.auditing import Verdict
+from spearpp.auditing.joined import join_rounds
+from spearpp.auditing.plan import make_plan
+from spearpp.auditing.rounds import choose_rounds, first_layer
+from spearpp.cli import main
+from spearpp.errors import DataError, OptionError
+from spearpp.integrations.common.history import MAX_AGE, RoundStore
+from spearpp.integrations.common.job import Settings
+from spearpp.integrations.watch import Watch
+from spearpp.simulate import Batch
+from spearpp.update.rounds import MANIFEST, load_rounds
+
+FEATURES = 100
+RATE = 0.5
+"""Learning rate of the server: the weights of the rounds must differ for the rounds to tell more than one of them."""
+
+
+def network(activation: nn.Module, m: int, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(FEATURES, m), activation, nn.Linear(m, 10))
+
+
+def samples(count: int, seed: int = 1) -> Batch:
+    return simulate.random_batch(count, features=FEATURES, generator=torch.Generator().manual_seed(seed))
+
+
+def some(batch: Batch, rows: range) -> Batch:
+    return Batch(batch.inputs[list(rows)], batch.labels[list(rows)], batch.normalisation)
+
+
+def errors(result: AuditResult, batch: Batch) -> torch.Tensor:
+    """The relative distance of each recovered input to the nearest sample; every sample is recovered at most once."""
+    distances = torch.cdist(result.inputs.double(), batch.inputs.double())
+    nearest = (distances / torch.linalg.vector_norm(batch.inputs.double(), dim=1)).min(1)
+    assert len(set(nearest.indices.tolist())) == len(result.inputs)
+    return nearest.values
+
+
+@pytest.mark.parametrize(("activation", "m", "b"), [(nn.ReLU(), 40, 24), (nn.GELU(), 30, 25)])
+def test_rounds_give_what_no_single_round_gives(activation: nn.Module, m: int, b: int) -> None:
+    model, batch = network(activation, m), samples(b)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
+    result = spearpp.audit(updates, model, batch_size=b, budget=20)
+    assert result.verdict is Verdict.LEAKS
+    assert len(result.inputs) == b
+    assert bool((errors(result, batch) < 1e-3).all())
+    assert result.replay is not None
+    assert result.replay.difference < 1e-4
+    history = result.history
+    assert history is not None
+    assert history.recovered_alone < b
+    assert history.samples == b
+    assert all(each == (0, 1, 2, 3) for each in history.present)
+    assert 0 < min(history.known_from) <= max(history.known_from) <= 3
+    assert history.known_after(3) == b
+    best = result.best
+    assert best is not None
+    assert best.labels is not None
+    assert best.labels.sort().values.tolist() == batch.labels.sort().values.tolist()
+
+
+def test_samples_that_come_and_go_are_found_in_their_rounds() -> None:
+    model, batch = network(nn.ReLU(), 40), samples(20)
+    windows = [range(4 * index, 4 * index + 12) for index in range(3)]
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [some(batch, rows) for rows in windows], rate=RATE)
+    result = spearpp.audit(updates, model, budget=20)
+    history = result.history
+    assert history is not None
+    assert len(result.inputs) >= 12
+    assert bool((errors(result, batch) < 1e-3).all())
+    nearest = torch.cdist(result.inputs.double(), batch.inputs.double()).argmin(1).tolist()
+    for rounds, sample in zip(history.present, nearest, strict=True):
+        assert set(rounds) == {index for index, rows in enumerate(windows) if sample in rows}
+
+
+def test_other_data_in_each_round_claims_nothing_that_is_no_sample() -> None:
+    model, batch = network(nn.ReLU(), 20), samples(48)
+    updates = simulate.play_rounds(
+        model, simulate.FedSGD(), [some(batch, range(12 * index, 12 * index + 12)) for index in range(4)]
+    )
+    layer = first_layer([make_plan(each, model, None) for each in updates])
+    assert layer is not None
+    joined = join_rounds(layer, updates, model, seconds=4)
+    assert joined.audited is None or not len(joined.audited.inputs)
+
+
+def test_rounds_of_small_batches_are_united() -> None:
+    model, batch = network(nn.ReLU(), 60), samples(12)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [some(batch, range(6)), some(batch, range(3, 12))])
+    result = spearpp.audit(updates, model)
+    assert result.history is not None
+    assert "every round alone gave all of its samples" in result.history.outcome
+    assert len(result.inputs) == 12
+    assert bool((errors(result, batch) < 1e-3).all())
+    assert sorted(result.history.present) == [*[(0,)] * 3, *[(0, 1)] * 3, *[(1,)] * 6]
+
+
+def test_local_training_and_other_clients_between_the_rounds() -> None:
+    model, batch = network(nn.ReLU(), 30), samples(14)
+    client = simulate.FedAvg(epochs=1, mini_batch=7, rate=0.01)
+    updates = simulate.play_rounds(model, client, [batch] * 5, rate=0.05, others=[samples(14, 5), samples(14, 6)])
+    result = spearpp.audit(updates, model, budget=20)
+    assert result.verdict is Verdict.LEAKS
+    assert len(result.inputs) == 14
+    assert bool((errors(result, batch) < 1e-2).all())
+
+
+def test_layers_behind_a_frozen_backbone_count_as_first_layers() -> None:
+    torch.manual_seed(0)
+    backbone, head = nn.Linear(12, FEATURES), network(nn.GELU(), 30)
+    model = nn.Sequential(backbone.requires_grad_(False), nn.Tanh(), *head)
+    batch = simulate.random_batch(24, features=12, generator=torch.Generator().manual_seed(1))
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 3, rate=RATE)
+    result = spearpp.audit(updates, model, budget=15)
+    features = torch.tanh(backbone(batch.inputs)).detach()
+    assert len(result.inputs) == 24
+    assert float(torch.cdist(result.inputs.double(), features.double()).amin(1).max()) < 1e-3
+
+
+def test_the_most_different_rounds_are_chosen_if_memory_is_short() -> None:
+    model, batch = network(nn.GELU(), 20), samples(10)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 6, rate=RATE)
+    layer = first_layer([make_plan(each, model, None) for each in updates])
+    assert layer is not None
+    assert choose_rounds(layer, updates, None) == list(range(6))
+    three = choose_rounds(layer, updates, 3 * 52 * 20 * FEATURES)
+    assert len(three) == 3
+    assert {0, 5} <= set(three)
+    result = spearpp.audit(updates, model, memory=3 * 52 * 20 * FEATURES, budget=3)
+    assert any("Memory allowed to join 3 of 6 rounds" in each for each in result.caveats)
+
+
+def test_what_cannot_be_rounds_of_one_client_is_refused() -> None:
+    model, batch = network(nn.ReLU(), 20), samples(5)
+    update = simulate.FedSGD()(model, batch)
+    with pytest.raises(OptionError, match="at least one round"):
+        spearpp.audit([], model)
+    other = simulate.FedSGD()(network(nn.ReLU(), 21), batch)
+    with pytest.raises(DataError, match="round 2 has other parameters"):
+        spearpp.audit([update, other])
+    with pytest.raises(DataError, match="sum of 2 clients"):
+        spearpp.audit([update, ClientUpdate.sum([update, update])], model)
+    with pytest.raises(OptionError, match="cannot be divided"):
+        spearpp.invert(*update.layer("0.weight", "0.bias"), rounds=3)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> tuple[Path, nn.Sequential, Batch, list[ClientUpdate]]:
+    model, batch = network(nn.GELU(), 30), samples(25)
+    folder = tmp_path / "client"
+    folder.mkdir()
+    return folder, model, batch, simulate.play_rounds(model, simulate.FedSGD(), [batch] * 3, rate=RATE)
+
+
+class TestFolders:
+    def test_order_is_that_of_numbers(self, client: tuple[Path, nn.Sequential, Batch, list[ClientUpdate]]) -> None:
+        folder, _, _, updates = client
+        for number, each in zip((9, 10, 11), updates, strict=True):
+            each.save(folder / f"round{number}.safetensors")
+        loaded = load_rounds(folder)
+        for one, other in zip(loaded, updates, strict=True):
+            assert torch.equal(one.weights["0.weight"], other.weights["0.weight"])
+
+    def test_pairs_and_manifest(self, client: tuple[Path, nn.Sequential, Batch, list[ClientUpdate]]) -> None:
+        folder, model, batch, _ = client
+        trained = simulate.FedAvg(epochs=1, mini_batch=25, rate=0.1)(model, batch)
+        after = {name: each - 0.1 * trained.gradients[name] for name, each in trained.weights.items()}
+        for name in ("a", "b"):
+            torch.save(trained.weights, folder / f"{name}-before.pt")
+            torch.save(after, folder / f"{name}-after.pt")
+        pairs = load_rounds(folder, lr=0.1, steps=1)
+        assert len(pairs) == 2
+        assert torch.allclose(pairs[0].gradients["0.weight"], trained.gradients["0.weight"], atol=1e-5)
+        listed = [{"before": "b-before.pt", "after": "b-after.pt", "lr": 0.2, "steps": 1}]
+        (folder / MANIFEST).write_text(json.dumps(listed))
+        (only,) = load_rounds(folder)
+        assert only.lr == 0.2
+        (folder / "a-before.pt").unlink()
+        (folder / MANIFEST).unlink()
+        with pytest.raises(DataError, match="has no partner"):
+            load_rounds(folder)
+
+    @pytest.mark.parametrize(
+        ("manifest", "message"),
+        [
+            ("{", "cannot be read"),
+            ("{}", "not a list"),
+            ('[{"before": "x.pt"}]', "no field 'after'"),
+            ('[{"after": "../x.pt"}]', "outside of the folder"),
+            ('[{"after": "/etc/passwd"}]', "outside of the folder"),
+            ('[{"after": "x.pt", "kind": "magic"}]', "expected gradients"),
+            ('[{"after": "x.pt", "run": "me"}]', "unknown field 'run'"),
+            ("[]", "contains no rounds"),
+        ],
+    )
+    def test_hostile_manifests(self, manifest: str, message: str, tmp_path: Path) -> None:
+        (tmp_path / MANIFEST).write_text(manifest)
+        with pytest.raises(DataError, match=message):
+            load_rounds(tmp_path)
+
+    def test_command_and_report(
+        self, client: tuple[Path, nn.Sequential, Batch, list[ClientUpdate]], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        folder, _, _, updates = client
+        for number, each in enumerate(updates):
+            each.save(folder / f"{number}.safetensors")
+        layers = f"nn.Linear({FEATURES}, 30), nn.GELU(), nn.Linear(30, 10)"
+        (folder / "net.py").write_text(f"from torch import nn\ndef Net(): return nn.Sequential({layers})\n")
+        out = folder.parent / "report"
+        command = ["audit", "--rounds", str(folder), "--model", f"{folder / 'net.py'}:Net", "--out", str(out)]
+        assert main([*command, "--budget", "20s", "--fail-on", "leak"]) == 1
+        assert "25 from 3 rounds together" in capsys.readouterr().out.replace("\n", " ")
+        page = (out / "report.html").read_text()
+        assert "known so far" in page
+        stored = AuditResult.load(out)
+        assert stored.history is not None
+        assert len(stored.history.known_from) == 25
+        assert main(["audit"]) == 2
+        assert main(["audit", str(folder / "0.safetensors"), "--rounds", str(folder)]) == 2
+
+
+def test_stored_rounds_are_bounded_and_deleted(tmp_path: Path) -> None:
+    update = simulate.FedSGD()(network(nn.ReLU(), 5), samples(3))
+    store = RoundStore(tmp_path, 2)
+    for _ in range(4):
+        store.add("client-1", update)
+    store.add("client-2", update)
+    files = sorted(tmp_path.rglob("*.safetensors"))
+    assert [path.parent.name for path in files] == ["client-1", "client-1", "client-2"]
+    old = files[0].stat().st_mtime - MAX_AGE - 1
+    os.utime(files[0], (old, old))
+    files[1].write_bytes(b"damaged")
+    assert len(store.earlier("client-1")) == 0
+    assert len(store.earlier("client-2")) == 1
+    store.clear()
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_watch_joins_the_files_of_one_client(
+    client: tuple[Path, nn.Sequential, Batch, list[ClientUpdate]], tmp_path: Path
+) -> None:
+    folder, model, _, updates = client
+    for number, each in enumerate(updates):
+        each.save(folder / f"{number}.safetensors")
+    watch = Watch(folder.parent, Settings(model, 10.0, tmp_path / "out", "none", history=2))
+    outcomes = list(watch.run(0.01, once=True))
+    assert [each.leaks for each in outcomes] == [False, True, True]
+    assert outcomes[-1].recovered == 25
+    with pytest.raises(OptionError, match="leave out before"):
+        Watch(folder, Settings(model, out=tmp_path / "out", history=2), before=folder / "0.safetensors")
+    with pytest.raises(OptionError, match="history needs a folder"):
+        Settings(history=3)
