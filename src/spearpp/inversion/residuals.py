@@ -1,12 +1,13 @@
 """Residuals of the network equations, and their derivatives, in the coordinates of a search."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch.func import jvp, vmap
+from torch.func import vjp
 
 from spearpp.inversion.network import Network, Span
+from spearpp.inversion.tangents import linearised
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Int, Tensor
 
@@ -41,7 +42,8 @@ class Residuals:
         network.rest.prepare(preactivations.device, dtype)
         self._all = preactivations
         self._outside = [span.complement.to(dtype) for span in spans]
-        self._origin = self._basis = preactivations.new_zeros(0)
+        self._origin = self.basis = preactivations.new_zeros(0)
+        """Derivative of the pre-activations with respect to t."""
         self.widths: Mapping[str, float] | None = None
         """Widths of smoothed activations."""
 
@@ -53,11 +55,11 @@ class Residuals:
     def place(self, origin: Float[Tensor, "b"], basis: Float[Tensor, "b u"]) -> None:
         """Set the coordinates: p = origin + basis · t."""
         self._origin = (self._all @ origin).to(self.dtype)
-        self._basis = (self._all @ basis).to(self.dtype)
+        self.basis = (self._all @ basis).to(self.dtype)
 
     def preactivations(self, t: Float[Tensor, "k u"]) -> Float[Tensor, "k m"]:
         """Return the pre-activations of the layer."""
-        return self._origin + t @ self._basis.T
+        return self._origin + t @ self.basis.T
 
     def __call__(
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
@@ -102,24 +104,63 @@ class Residuals:
         free = torch.cuda.mem_get_info(t.device)[0] // 4 if t.is_cuda else 0
         return max(1, free // each, chunk_size(t.device, each))
 
-    def jacobian(
+    def products(
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
-    ) -> Float[Tensor, "k u e"]:
-        """Return the transposed Jacobian of each point."""
-        directions = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)
+    ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k u"], Callable[[Float[Tensor, "k u"]], Float[Tensor, "k u"]]]:
+        """Return ‖r‖², Jᵀr, and the function that multiplies one vector for each point by JᵀJ."""
+        residuals, scales, parts = self._linearised(t, labels, weights)
 
-        def along(direction: Tensor) -> Tensor:
-            return jvp(lambda points: self(points, labels, weights), (t,), (direction.expand_as(t),))[1]
+        def push(direction: Tensor) -> list[Tensor]:
+            pairs = zip(scales, parts(direction[:, None]), strict=True)
+            return [scale[:, None] * part[:, 0] for scale, part in pairs]
 
-        return vmap(along, out_dims=1)(directions)
+        def product(direction: Tensor) -> Tensor:
+            with _lower_precision(t):
+                image, back, *_ = vjp(push, direction)
+                return back(image)[0]
+
+        with _lower_precision(t):
+            slope = vjp(push, torch.zeros_like(t))[1](residuals)[0]
+        return _squared(residuals), slope, product
+
+    def _axes(self, t: Tensor) -> Float[Tensor, "1 u u"]:
+        return torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
+
+    def _linearised(
+        self, t: Tensor, labels: Tensor, weights: Tensor | None
+    ) -> tuple[list[Tensor], list[Tensor], Callable[[Tensor], Iterator[Tensor]]]:
+        """Return, for each span, the residual, a factor, and the derivatives of the residual without this factor.
+
+        The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖.
+        """
+        vectors, tangents = linearised(self.network, self.preactivations(t), labels, self.spans, self.widths)
+        norms = [torch.linalg.vector_norm(each, dim=1).clamp_min(torch.finfo(self.dtype).tiny) for each in vectors]
+        units = [each / norm[:, None] for each, norm in zip(vectors, norms, strict=True)]
+        shares = [unit @ outside for unit, outside in zip(units, self._outside, strict=True)]
+        factors = torch.ones_like(norms[0]).expand(len(norms), -1) if weights is None else weights.T
+        residuals = [share * factor[:, None] for share, factor in zip(shares, factors, strict=True)]
+
+        def parts(directions: Tensor) -> Iterator[Tensor]:
+            moved = tangents(directions @ self.basis.T)
+            for each, unit, share, outside in zip(moved, units, shares, self._outside, strict=True):
+                length = each.shape[2]  # without the appended 1 of inputs
+                along = each @ unit[:, :length, None]
+                yield torch.baddbmm(each @ outside[:length], along, share[:, None], alpha=-1)
+
+        return residuals, [factor / norm for factor, norm in zip(factors, norms, strict=True)], parts
 
     def _normal(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        residual = self(t, labels, weights)
+        residuals, scales, parts = self._linearised(t, labels, weights)
+        product, slope = t.new_zeros(len(t), t.shape[1], t.shape[1]), torch.zeros_like(t)
         with _lower_precision(t):
-            jacobian = self.jacobian(t, labels, weights)
-            product = jacobian @ jacobian.mT
-        slope = (jacobian @ residual[:, :, None])[:, :, 0]
-        return residual.square().sum(1), product, slope
+            for residual, scale, part in zip(residuals, scales, parts(self._axes(t)), strict=True):
+                product += scale.square()[:, None, None] * (part @ part.mT)
+                slope += scale[:, None] * (part @ residual[:, :, None])[:, :, 0]
+        return _squared(residuals), product, slope
+
+
+def _squared(residuals: list[Tensor]) -> Float[Tensor, "k"]:
+    return torch.stack([each.square().sum(1) for each in residuals]).sum(0)
 
 
 def _recording() -> bool:
