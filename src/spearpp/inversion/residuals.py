@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
-from torch.func import vjp
 
 from spearpp.inversion.network import Network, Span
 from spearpp.inversion.tangents import linearised
@@ -17,6 +17,16 @@ SMALL = 2e11
 TANGENT_COPIES = 8
 """Tensors of the size of one layer's tangents that are in memory at the same time. Design choice: an estimate for
 networks with a few hidden layers."""
+
+
+class _Linearised(NamedTuple):
+    """Residuals, and the maps between directions [k, n, u] and their derivatives [k, n, e], for each span."""
+
+    residuals: list[Tensor]
+    scales: list[Float[Tensor, "k"]]
+    """Factors that the derivatives still lack."""
+    push: Callable[[Tensor], Iterator[Tensor]]
+    pull: Callable[[list[Tensor]], Tensor]
 
 
 class Residuals:
@@ -108,55 +118,57 @@ class Residuals:
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
     ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k u"], Callable[[Float[Tensor, "k u"]], Float[Tensor, "k u"]]]:
         """Return ‖r‖², Jᵀr, and the function that multiplies one vector for each point by JᵀJ."""
-        residuals, scales, parts = self._linearised(t, labels, weights)
-
-        def push(direction: Tensor) -> list[Tensor]:
-            pairs = zip(scales, parts(direction[:, None]), strict=True)
-            return [scale[:, None] * part[:, 0] for scale, part in pairs]
+        at = self._linearised(t, labels, weights)
+        scales = [each[:, None, None] for each in at.scales]
+        squares = [each.square() for each in scales]
 
         def product(direction: Tensor) -> Tensor:
             with _lower_precision(t):
-                image, back, *_ = vjp(push, direction)
-                return back(image)[0]
+                images = at.push(direction[:, None])
+                return at.pull([square * image for square, image in zip(squares, images, strict=True)])[:, 0]
 
         with _lower_precision(t):
-            slope = vjp(push, torch.zeros_like(t))[1](residuals)[0]
-        return _squared(residuals), slope, product
+            pairs = zip(scales, at.residuals, strict=True)
+            slope = at.pull([scale * residual[:, None] for scale, residual in pairs])[:, 0]
+        return _squared(at.residuals), slope, product
 
-    def _axes(self, t: Tensor) -> Float[Tensor, "1 u u"]:
-        return torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
-
-    def _linearised(
-        self, t: Tensor, labels: Tensor, weights: Tensor | None
-    ) -> tuple[list[Tensor], list[Tensor], Callable[[Tensor], Iterator[Tensor]]]:
-        """Return, for each span, the residual, a factor, and the derivatives of the residual without this factor.
-
-        The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖.
-        """
-        vectors, tangents = linearised(self.network, self.preactivations(t), labels, self.spans, self.widths)
-        norms = [torch.linalg.vector_norm(each, dim=1).clamp_min(torch.finfo(self.dtype).tiny) for each in vectors]
-        units = [each / norm[:, None] for each, norm in zip(vectors, norms, strict=True)]
+    def _linearised(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> _Linearised:
+        """Return residuals and derivatives. The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖."""
+        at = linearised(self.network, self.preactivations(t), labels, self.spans, self.widths)
+        norms = [torch.linalg.vector_norm(each, dim=1).clamp_min(torch.finfo(self.dtype).tiny) for each in at.vectors]
+        units = [each / norm[:, None] for each, norm in zip(at.vectors, norms, strict=True)]
         shares = [unit @ outside for unit, outside in zip(units, self._outside, strict=True)]
         factors = torch.ones_like(norms[0]).expand(len(norms), -1) if weights is None else weights.T
+        lengths = [each.shape[1] - span.appended_one for each, span in zip(at.vectors, self.spans, strict=True)]
+        frames = [
+            (outside[:length], unit[:, :length], share[:, None])
+            for outside, length, unit, share in zip(self._outside, lengths, units, shares, strict=True)
+        ]
+
+        def push(directions: Tensor) -> Iterator[Tensor]:
+            for moved, (outside, unit, share) in zip(at.push(directions @ self.basis.T), frames, strict=True):
+                yield torch.baddbmm(moved @ outside, moved @ unit[:, :, None], share, alpha=-1)
+
+        def pull(images: list[Tensor]) -> Tensor:
+            back = [
+                torch.baddbmm(image @ outside.T, image @ share.mT, unit[:, None], alpha=-1)
+                for image, (outside, unit, share) in zip(images, frames, strict=True)
+            ]
+            return at.pull(back) @ self.basis
+
         residuals = [share * factor[:, None] for share, factor in zip(shares, factors, strict=True)]
-
-        def parts(directions: Tensor) -> Iterator[Tensor]:
-            moved = tangents(directions @ self.basis.T)
-            for each, unit, share, outside in zip(moved, units, shares, self._outside, strict=True):
-                length = each.shape[2]  # without the appended 1 of inputs
-                along = each @ unit[:, :length, None]
-                yield torch.baddbmm(each @ outside[:length], along, share[:, None], alpha=-1)
-
-        return residuals, [factor / norm for factor, norm in zip(factors, norms, strict=True)], parts
+        scales = [factor / norm for factor, norm in zip(factors, norms, strict=True)]
+        return _Linearised(residuals, scales, push, pull)
 
     def _normal(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        residuals, scales, parts = self._linearised(t, labels, weights)
+        at = self._linearised(t, labels, weights)
         product, slope = t.new_zeros(len(t), t.shape[1], t.shape[1]), torch.zeros_like(t)
+        axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
         with _lower_precision(t):
-            for residual, scale, part in zip(residuals, scales, parts(self._axes(t)), strict=True):
+            for residual, scale, part in zip(at.residuals, at.scales, at.push(axes), strict=True):
                 product += scale.square()[:, None, None] * (part @ part.mT)
                 slope += scale[:, None] * (part @ residual[:, :, None])[:, :, 0]
-        return _squared(residuals), product, slope
+        return _squared(at.residuals), product, slope
 
 
 def _squared(residuals: list[Tensor]) -> Float[Tensor, "k"]:

@@ -11,16 +11,25 @@ networks, but with several times as many operations on large tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch.func import grad, jvp, vmap
+from torch.func import grad, jvp, vjp, vmap
 
 from spearpp.inversion.network import Network, Span
+from spearpp.model.loss import Loss
 from spearpp.types import Float, Int, Tensor
 
-Tangents = Callable[[Float[Tensor, "k n m"]], list[Tensor]]
-"""From n directions of every sample's pre-activations (or one set for all samples, with k = 1) to the derivatives of
-each span's vectors, of shape [k, n, d]. The appended 1 of inputs is left out, because its derivative is zero."""
+
+class Linearised(NamedTuple):
+    """Vectors of samples that must lie in spans, and their derivatives. The derivatives leave out appended ones."""
+
+    vectors: list[Tensor]
+    push: Callable[[Float[Tensor, "k n m"]], list[Tensor]]
+    """From n directions of every sample's pre-activations (or one set for all samples, with k = 1) to the derivatives
+    of each span's vectors, of shape [k, n, d]."""
+    pull: Callable[[list[Tensor]], Float[Tensor, "k n m"]]
+    """The transposed map."""
 
 
 def linearised(
@@ -29,55 +38,84 @@ def linearised(
     labels: Int[Tensor, "k"],
     spans: Sequence[Span],
     widths: Mapping[str, float] | None = None,
-) -> tuple[list[Tensor], Tangents]:
+) -> Linearised:
     """Return the vector of every sample that must lie in each of the spans, and the derivatives of these vectors."""
     if network.rest.is_chain:
         return _chain(network, preactivations, labels, spans, widths)
 
     def vectors(z: Tensor) -> list[Tensor]:
-        return network.vectors(z, labels, spans, widths)
+        found = network.vectors(z, labels, spans, widths)
+        return [each[:, :-1] if span.appended_one else each for each, span in zip(found, spans, strict=True)]
 
-    def tangents(directions: Tensor) -> list[Tensor]:
+    def push(directions: Tensor) -> list[Tensor]:
         def along(direction: Tensor) -> list[Tensor]:
             return jvp(vectors, (preactivations,), (direction,))[1]
 
-        moved = vmap(along, in_dims=1, out_dims=1)(directions.expand(len(preactivations), -1, -1))
-        return [each[:, :, :-1] if span.appended_one else each for each, span in zip(moved, spans, strict=True)]
+        return vmap(along, in_dims=1, out_dims=1)(directions.expand(len(preactivations), -1, -1))
 
-    return vectors(preactivations), tangents
+    def pull(images: list[Tensor]) -> Tensor:
+        back = vjp(vectors, preactivations)[1]
+        return vmap(lambda image: back(image)[0], in_dims=1, out_dims=1)(images)
+
+    return Linearised(network.vectors(preactivations, labels, spans, widths), push, pull)
 
 
 def _chain(
     network: Network, z: Tensor, labels: Tensor, spans: Sequence[Span], widths: Mapping[str, float] | None
-) -> tuple[list[Tensor], Tangents]:
+) -> Linearised:
     """Apply the formulas above."""
     steps, inputs, outputs = network.rest.steps(z, widths)
     weights = [network.rest.weight(name, z.dtype) for name in network.rest.layers]
-    deepest = min((span.layer for span in spans if span.signals), default=len(weights))
-    if deepest == len(weights):  # the forward equations need no later layers
-        steps = steps[: max(span.layer for span in spans)]
-    first, second = zip(*(_derivatives(function, argument) for argument, function in steps), strict=True)
-    signals, bends = _signals(network, outputs, labels, weights, first, second, deepest)
+    loss, count = network.loss, len(weights)
+    deepest = min((span.layer for span in spans if span.signals), default=-1)
+    if deepest < 0:  # the forward equations need no later layers
+        loss, count = None, max(span.layer for span in spans)
+    first, second = zip(*(_derivatives(function, argument) for argument, function in steps[:count]), strict=True)
+    signals, bends = _signals(loss, outputs, labels, weights, first, second, deepest)
+    slopes = [each[:, None] for each in first]
 
-    def tangents(directions: Tensor) -> list[Tensor]:
+    def push(directions: Tensor) -> list[Tensor]:
         moved, into = [directions], []
-        for weight, slope in zip(weights, first, strict=False):
-            into.append(slope[:, None] * moved[-1])
-            if len(into) < len(first) or bends:
-                moved.append(into[-1] @ weight.T)
+        for layer in range(count):
+            into.append(slopes[layer] * moved[layer])
+            if layer < count - 1 or loss is not None:
+                moved.append(into[layer] @ weights[layer].T)
         back: dict[int, Tensor] = {}
-        if bends and network.loss is not None:
-            back[len(weights)] = network.loss.curvature(outputs, moved[-1])
-            for layer in range(len(weights) - 1, deepest - 1, -1):
-                through = (back[layer + 1] @ weights[layer]) * first[layer][:, None]
-                back[layer] = torch.addcmul(through, bends[layer][:, None], moved[layer])
+        if loss is not None:
+            back[count] = loss.curvature(outputs, moved[count])
+            for layer in range(count - 1, deepest - 1, -1):
+                through = (back[layer + 1] @ weights[layer]) * slopes[layer]
+                back[layer] = torch.addcmul(through, bends[layer], moved[layer])
         return [back[span.layer] if span.signals else into[span.layer - 1] for span in spans]
 
-    return network.of_spans(inputs, signals, spans), tangents
+    def pull(images: list[Tensor]) -> Tensor:
+        own: dict[tuple[bool, int], Tensor] = {}
+        for span, image in zip(spans, images, strict=True):
+            own[span.signals, span.layer] = image
+        sums: dict[int, Tensor] = {}
+        if loss is not None:
+            total = own[True, deepest]
+            for layer in range(deepest, count):
+                sums[layer] = bends[layer] * total
+                total = (slopes[layer] * total) @ weights[layer].T
+                if (True, layer + 1) in own:
+                    total = total + own[True, layer + 1]
+            sums[count] = loss.curvature(outputs, total)
+        for layer in range(count - 1, -1, -1):
+            into = own.get((False, layer + 1))
+            if layer + 1 in sums:
+                sent = sums[layer + 1] @ weights[layer]
+                into = sent if into is None else into + sent
+            if into is not None:
+                through = slopes[layer] * into
+                sums[layer] = sums[layer] + through if layer in sums else through
+        return sums[0]
+
+    return Linearised(network.of_spans(inputs, signals, spans), push, pull)
 
 
 def _signals(
-    network: Network,
+    loss: Loss | None,
     outputs: Tensor,
     labels: Tensor,
     weights: list[Tensor],
@@ -86,14 +124,13 @@ def _signals(
     deepest: int,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
     """Return the signals of all layers, and φ''(z_l) (W_{l+1}ᵀ d_{l+1}) by layer, both down to the deepest layer."""
-    loss = network.loss
-    if loss is None or deepest == len(weights):
+    if loss is None:
         return [], {}
     signals = [outputs] * len(weights) + [grad(lambda o: loss.total(o, labels))(outputs)]
     bends = {}
     for layer in range(len(weights) - 1, deepest - 1, -1):
         sent = signals[layer + 1] @ weights[layer]
-        signals[layer], bends[layer] = first[layer] * sent, second[layer] * sent
+        signals[layer], bends[layer] = first[layer] * sent, (second[layer] * sent)[:, None]
     return signals, bends
 
 

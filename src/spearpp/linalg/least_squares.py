@@ -110,7 +110,7 @@ def truncated_newton(
         products: from points and their indices to ‖r‖², Jᵀr, and the function that multiplies vectors by JᵀJ.
         points: the starting points.
         steps: largest number of steps.
-        damping: first damping, relative to the curvature along the gradient.
+        damping: first damping. The mean diagonal of JᵀJ should be about 1.
         tolerance: norm of the residual at which a point is done.
         patience: number of steps after which a point must improve by ``LEAST_PROGRESS`` in every step.
         left: share of points that may be left unfinished.
@@ -181,23 +181,19 @@ class _State:
 def _conjugate_gradients(
     product: Callable[[Tensor], Tensor], slope: Float[Tensor, "k u"], strength: Float[Tensor, "k"]
 ) -> Float[Tensor, "k u"]:
-    """Return about (JᵀJ + λ)⁻¹ Jᵀr, where λ is the strength times the curvature along the gradient."""
+    """Return about (JᵀJ + λ)⁻¹ Jᵀr, where λ is the strength."""
     tiny = torch.finfo(slope.dtype).tiny
     found, rest, direction = torch.zeros_like(slope), slope, slope
     size = rest.square().sum(1)
-    goal, lift = ACCURACY**2 * size, torch.zeros_like(size)
+    goal = ACCURACY**2 * size
     for count in range(ITERATIONS):
-        if count % CHECKED == 0 and count and float((size <= goal).double().mean()) >= 1 - UNFINISHED:
+        if count % CHECKED == 0 and float((size <= goal).double().mean()) >= 1 - UNFINISHED:
             break
-        image = product(direction)
-        if not count:
-            lift = strength * (direction * image).sum(1) / size.clamp_min(tiny)
-        image = image + lift[:, None] * direction
+        image = torch.addcmul(product(direction), strength[:, None], direction)
         length = torch.where(size > goal, size / (direction * image).sum(1).clamp_min(tiny), 0)[:, None]
-        found, rest = found + length * direction, rest - length * image
-        smaller = rest.square().sum(1)
-        direction = rest + (smaller / size.clamp_min(tiny))[:, None] * direction
-        size = smaller
+        found, rest = torch.addcmul(found, length, direction), torch.addcmul(rest, length, image, value=-1)
+        before, size = size, rest.square().sum(1)
+        direction = torch.addcmul(rest, (size / before.clamp_min(tiny))[:, None], direction)
     return found
 
 

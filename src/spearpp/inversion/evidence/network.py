@@ -28,6 +28,7 @@ from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.spectrum import rank_above, trace_of_inverse
 from spearpp.types import Bool, Float, Tensor
 
 PROBES = 3
@@ -95,21 +96,8 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # The level is the norm of the noise of all equations of the span, for one point.
         threshold = VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
-        total += _rank(torch.nan_to_num(units @ span.complement), threshold)
+        total += rank_above(torch.nan_to_num(units @ span.complement), threshold)
     return total
-
-
-def _rank(matrix: Float[Tensor, "n e"], threshold: float) -> int:
-    """Return the number of singular values above a threshold.
-
-    If AᵀA minus the squared threshold has a Cholesky factor, these are all. A margin covers rounding errors.
-    """
-    product = matrix.T @ matrix
-    margin = torch.finfo(product.dtype).eps * len(product) * float(product.diagonal().sum())
-    product.diagonal().sub_(threshold**2 + margin)
-    if int(torch.linalg.cholesky_ex(product)[1]) == 0:
-        return len(product)
-    return int((torch.linalg.svdvals(matrix) > threshold).sum())
 
 
 def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bool[Tensor, "k"]:
@@ -138,25 +126,4 @@ def _spread(problem: Problem, network: Network, found: Solutions, levels: Float[
     weights = (sizes[:, None].sqrt() / levels).T
     chunks = torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2))
     products = (equations.normal_equations(t[rows], found.labels[rows], weights[rows])[1] for rows in chunks)
-    return torch.cat([_deviation(each) for each in products])
-
-
-def _deviation(products: Float[Tensor, "k u u"]) -> Float[Tensor, "k"]:
-    """Return the square root of the trace of (JᵀJ)⁻¹; inf if JᵀJ is singular up to rounding.
-
-    The smallest eigenvalue of a positive definite matrix is at least the reciprocal of the trace of its inverse, and
-    the largest one is at most its trace. Eigenvalues are computed only where these bounds do not decide.
-    """
-    products = torch.where(torch.isfinite(products).flatten(1).all(1)[:, None, None], products, 0.0)
-    rounding = torch.finfo(products.dtype).eps * products.shape[1]
-    factors, failed = torch.linalg.cholesky_ex(products)
-    identity = torch.eye(products.shape[1], dtype=products.dtype, device=products.device)
-    variance = torch.linalg.solve_triangular(factors, identity.expand_as(factors), upper=False).square().sum((1, 2))
-    clear = (failed == 0) & (1 / variance > rounding * products.diagonal(dim1=1, dim2=2).sum(1))
-    rows = torch.nonzero(~clear)[:, 0]
-    if len(rows):
-        values = torch.linalg.eigvalsh(products[rows])
-        determined = values[:, 0] > rounding * values[:, -1]
-        sums = (1 / values.clamp_min(torch.finfo(values.dtype).tiny)).sum(1)
-        variance[rows] = torch.where(determined, sums, torch.inf)
-    return variance.sqrt()
+    return torch.cat([trace_of_inverse(each) for each in products]).sqrt()
