@@ -15,10 +15,11 @@ LEAST_PROGRESS = 1e-3
 """Smallest relative decrease of the squared residual that counts as progress."""
 
 ACCURACY = 0.1
-"""Relative residual of the equations of a step at which conjugate gradients stop. Measured: 0.03 and 0.3 take as many
-iterations in total (``docs/lab/notebook.md``, "Network equations")."""
+"""Relative residual of the equations of a step at which conjugate gradients stop. Measured: with 0.3 they take 0.8 to
+1.8 times as many iterations in total (``docs/lab/notebook.md``, "Speed of the equations")."""
 UNFINISHED = 0.2
-"""Share of points that conjugate gradients do not wait for. Measured: 0 takes 1.4 times as many iterations."""
+"""Share of points that conjugate gradients do not wait for. Measured: 0 takes 1.3 to 1.5 times as many
+iterations."""
 ITERATIONS = 60
 """Largest number of iterations of conjugate gradients in a step. Design choice: far more than usual."""
 
