@@ -136,8 +136,8 @@ class Network:
     ) -> list[Tensor]:
         """Return the vector of every sample that must lie in each of the spans."""
         if not any(span.signals for span in spans):
-            return self._of_spans(self._inputs(preactivations, widths), [], spans)
-        return self._of_spans(*self.replay(preactivations, labels, widths), spans)
+            return self.of_spans(self._inputs(preactivations, widths), [], spans)
+        return self.of_spans(*self.replay(preactivations, labels, widths), spans)
 
     def replay(
         self,
@@ -179,7 +179,7 @@ class Network:
         return self.rests[0].scales(preactivations.chunk(len(self.rests), dim=1)[0])
 
     def levels(
-        self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"]
+        self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"], tolerated: float = 1.0
     ) -> tuple[Float[Tensor, "s k"], Float[Tensor, "s k"]]:
         """Return the share of each sample's vectors outside the spans of ``equations``, and what noise explains.
 
@@ -187,19 +187,23 @@ class Network:
         client's rounding error of this signal, relative to its size, is the machine epsilon over its size.
 
         A pre-activation may lie within rounding of a kink of its activation, and rounding then decides which slope the
-        signal has. Where a sample exceeds its levels, a few points within rounding of it are tried.
+        signal has. Where a share exceeds ``tolerated`` times its level, a few points within rounding of the sample are
+        tried, and the best one counts.
         """
         shares, levels = self._levels(preactivations, labels)
+        rows = torch.nonzero((shares > tolerated * levels).any(0))[:, 0] if self.loss is not None else labels[:0]
+        if not len(rows):
+            return shares, levels
         generator = torch.Generator().manual_seed(0)
-        for _ in range(TRIES if self.loss is not None else 0):
-            rows = torch.nonzero((shares > levels).any(0))[:, 0]
-            if not len(rows):
-                break
-            shift = torch.randn(len(rows), preactivations.shape[1], generator=generator, dtype=torch.float64)
-            size = JITTER * preactivations[rows].square().mean(1, keepdim=True).sqrt()
-            moved, allowed = self._levels(preactivations[rows] + size * shift.to(preactivations), labels[rows])
-            better = (moved / allowed).amax(0) < (shares / levels)[:, rows].amax(0)
-            shares[:, rows[better]], levels[:, rows[better]] = moved[:, better], allowed[:, better]
+        shift = torch.randn(TRIES, 1, preactivations.shape[1], generator=generator, dtype=torch.float64)
+        size = JITTER * preactivations[rows].square().mean(1, keepdim=True).sqrt()
+        tried = (preactivations[rows] + size * shift.to(preactivations)).flatten(0, 1)
+        moved = [each.unflatten(1, (TRIES, -1)) for each in self._levels(tried, labels[rows].repeat(TRIES))]
+        ratios = torch.cat([(shares / levels)[:, None, rows], moved[0] / moved[1]], dim=1).amax(0)
+        best = ratios.argmin(0)
+        for kept, each in zip((shares, levels), moved, strict=True):
+            choices = torch.cat([kept[:, None, rows], each], dim=1)
+            kept[:, rows] = choices.gather(1, best.expand(len(kept), 1, -1))[:, 0]
         return shares, levels
 
     def _levels(self, preactivations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,7 +213,7 @@ class Network:
             vectors = self.vectors(preactivations, labels, spans)
         else:
             inputs, signals = self.replay(preactivations, labels)
-            vectors = self._of_spans(inputs, signals, spans)
+            vectors = self.of_spans(inputs, signals, spans)
             if self.loss is not Loss.MSE:
                 outputs = signals[len(self.rests[0].layers) :: len(self.rests[0].layers)]
                 cancellation = 1 / torch.stack([_norm(each) for each in outputs]).amin(0).clamp(max=1)
@@ -223,7 +227,7 @@ class Network:
         return [each for rest, z in parts for each in rest(z, {}, widths)[0]]
 
     @staticmethod
-    def _of_spans(inputs: list[Tensor], signals: list[Tensor], spans: Sequence[Span]) -> list[Tensor]:
+    def of_spans(inputs: list[Tensor], signals: list[Tensor], spans: Sequence[Span]) -> list[Tensor]:
         """Return the vectors of the spans, with the appended 1 of inputs."""
         found = [signals[span.layer] if span.signals else inputs[span.layer - 1] for span in spans]
         return [

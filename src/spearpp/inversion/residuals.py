@@ -1,12 +1,13 @@
 """Residuals of the network equations, and their derivatives, in the coordinates of a search."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
-from torch.func import jvp, vmap
 
 from spearpp.inversion.network import Network, Span
+from spearpp.inversion.tangents import linearised
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Int, Tensor
 
@@ -16,6 +17,16 @@ SMALL = 2e11
 TANGENT_COPIES = 8
 """Tensors of the size of one layer's tangents that are in memory at the same time. Design choice: an estimate for
 networks with a few hidden layers."""
+
+
+class _Linearised(NamedTuple):
+    """Residuals, and the maps between directions [k, n, u] and their derivatives [k, n, e], for each span."""
+
+    residuals: list[Tensor]
+    scales: list[Float[Tensor, "k"]]
+    """Factors that the derivatives still lack."""
+    push: Callable[[Tensor], Iterator[Tensor]]
+    pull: Callable[[list[Tensor]], Tensor]
 
 
 class Residuals:
@@ -41,7 +52,8 @@ class Residuals:
         network.prepare(preactivations.device, dtype)
         self._all = preactivations
         self._outside = [span.complement.to(dtype) for span in spans]
-        self._origin = self._basis = preactivations.new_zeros(0)
+        self._origin = self.basis = preactivations.new_zeros(0)
+        """Derivative of the pre-activations with respect to t."""
         self.widths: Mapping[str, float] | None = None
         """Widths of smoothed activations."""
 
@@ -53,11 +65,11 @@ class Residuals:
     def place(self, origin: Float[Tensor, "b"], basis: Float[Tensor, "b u"]) -> None:
         """Set the coordinates: p = origin + basis · t."""
         self._origin = (self._all @ origin).to(self.dtype)
-        self._basis = (self._all @ basis).to(self.dtype)
+        self.basis = (self._all @ basis).to(self.dtype)
 
     def preactivations(self, t: Float[Tensor, "k u"]) -> Float[Tensor, "k m"]:
         """Return the pre-activations of the layer."""
-        return self._origin + t @ self._basis.T
+        return self._origin + t @ self.basis.T
 
     def __call__(
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
@@ -102,24 +114,65 @@ class Residuals:
         free = torch.cuda.mem_get_info(t.device)[0] // 4 if t.is_cuda else 0
         return max(1, free // each, chunk_size(t.device, each))
 
-    def jacobian(
+    def products(
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"] | None = None
-    ) -> Float[Tensor, "k u e"]:
-        """Return the transposed Jacobian of each point."""
-        directions = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)
+    ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k u"], Callable[[Float[Tensor, "k u"]], Float[Tensor, "k u"]]]:
+        """Return ‖r‖², Jᵀr, and the function that multiplies one vector for each point by JᵀJ."""
+        at = self._linearised(t, labels, weights)
+        scales = [each[:, None, None] for each in at.scales]
+        squares = [each.square() for each in scales]
 
-        def along(direction: Tensor) -> Tensor:
-            return jvp(lambda points: self(points, labels, weights), (t,), (direction.expand_as(t),))[1]
+        def product(direction: Tensor) -> Tensor:
+            with _lower_precision(t):
+                images = at.push(direction[:, None])
+                return at.pull([square * image for square, image in zip(squares, images, strict=True)])[:, 0]
 
-        return vmap(along, out_dims=1)(directions)
+        with _lower_precision(t):
+            pairs = zip(scales, at.residuals, strict=True)
+            slope = at.pull([scale * residual[:, None] for scale, residual in pairs])[:, 0]
+        return _squared(at.residuals), slope, product
+
+    def _linearised(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> _Linearised:
+        """Return residuals and derivatives. The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖."""
+        at = linearised(self.network, self.preactivations(t), labels, self.spans, self.widths)
+        norms = [torch.linalg.vector_norm(each, dim=1).clamp_min(torch.finfo(self.dtype).tiny) for each in at.vectors]
+        units = [each / norm[:, None] for each, norm in zip(at.vectors, norms, strict=True)]
+        shares = [unit @ outside for unit, outside in zip(units, self._outside, strict=True)]
+        factors = torch.ones_like(norms[0]).expand(len(norms), -1) if weights is None else weights.T
+        lengths = [each.shape[1] - span.appended_one for each, span in zip(at.vectors, self.spans, strict=True)]
+        frames = [
+            (outside[:length], unit[:, :length], share[:, None])
+            for outside, length, unit, share in zip(self._outside, lengths, units, shares, strict=True)
+        ]
+
+        def push(directions: Tensor) -> Iterator[Tensor]:
+            for moved, (outside, unit, share) in zip(at.push(directions @ self.basis.T), frames, strict=True):
+                yield torch.baddbmm(moved @ outside, moved @ unit[:, :, None], share, alpha=-1)
+
+        def pull(images: list[Tensor]) -> Tensor:
+            back = [
+                torch.baddbmm(image @ outside.T, image @ share.mT, unit[:, None], alpha=-1)
+                for image, (outside, unit, share) in zip(images, frames, strict=True)
+            ]
+            return at.pull(back) @ self.basis
+
+        residuals = [share * factor[:, None] for share, factor in zip(shares, factors, strict=True)]
+        scales = [factor / norm for factor, norm in zip(factors, norms, strict=True)]
+        return _Linearised(residuals, scales, push, pull)
 
     def _normal(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        residual = self(t, labels, weights)
+        at = self._linearised(t, labels, weights)
+        product, slope = t.new_zeros(len(t), t.shape[1], t.shape[1]), torch.zeros_like(t)
+        axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
         with _lower_precision(t):
-            jacobian = self.jacobian(t, labels, weights)
-            product = jacobian @ jacobian.mT
-        slope = (jacobian @ residual[:, :, None])[:, :, 0]
-        return residual.square().sum(1), product, slope
+            for residual, scale, part in zip(at.residuals, at.scales, at.push(axes), strict=True):
+                product += scale.square()[:, None, None] * (part @ part.mT)
+                slope += scale[:, None] * (part @ residual[:, :, None])[:, :, 0]
+        return _squared(at.residuals), product, slope
+
+
+def _squared(residuals: list[Tensor]) -> Float[Tensor, "k"]:
+    return torch.stack([each.square().sum(1) for each in residuals]).sum(0)
 
 
 def _recording() -> bool:

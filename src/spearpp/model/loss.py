@@ -35,3 +35,19 @@ class Loss(StrEnum):
         if self is Loss.MSE:
             return (outputs - targets).square().mean(1).sum()
         return functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1).sum()
+
+    def curvature(self, outputs: Float[Tensor, "k c"], tangents: Float[Tensor, "k n c"]) -> Float[Tensor, "k n c"]:
+        """Return H · v for the second derivative H of each sample's loss at its outputs, and several vectors v.
+
+        >>> import torch
+        >>> Loss.MSE.curvature(torch.zeros(1, 2), torch.ones(1, 1, 2)).tolist()  # the loss is the mean of o²
+        [[[1.0, 1.0]]]
+        """
+        if self is Loss.CROSS_ENTROPY:
+            shares = functional.softmax(outputs, dim=1)[:, None]
+            weighted = shares * tangents
+            return weighted - shares * weighted.sum(2, keepdim=True)
+        if self is Loss.MSE:
+            return tangents * (2 / outputs.shape[1])
+        chances = outputs.sigmoid()[:, None]
+        return tangents * (chances * (1 - chances) / outputs.shape[1])

@@ -7,7 +7,8 @@ these layers, and the derivatives of the loss at their outputs.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -38,6 +39,7 @@ class Rest:
         layers: names of the later Linear modules whose inputs depend on the layer only, in order of execution.
         outputs: number of outputs of the model if they depend on the layer only, else 0.
         reason: what ended the part that can be computed; an empty string if the outputs of the model were reached.
+        is_chain: whether activations and Linear layers alternate, with nothing else, so that ``steps`` can be used.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
     >>> rest = Rest(net, "0")
@@ -59,6 +61,7 @@ class Rest:
         self.layers = linear_names(model, self._nodes)
         self.outputs = 0
         self._keep_what_runs(int(getattr(model.get_submodule(str(self.start.target)), "out_features", 0)))
+        self.is_chain = self._alternates()
 
     def __call__(
         self,
@@ -82,9 +85,22 @@ class Rest:
         inputs, values = self._run(preactivations, shifts, widths)
         return [inputs[name] for name in self.layers], values.get("output", preactivations[:, :0])
 
-    def weight(self, name: str) -> Float[Tensor, "outputs inputs"]:
-        """Return the weight of a later layer in float64."""
-        model = self._models[torch.float64]
+    def steps(
+        self, preactivations: Float[Tensor, "k m"], widths: Mapping[str, float] | None = None
+    ) -> tuple[list[tuple[Tensor, Callable[[Tensor], Tensor]]], list[Tensor], Tensor]:
+        """Return the argument and the function of every activation of a chain, all values, and the last output."""
+        inputs, values = self._run(preactivations, {}, widths)
+        found = []
+        for node in self._nodes[::2][: len(self.layers)]:
+            function = self._activation(node, preactivations.dtype)
+            if widths is not None and node.name in widths:
+                function = partial(smoothed, function, width=widths[node.name])
+            found.append((values[self._argument(node).name], function))
+        return found, [inputs[name] for name in self.layers], values[self._nodes[2 * len(self.layers) - 1].name]
+
+    def weight(self, name: str, dtype: torch.dtype = torch.float64) -> Float[Tensor, "outputs inputs"]:
+        """Return the weight of a later layer."""
+        model = self._models[dtype]
         modules = {plain(each): module for each, module in model.named_modules()}
         return modules[name].get_parameter("weight")
 
@@ -152,8 +168,20 @@ class Rest:
         model = self._models[torch.float64]
         return node.op == "call_module" and is_linear(model.get_submodule(str(node.target)))
 
-    def _activation(self, node: fx.Node) -> Any:
-        module = self._models[torch.float64].get_submodule(str(node.target)) if node.op == "call_module" else None
+    def _alternates(self) -> bool:
+        """Return whether the nodes are an activation, a Linear layer, an activation, and so on, each of one value."""
+        nodes = [node for node in self._nodes if node.op != "output"]
+        before = [self.start, *nodes]
+        return (
+            len(nodes) == 2 * len(self.layers)
+            and all(self._activation(node) is not None and len(node.args) == 1 for node in nodes[::2])
+            and all(self._is_linear(node) for node in nodes[1::2])
+            and all(node.all_input_nodes == [each] for node, each in zip(nodes, before[:-1], strict=True))
+            and all(set(node.kwargs) <= {"inplace"} for node in nodes)
+        )
+
+    def _activation(self, node: fx.Node, dtype: torch.dtype = torch.float64) -> Any:
+        module = self._models[dtype].get_submodule(str(node.target)) if node.op == "call_module" else None
         return activation_of(node.target if module is None else module)
 
     def _argument(self, node: fx.Node) -> fx.Node:

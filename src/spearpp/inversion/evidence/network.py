@@ -28,6 +28,7 @@ from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.spectrum import rank_above, trace_of_inverse
 from spearpp.types import Bool, Float, Tensor
 
 PROBES = 3
@@ -87,16 +88,15 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     points = origin + float(t.square().mean().sqrt()) * draw.to(t) @ basis.T
     labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
     z = points @ preactivations.T
-    levels = network.levels(z, labels)[1].median(1).values
+    levels = network.levels(z, labels, tolerated=math.inf)[1].median(1).values
     total = 0
     for span, vectors, level in zip(
         network.equations, network.vectors(z, labels, network.equations), levels, strict=True
     ):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
-        outside = torch.nan_to_num(units - (units @ span.basis) @ span.basis.T)
         # The level is the norm of the noise of all equations of the span, for one point.
         threshold = VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
-        total += int((torch.linalg.svdvals(outside) > threshold).sum())
+        total += rank_above(torch.nan_to_num(units @ span.complement), threshold)
     return total
 
 
@@ -123,14 +123,7 @@ def _spread(problem: Problem, network: Network, found: Solutions, levels: Float[
     equations.place(origin, basis)
     t = (found.coordinates - origin) @ basis
     sizes = torch.tensor([span.equations for span in network.equations], device=t.device)
-    noise = (levels / sizes[:, None].sqrt()).T.repeat_interleave(sizes, dim=1)
-    spreads = []
-    for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] * int(sizes.sum()))):
-        jacobian = equations.jacobian(t[rows], found.labels[rows]) / noise[rows, None]
-        product = jacobian @ jacobian.mT
-        finite = torch.isfinite(product).flatten(1).all(1)
-        values = torch.linalg.eigvalsh(torch.where(finite[:, None, None], product, 0.0))
-        determined = values[:, 0] > torch.finfo(values.dtype).eps * values.shape[1] * values[:, -1]
-        variance = (1 / values.clamp_min(torch.finfo(values.dtype).tiny)).sum(1)
-        spreads.append(torch.where(determined, variance.sqrt(), torch.inf))
-    return torch.cat(spreads) if spreads else levels.new_zeros(0)
+    weights = (sizes[:, None].sqrt() / levels).T
+    chunks = torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2))
+    products = (equations.normal_equations(t[rows], found.labels[rows], weights[rows])[1] for rows in chunks)
+    return torch.cat([trace_of_inverse(each) for each in products]).sqrt()

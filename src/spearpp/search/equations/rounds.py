@@ -22,13 +22,13 @@ from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of, no_solutions
 from spearpp.linalg import sphere
-from spearpp.linalg.least_squares import levenberg_marquardt
 from spearpp.model.loss import Loss
+from spearpp.search.equations.descent import descend
 from spearpp.search.equations.directions import directions_of
 from spearpp.types import Float, Int, Tensor
 
-TRIAL = 16
-"""Number of starts of the first round with a set of equations."""
+TRIAL = {"cpu": 16, "cuda": 240}
+"""Number of starts of the first round with a set of equations. A GPU needs about as long for 240 as for 16."""
 STARTS = {"cpu": 60, "cuda": 240}
 """Number of starts of a round. Design choice: larger rounds find the same samples more often, but a GPU is hardly
 slower with them."""
@@ -38,6 +38,11 @@ EMPTY_ROUNDS = 6
 """Number of rounds in a row without a new sample, after the first of every set of equations, that end the search."""
 STEPS = 40
 """Largest number of steps of a start. Measured: samples of smooth networks take 5 to 10."""
+PATIENCE = 15
+"""Number of steps after which a start must make progress in every step. Design choice."""
+LEFT = 0.1
+"""Share of the starts of a round that is not waited for. Design choice: starts that take much longer than others mostly
+fail."""
 SMOOTH_STEPS = 6
 """Number of steps for each width of the smoothed activations."""
 WIDEST = (0.12, 0.7)
@@ -54,8 +59,8 @@ FINE_ENOUGH = 3e-6
 """Norm of the residual at which a start is done, because float32 resolves no less."""
 BELOW_NOISE = 0.1
 """Norm of the residual, in units of the noise of the equations, at which a start is done."""
-FINISH_STEPS = 8
-"""Number of steps in float64 with all equations."""
+FINISH_STEPS = 12
+"""Largest number of steps in float64 with all equations. Two are usual."""
 SAME = 1e-2
 """Largest relative distance of two points that count as one sample. Design choice: samples that are closer are judged
 as one by the evidence."""
@@ -176,8 +181,8 @@ class _Rounds:
         origin, basis = affine(remaining, self.one)
         equations.place(origin, basis)
         unknowns = basis.shape[1]
-        most = STARTS.get(self.a.device.type, STARTS["cpu"])
-        starts = TRIAL if way.new is None else min(most, 4 * unknowns + 10)
+        most = (TRIAL if way.new is None else STARTS).get(self.a.device.type, STARTS["cpu"])
+        starts = min(most, 4 * unknowns + 10)
         draw = torch.randn(starts, unknowns, generator=self.generator, device=self.generator.device)
         t = self.spread * (1 + self.empty) / unknowns**0.5 * draw.to(self.a.device, equations.dtype)
         labelled = any(span.signals for span in equations.spans)
@@ -187,14 +192,16 @@ class _Rounds:
         steps = 0
         for each in [*widths, None]:
             equations.widths = each
-            t, error, taken = levenberg_marquardt(
-                lambda points, which: equations.squared(points, labels[which]),
-                lambda points, which: equations.normal_equations(points, labels[which]),
+            t, error, taken = descend(
+                equations,
                 t,
+                labels,
                 steps=STEPS if each is None else SMOOTH_STEPS,
                 damping=1e-2 if each is None else 1e-3,
                 tolerance=max(FINE_ENOUGH, BELOW_NOISE * noise),
-                recorded=equations.is_small(t),
+                patience=PATIENCE,
+                left=LEFT,
+                recorded=True,
             )
             steps += taken
         order = error.argsort()
@@ -229,18 +236,11 @@ class _Rounds:
         points = points[chosen]
         labels = self._best_labels(points) if labels is None else labels[chosen]
         origin, basis = affine(self._whole, self.one)
-        weights = (1 / self.network.levels(points @ self.a.T, labels)[1]).T
+        weights = (1 / self.network.levels(points @ self.a.T, labels, tolerated=math.inf)[1]).T
         t = (points - origin) @ basis
-        t, _, _ = levenberg_marquardt(
-            lambda t, which: self.finish.squared(t, labels[which], weights[which]),
-            lambda t, which: self.finish.normal_equations(t, labels[which], weights[which]),
-            t,
-            steps=FINISH_STEPS,
-            damping=1e-6,
-            recorded=self.finish.is_small(t),
-        )
+        t, _, _ = descend(self.finish, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
         points = origin + t @ basis.T
-        shares, levels = self.network.levels(points @ self.a.T, labels)
+        shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
         directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
         right = (shares <= SIGMAS * levels).all(0) & determined
         if len(self.found):
