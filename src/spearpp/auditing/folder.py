@@ -20,6 +20,7 @@ from spearpp.auditing.document import EVIDENCE_KINDS, SCHEMA, VERSION, document,
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
+from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.errors import DataError, OptionError
 from spearpp.inversion.evidence import Evidence
 from spearpp.inversion.result import Inversion, Stats
@@ -59,7 +60,8 @@ def save(
         result: the audit.
         folder: path of the folder.
         redact: what to hide. "none" hides nothing. "blur" keeps 4 x 4 blocks of every picture with at least 16 x 16
-            pixels, keeps the labels, and omits all other inputs. "omit" omits all inputs and labels.
+            pixels, keeps the labels, and omits all other inputs and the vocabulary. "omit" omits all inputs, labels and
+            the vocabulary.
         shape: shape of a picture, for blurring. None guesses the shape.
         about: further content for ``report.json``, in a form for JSON.
 
@@ -100,7 +102,8 @@ def redacted(result: AuditResult, redact: Redaction, shape: Shape | None = None)
         inversion = replace(audited.inversion, inputs=hidden, directions=no_directions)
         return replace(audited, labels=None if redact == "omit" else audited.labels, inversion=inversion)
 
-    return replace(result, layers=[hide(each) for each in result.layers])
+    hidden = tuple(each.redacted() for each in result.vocabulary)
+    return replace(result, layers=[hide(each) for each in result.layers], vocabulary=hidden)
 
 
 def load(folder: FileName) -> AuditResult:
@@ -127,6 +130,7 @@ def load(folder: FileName) -> AuditResult:
             budget=None if content["budget"] is None else float(content["budget"]),
             interrupted=bool(content["interrupted"]),
             estimated=None if trained is None else Estimate(**_fields_of(Estimate, trained)),
+            vocabulary=tuple(Vocabulary.read(each) for each in content.get("vocabulary", [])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{Path(folder) / DOCUMENT} is not a report of this version: {error!r}") from error

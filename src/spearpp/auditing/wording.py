@@ -7,6 +7,7 @@ from spearpp.auditing.claim import Kind, reasons
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit, Verdict, best_of
+from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.update import ClientUpdate
 
 LARGE_DIFFERENCE = 1e-2
@@ -37,6 +38,8 @@ class Context:
     interrupted: bool
     replay_skipped_because: str | None
     """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
+    tables: tuple[Vocabulary, ...] = ()
+    """What each embedding table reveals."""
 
 
 def summary(context: Context, seconds: float) -> str:
@@ -44,7 +47,9 @@ def summary(context: Context, seconds: float) -> str:
     best = best_of(context.audits)
     if best is not None:
         more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
-        return f"LEAKS: {_recovered(best)} from layer {best.layer.name}{more}"
+        return f"LEAKS: {_recovered(best)} from layer {best.layer.name}{more}{_looked_up(context, '; ')}"
+    if context.verdict is Verdict.LEAKS:
+        return f"LEAKS: the vocabulary of this client, but no inputs: {_looked_up(context)}"
     if context.verdict is Verdict.NOT_FOUND:
         fitting = max(context.audits, key=lambda each: each.fitting)
         if fitting.fitting:
@@ -54,6 +59,15 @@ def summary(context: Context, seconds: float) -> str:
         return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
     why = [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
+
+
+def _looked_up(context: Context, start: str = "") -> str:
+    """Return how many rows of each embedding table the training looked up, or an empty string if there are none."""
+    tables = [each for each in context.tables if each.leaks]
+    if not tables:
+        return ""
+    counts = (f"{each.count:,} of {each.rows:,} rows of the embedding {each.table}" for each in tables)
+    return f"{start}{' and '.join(counts)} were looked up"
 
 
 def _recovered(audited: LayerAudit) -> str:
@@ -93,7 +107,7 @@ def caveats(context: Context) -> list[str]:
     sentences = []
     if context.interrupted:
         sentences.append("The audit was interrupted. It reports what was found until then; more may be recoverable.")
-    sentences += _about_claims(context)
+    sentences += _about_claims(context) + _about_tables(context)
     for each in context.audits:
         sentences += _about_layer(each, context)
     if context.decay:
@@ -107,6 +121,8 @@ def caveats(context: Context) -> list[str]:
 def _about_claims(context: Context) -> list[str]:
     """Return caveats about the claims for the best layer."""
     best = best_of(context.audits)
+    if best is None and context.verdict is Verdict.LEAKS:
+        return ["Treat the vocabulary of the client as personal data when you store or share it."]
     if best is None:
         return [
             "Finding nothing does not prove that the update is safe. Another attack, a larger time budget or another "
@@ -124,6 +140,26 @@ def _about_claims(context: Context) -> list[str]:
             )
     if best.recovered < (best.batch_size or 0):
         sentences.append("The audit cannot see or count samples whose gradient is smaller than the noise.")
+    return sentences
+
+
+def _about_tables(context: Context) -> list[str]:
+    """Return caveats about the embedding tables."""
+    sentences = []
+    if any(each.count for each in context.tables):
+        sentences.append(
+            "The training looked up the named rows of embedding tables. They are tokens, categories or items of this "
+            "client, unless the training also draws rows that are not in its data, as negative sampling and random "
+            "replacement of tokens do, or the optimiser kept momentum of another client. Rows of an earlier round are "
+            "included if the client kept the state of its optimiser. The audit assumes that the loss does not use a "
+            "table outside of the model."
+        )
+    for each in context.tables:
+        if each.positions:
+            first = f"Embedding {each.table}: the first {each.count} rows were looked up, as in a table of positions."
+            sentences.append(f"{first} They do not count as a vocabulary.")
+        elif not each.count:
+            sentences.append(f"Embedding {each.table}: nothing is claimed, because {each.reason}.")
     return sentences
 
 

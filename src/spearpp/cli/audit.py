@@ -14,6 +14,7 @@ from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
 from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.auditing.memory import MEMORY
+from spearpp.auditing.vocabulary import Words, words_by_table
 from spearpp.cli import options
 from spearpp.cli.console import (
     VERDICT_STYLES,
@@ -28,9 +29,13 @@ from spearpp.cli.console import (
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import model_of
 from spearpp.errors import OptionError
+from spearpp.model.embeddings import find_tables
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import KINDS
+
+SHOWN_WORDS = 12
+"""Words of a vocabulary on the terminal. Design choice: the line stays short, and the report has all words."""
 
 
 def audit(
@@ -61,6 +66,7 @@ def audit(
     batch_size: Annotated[
         int | None, typer.Option(help="Number of samples the client trained on, if known.", show_default=False)
     ] = None,
+    vocabulary: options.Vocabulary = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -85,11 +91,15 @@ def audit(
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
     redaction = options.one_of("--redact", redact, REDACTIONS)
+    words = options.vocabulary(vocabulary)
     network = model_of(model, received)
     check_display(received, network, batch, display)
+    check_vocabulary(received, network, words)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)
-    result = run(received, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, memory_limit)
+    result = run(
+        received, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, memory_limit, words
+    )
     with uninterrupted():
         page = reports.write(
             folder,
@@ -143,6 +153,17 @@ def check_display(
             raise OptionError(f"{what} {count} numbers, but the update's layers have inputs of {allowed} numbers")
 
 
+def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words: Words | None) -> None:
+    """Check before the search that the words fit an embedding table.
+
+    Raises:
+        OptionError: If they fit no table, or if no model says which weights are tables.
+    """
+    if words is not None and model is None:
+        raise OptionError("--vocabulary needs --model, because a checkpoint does not say which weights are embeddings")
+    words_by_table(find_tables(model, update), words)
+
+
 def run(
     update: ClientUpdate,
     model: torch.nn.Module | None,
@@ -152,6 +173,7 @@ def run(
     quiet: bool,
     batch_size: int | None = None,
     memory: int | None = MEMORY,
+    vocabulary: Words | None = None,
 ) -> AuditResult:
     """Audit an update and show live progress on a terminal."""
     with progress(budget, quiet) as show_progress:
@@ -161,6 +183,7 @@ def run(
             budget=budget,
             memory=memory,
             batch_size=batch_size,
+            vocabulary=vocabulary,
             generator=torch.Generator().manual_seed(seed),
             progress=show_progress,
         )
@@ -183,6 +206,10 @@ def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
             text += f"; with pairs of samples averaged, by {result.replay.mixed:.2g}"
             text += f"; with unrelated samples, by {result.replay.unrelated:.2g}"
         console.print(text)
+    for table in result.vocabulary:
+        if table.words:
+            more = f" and {table.count - SHOWN_WORDS:,} more" if table.count > SHOWN_WORDS else ""
+            console.print(f"vocabulary of {safe(table.table)}: {safe(', '.join(table.words[:SHOWN_WORDS]))}{more}")
     for caveat in result.caveats:
         console.print(f"- {safe(caveat)}")
     console.print(f"report: {page}", markup=False)

@@ -50,7 +50,7 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     if model is None:
         found = of_checkpoint(update)
     else:
-        model = _unwrapped(model)
+        model = unwrapped(model)
         own = {plain(name): parameter.shape for name, parameter in model.named_parameters()}
         sent = {name: spec.shape for name, spec in tensor_specs(update.weights).items()}
         if not own.keys() & sent.keys():
@@ -63,7 +63,7 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     return [_check_gradient(layer, update) for layer in found]
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside of the wrappers of Opacus, DataParallel and torch.compile."""
     while True:
         children = dict(model.named_children())
