@@ -20,10 +20,10 @@ from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
 from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
-from spearpp.model import Layer, assumed_networks
+from spearpp.model import Layer, Sees, assumed_networks
 from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import tensor_specs
+from spearpp.update.lazy import pick, tensor_specs
 
 WRONG_MISMATCH = 0.5
 """Mismatch from which a replay of the whole batch does not prove an input.
@@ -148,11 +148,24 @@ def _signals(
     model: nn.Module, update: ClientUpdate, layer: Layer, inversion: Inversion, factors: Factors
 ) -> Signals | None:
     """Replay each input of a layer alone, or return None if this is not possible."""
-    if layer.sees != "inputs" or update.clients > 1:
+    if update.clients > 1:
+        return None
+    if layer.output and layer.sees != "inputs":
+        model, update, layer = _output_alone(update, layer)
+    elif layer.sees != "inputs":
         return None
     with suppress(OptionError):
         return replay_alone(model, update, layer, inversion, factors)
     return None
+
+
+def _output_alone(update: ClientUpdate, layer: Layer) -> tuple[nn.Module, ClientUpdate, Layer]:
+    """Return the output layer as a model of its own, whose inputs are the features, with its part of the update."""
+    names = {"weight": layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
+    alone = replace(update, weights=pick(update.weights, names), gradients=pick(update.gradients, names))
+    model = nn.Linear(layer.features, layer.neurons, bias=layer.bias is not None)
+    bias = None if layer.bias is None else "bias"
+    return model, alone, replace(layer, name="(the model itself)", weight="weight", bias=bias, sees=Sees.INPUTS)
 
 
 def _patterns(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate) -> Bool[Tensor, "k m"]:
@@ -167,6 +180,10 @@ def _labels(
 ) -> Tensor | None:
     """Return the labels of the replays if all replays match, else the labels that fit the gradient of the layer."""
     found = audited.inversion
+    if found is not None and audited.layer.output and audited.layer.sees == "features" and signals is not None:
+        proved = (signals.mismatch <= PROVES_NETWORK).cpu()
+        labels = torch.where(proved, signals.labels.cpu(), -1)
+        return torch.cat([labels, labels.new_full((len(found.inputs) - len(labels),), -1)])
     if found is None or audited.layer.sees != "inputs":
         return None
     if (
@@ -272,7 +289,7 @@ def estimate_training(
 def _whole_batches(audits: list[LayerAudit]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and labels of every layer that recovered all samples and all labels."""
     for each in audits:
-        if each.inversion is None or each.labels is None:
+        if each.inversion is None or each.labels is None or each.layer.sees == "features":
             continue
         if len(each.inversion.inputs) == each.inversion.batch_size and bool((each.labels >= 0).all()):
             yield each.inversion.inputs, each.labels

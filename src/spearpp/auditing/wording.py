@@ -187,6 +187,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
         sentences.append(f"Layer {name} has no bias, so each of its inputs is known only up to a positive factor.")
     if len(audited.inputs) and audited.layer.assumed and found.batch_size > 1:
         follows = audited.layer.reason if audited.layer.equations else "a ReLU follows"
+        follows = "it is the output layer of a classifier with cross-entropy" if audited.layer.output else follows
         sentences.append(f"Layer {name}: the audit assumed that {follows}. The certificates prove this assumption.")
     return sentences
 

@@ -218,7 +218,7 @@ def network_equations(following: Following, own: Factors, seen: Observation) -> 
     spans: list[Span] = []
     notes: list[str] = []
     weights: dict[str, Tensor] = {}
-    output_gradient = None
+    output_gradient = seen.gradient[:, -1].double() if loss is not None and not rest.layers and seen.has_bias else None
     for index, name in enumerate(rest.layers, start=1):
         weights[name] = rest.weight(name)
         if name not in following.layers:
