@@ -62,7 +62,7 @@ def measure(b: int, batches: int, data: str | None, device: torch.device) -> Row
         torch.manual_seed(seed)
         features = backbone()(images.inputs.reshape(-1, 3, 32, 32)).to(device)
         labels = torch.randint(CLASSES, (b,), generator=generator).to(device)
-        batch = Batch(features, labels)
+        batch = Batch(features, labels, images.normalisation)
         head = simulate.fedsgd(nn.Linear(FEATURES, CLASSES).to(device), batch)[0]
         began = time.perf_counter()
         try:
