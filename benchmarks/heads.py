@@ -3,8 +3,8 @@
     make bench NAME=heads
     make bench NAME=heads ARGS="--batches 10 --sizes 20 40"
 
-A frozen backbone with random weights (two convolutions with ReLU and average pooling) turns CIFAR-10 test images
-(SPEARPP_DATA) into 512 features. Only a new head of 100 classes is trained, and the client sends its gradient, in
+A frozen backbone with random weights (two convolutions with BatchNorm, ReLU and average pooling) turns CIFAR-10 test
+images (SPEARPP_DATA) into 512 features. Only a new head of 100 classes is trained, and the client sends its gradient, in
 float32. The labels are random. A batch is exact if the features of all samples are certified. A certified input is
 wrong if it is farther than three times its stated error from the features of every sample.
 """
@@ -26,8 +26,9 @@ from spearpp import simulate
 from spearpp.errors import RankError
 from spearpp.model.following import Following
 from spearpp.simulate import Batch
+from spearpp.types import Tensor
 
-CLASSES, FEATURES, SECONDS = 100, 512, 60.0
+CLASSES, FEATURES, SECONDS, STATISTICS = 100, 512, 60.0, 512
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,13 @@ class Row:
     """Median duration of an inversion."""
 
 
-def backbone() -> nn.Module:
-    """Return a frozen network from 3 x 32 x 32 pixels to 512 features."""
-    first, second = nn.Conv2d(3, 32, 5, stride=2, padding=2), nn.Conv2d(32, 32, 3, stride=2, padding=1)
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()).requires_grad_(False)
+def backbone(images: Tensor) -> nn.Module:
+    """Return a frozen network from 3 x 32 x 32 pixels to 512 features. Its statistics are those of the images."""
+    first = (nn.Conv2d(3, 32, 5, stride=2, padding=2), nn.BatchNorm2d(32, momentum=None), nn.ReLU())
+    second = (nn.Conv2d(32, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32, momentum=None), nn.ReLU())
+    network = nn.Sequential(*first, *second, nn.AvgPool2d(2), nn.Flatten()).requires_grad_(False)
+    network(images)
+    return network.eval()
 
 
 def measure(b: int, batches: int, data: str | None, device: torch.device) -> Row:
@@ -59,8 +63,10 @@ def measure(b: int, batches: int, data: str | None, device: torch.device) -> Row
     for seed in range(FIRST_SEED, FIRST_SEED + batches):
         generator = torch.Generator().manual_seed(seed)
         images = simulate.cifar10(b, path=data, generator=generator)
+        others = simulate.cifar10(STATISTICS, path=data, generator=torch.Generator().manual_seed(0))
         torch.manual_seed(seed)
-        features = backbone()(images.inputs.reshape(-1, 3, 32, 32)).to(device)
+        network = backbone(others.inputs.reshape(-1, 3, 32, 32))
+        features = network(images.inputs.reshape(-1, 3, 32, 32)).to(device)
         labels = torch.randint(CLASSES, (b,), generator=generator).to(device)
         batch = Batch(features, labels, images.normalisation)
         head = simulate.fedsgd(nn.Linear(FEATURES, CLASSES).to(device), batch)[0]

@@ -132,6 +132,9 @@ def _invert(
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
+    if layer.output and result.batch_size > 1 and not result.stats.starts:
+        why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
+        return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")
     if result.stats.interrupted or not second_search or bool(result.certified.all()):
         return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
     left = None if deadline is None else deadline - time.monotonic()
