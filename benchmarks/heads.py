@@ -4,8 +4,8 @@
     make bench NAME=heads ARGS="--batches 10 --sizes 20 40"
 
 A frozen backbone with random weights (two convolutions with BatchNorm, ReLU and average pooling) turns CIFAR-10 test
-images (SPEARPP_DATA) into 512 features. Only a new head of 100 classes is trained, and the client sends its gradient, in
-float32. The labels are random. A batch is exact if the features of all samples are certified. A certified input is
+images (SPEARPP_DATA) into 512 features. Only a new head of 100 classes is trained, and the client sends its gradient
+in float32. The labels are random. A batch is exact if the features of all samples are certified. A certified input is
 wrong if it is farther than three times its stated error from the features of every sample.
 """
 

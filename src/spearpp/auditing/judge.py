@@ -251,7 +251,9 @@ def add_proof(
     if replayed is None or not replayed.proves:
         return audits
     return [
-        _with_proof(each, replayed, signals[each.layer.name], one_step) if each.layer.name in signals else each
+        _exact_only(_with_proof(each, replayed, signals[each.layer.name], one_step))
+        if each.layer.name in signals
+        else each
         for each in audits
     ]
 
