@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -230,8 +230,12 @@ def _claim(content: Mapping[str, Any]) -> Claim:
 
 
 def _fields_of(table: type[Layer | Replay | Estimate], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``report.json`` that are fields of a dataclass."""
-    return {field.name: content[field.name] for field in fields(table)}
+    """Return the entries of ``report.json`` that are fields of a dataclass.
+
+    A field with a default value may be missing, because an earlier release of the same version did not have it.
+    """
+    needed = (field.name for field in fields(table) if field.default is MISSING or field.name in content)
+    return {name: content[name] for name in needed}
 
 
 def _number(value: float | None) -> float:
