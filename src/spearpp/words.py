@@ -23,9 +23,10 @@ def read_words(path: FileName) -> list[str]:
         DataError: if the file is missing, too large or has another content.
         MissingExtraError: if the file is a tokenizer and ``tokenizers`` is not installed.
 
-    >>> Path("colours.json").write_text('["red", "green", "blue"]')
-    24
-    >>> read_words("colours.json")
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "colours.json").write_text('["red", "green", "blue"]')
+    ...     read_words(Path(folder) / "colours.json")
     ['red', 'green', 'blue']
     """
     file = Path(path)

@@ -124,12 +124,9 @@ def _exact_only(audited: LayerAudit) -> LayerAudit:
     """
     if not audited.layer.output:
         return audited
-    why = "the output layer determines this input only approximately"
-    claims = (
-        Claim(Kind.FITS, float("inf"), each.samples, why) if each.kind is Kind.APPROXIMATE else each
-        for each in audited.claims
-    )
-    return replace(audited, claims=tuple(claims))
+    weak = Claim(Kind.FITS, float("inf"), float("nan"), "the output layer determines this input only approximately")
+    claims = tuple(weak if each.kind is Kind.APPROXIMATE else each for each in audited.claims)
+    return replace(audited, claims=claims)
 
 
 def _known(layer: Layer, update: ClientUpdate, batch_size: int | None) -> Known:
@@ -250,18 +247,15 @@ def add_proof(
     """
     if replayed is None or not replayed.proves:
         return audits
-    return [
-        _exact_only(_with_proof(each, replayed, signals[each.layer.name], one_step))
-        if each.layer.name in signals
-        else each
-        for each in audits
-    ]
+    return [_with_proof(each, replayed, signals.get(each.layer.name), one_step) for each in audits]
 
 
-def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals, one_step: bool) -> LayerAudit:
+def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, one_step: bool) -> LayerAudit:
     """Add the claims of ``add_proof`` to one layer."""
     found, labels = audited.inversion, audited.labels
-    if found is None or labels is None or not bool((labels >= 0).all()) or len(signals.mismatch) != len(found.inputs):
+    if found is None or labels is None or signals is None or audited.layer.output:
+        return audited
+    if not bool((labels >= 0).all()) or len(signals.mismatch) != len(found.inputs):
         return audited
     inputs = found.inputs.double()
     half_distance = torch.linalg.vector_norm(inputs - inputs.roll(1, 0), dim=1) / 2
