@@ -71,7 +71,7 @@ def test_an_mlp() -> None:
     assert found(model) == {
         "1": (True, "inputs", "3.weight"),
         "3": (True, "features", "5.weight"),
-        "5": (False, "features", None),
+        "5": (True, "features", None),
     }
 
 
@@ -79,7 +79,7 @@ def test_functional_code_with_a_convolution_in_front() -> None:
     assert found(Functional()) == {
         "fc1": (True, "features", "fc2.weight"),
         "fc2": (True, "features", None),
-        "fc3": (False, "features", None),
+        "fc3": (True, "features", None),
     }
     layers = {each.name: each for each in find_layers(Functional(), update_of(Functional()))}
     assert layers["fc2"].equations
@@ -136,7 +136,8 @@ def test_what_cannot_be_traced_is_assumed_from_its_definition() -> None:
     assert first.qualifies
     assert first.assumed
     assert first.next == "second.weight"
-    assert not second.qualifies
+    assert second.output
+    assert second.assumed
 
 
 def test_frozen_and_silent_layers_are_named() -> None:
@@ -158,7 +159,8 @@ def test_without_a_model_every_matrix_counts() -> None:
         assert (first.qualifies, first.sees, first.assumed) == (True, "inputs", True)
         assert first.bias is not None
         assert first.next == second.weight
-        assert not second.qualifies
+        assert second.output
+        assert second.assumed
 
 
 class Own(nn.Linear):
@@ -179,7 +181,7 @@ def test_subclasses_clamps_and_reshaped_neighbours() -> None:
     first, second = find_layers(Clamped(), update_of(Clamped()))
     assert first.qualifies
     assert first.next is None  # it takes pieces of this layer's output
-    assert not second.qualifies
+    assert second.output
 
 
 class Bare(nn.Module):

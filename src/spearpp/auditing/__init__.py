@@ -23,14 +23,16 @@ from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.rounds import audit_rounds, check_rounds
 from spearpp.auditing.run import Budget, run
+from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import OptionError
 from spearpp.inversion.result import Progress
 from spearpp.model import Layer, named_as
+from spearpp.model.embeddings import find_tables
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
 
-__all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "audit"]
+__all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
 
 
 def audit(
@@ -42,6 +44,7 @@ def audit(
     search: Search | None = None,
     batch_size: int | None = None,
     input_shape: tuple[int, ...] | None = None,
+    vocabulary: Words | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[Layer, Progress], None] | None = None,
 ) -> AuditResult:
@@ -55,9 +58,12 @@ def audit(
     Then the audit replays each recovered input alone through the model. The replay
     says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
 
-    The verdict is LEAKS if at least one input has the claim "one sample", "one sample or a mean" or "approximate". It
-    is NOT_FOUND if no input has such a claim within the budget; inputs that fit the gradient without being proved are
-    counted and explained. It is NOT_APPLICABLE if no layer can be inverted.
+    If the model has embedding tables, the audit also finds the rows that the training looked up: the vocabulary of the
+    client (``spearpp.auditing.vocabulary``).
+
+    The verdict is LEAKS if at least one input has the claim "one sample", "one sample or a mean" or "approximate", or
+    if a table reveals a vocabulary. It is NOT_FOUND if nothing was recovered within the budget; inputs that fit the
+    gradient without being proved are counted and explained. It is NOT_APPLICABLE if no layer can be inverted.
 
     An update that is in files is checked first, then read one layer at a time. Nothing of it is kept.
 
@@ -79,6 +85,8 @@ def audit(
             states how far apart the samples of the mean can be, if the loss is known.
         input_shape: shape of one input of the model, such as (3, 32, 32), if it is known. It is used if the first
             Linear layer comes after other layers, such as convolutions. None guesses a square picture.
+        vocabulary: the words or column values of the rows of an embedding table, as a list, or as a mapping from the
+            names of tables to lists. The result then names words instead of row numbers only.
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round with the layer and its progress.
 
@@ -128,6 +136,7 @@ def audit(
     began = time.monotonic()
     clock = Budget(budget, began)
     plan = make_plan(update, model, memory)
+    tables = audit_vocabulary(update, find_tables(model, update), vocabulary)
     audits, interrupted = run(plan, model, search, clock, generator, progress)
     audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
     whole_replay, training_estimate, network = None, None, model
@@ -145,7 +154,7 @@ def audit(
         training_estimate = estimate_training(audits, plan.update, network, whole_replay, clock.rest(SECONDS))
     except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
         interrupted = True
-    verdict = _verdict(audits)
+    verdict = _verdict(audits, tables)
     context = Context(
         verdict,
         audits,
@@ -158,6 +167,7 @@ def audit(
         training_estimate,
         interrupted,
         replay_skipped_because,
+        tables,
     )
     return AuditResult(
         verdict=verdict,
@@ -168,6 +178,7 @@ def audit(
         interrupted=interrupted,
         replay=whole_replay,
         estimated=training_estimate,
+        vocabulary=tables,
         seconds=time.monotonic() - began,
         budget=budget,
     )
@@ -187,7 +198,7 @@ def _check(budget: object, batch_size: object, generator: object, search: object
         raise OptionError(f"input_shape={input_shape!r}: expected positive numbers such as (3, 32, 32), or None")
 
 
-def _verdict(audits: list[LayerAudit]) -> Verdict:
-    if best_of(audits) is not None:
+def _verdict(audits: list[LayerAudit], tables: tuple[Vocabulary, ...]) -> Verdict:
+    if best_of(audits) is not None or any(each.leaks for each in tables):
         return Verdict.LEAKS
     return Verdict.NOT_FOUND if any(each.feasible for each in audits) else Verdict.NOT_APPLICABLE

@@ -70,12 +70,14 @@ def inspect(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding
     """
     check_types(update, None)
     update.verify()
+    layers = list(layers)
     found = [*_changes(update), *changed_format(update), *_scale(update)]
     if any(finding.level == "error" for finding in found):
         return found, 0.0
+    hidden = [layer for layer in layers if layer.qualifies and not layer.output]
     seen = {
         layer: quick_spectrum(update.gradients, update.weights, layer.weight, layer.bias)
-        for layer in layers
+        for layer in hidden or layers
         if layer.qualifies and tensor_specs(update.gradients)[layer.weight].numel() <= MAX_WEIGHTS
     }
     decays = [each.decay for each in seen.values()]

@@ -39,6 +39,7 @@ def document(result: AuditResult) -> dict[str, Any]:
         "replay": None if result.replay is None else {**asdict(result.replay), "proves": result.replay.proves},
         "estimated": None if result.estimated is None else asdict(result.estimated),
         "history": None if result.history is None else asdict(result.history),
+        "vocabulary": [asdict(each) for each in result.vocabulary],
         "layers": [_layer(each) for each in result.layers],
     }
     return {name: plain(value) for name, value in content.items()}

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -21,6 +21,7 @@ from spearpp.auditing.history import History, RoundSummary
 from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
+from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.errors import DataError, OptionError
 from spearpp.inversion.evidence import Evidence
 from spearpp.inversion.result import Inversion, Stats
@@ -60,7 +61,8 @@ def save(
         result: the audit.
         folder: path of the folder.
         redact: what to hide. "none" hides nothing. "blur" keeps 4 x 4 blocks of every picture with at least 16 x 16
-            pixels, keeps the labels, and omits all other inputs. "omit" omits all inputs and labels.
+            pixels, keeps the labels, and omits all other inputs and the vocabulary. "omit" omits all inputs, labels and
+            the vocabulary.
         shape: shape of a picture, for blurring. None guesses the shape.
         about: further content for ``report.json``, in a form for JSON.
 
@@ -101,7 +103,8 @@ def redacted(result: AuditResult, redact: Redaction, shape: Shape | None = None)
         inversion = replace(audited.inversion, inputs=hidden, directions=no_directions)
         return replace(audited, labels=None if redact == "omit" else audited.labels, inversion=inversion)
 
-    return replace(result, layers=[hide(each) for each in result.layers])
+    hidden = tuple(each.redacted() for each in result.vocabulary)
+    return replace(result, layers=[hide(each) for each in result.layers], vocabulary=hidden)
 
 
 def load(folder: FileName) -> AuditResult:
@@ -129,6 +132,7 @@ def load(folder: FileName) -> AuditResult:
             interrupted=bool(content["interrupted"]),
             estimated=None if trained is None else Estimate(**_fields_of(Estimate, trained)),
             history=_history(content.get("history")),
+            vocabulary=tuple(Vocabulary.read(each) for each in content.get("vocabulary", [])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{Path(folder) / DOCUMENT} is not a report of this version: {error!r}") from error
@@ -242,8 +246,12 @@ def _claim(content: Mapping[str, Any]) -> Claim:
 
 
 def _fields_of(table: type[Layer | Replay | Estimate], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``report.json`` that are fields of a dataclass."""
-    return {field.name: content[field.name] for field in fields(table)}
+    """Return the entries of ``report.json`` that are fields of a dataclass.
+
+    A field with a default value may be missing, because an earlier release of the same version did not have it.
+    """
+    needed = (field.name for field in fields(table) if field.default is MISSING or field.name in content)
+    return {name: content[name] for name in needed}
 
 
 def _number(value: float | None) -> float:

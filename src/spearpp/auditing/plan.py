@@ -28,7 +28,7 @@ class Plan:
     layers: list[Layer]
     """All Linear layers of the model."""
     feasible: list[Layer]
-    """The layers to invert. Layers whose ReLU is only assumed come last."""
+    """The layers to invert. Layers whose ReLU is only assumed come last, and the output layer after them."""
     why_not: dict[str, str]
     """By name of the layer: why the layer qualifies, or why it is not inverted."""
     findings: list[Finding]
@@ -48,15 +48,16 @@ def make_plan(update: ClientUpdate, model: nn.Module | None, memory: int | None)
         model: the network, or None.
         memory: largest number of bytes for the work on one layer, or None for no limit.
     """
-    copies_fit = replay_skip_reason(update, memory) is None
-    layers = [each if copies_fit or not each.equations else _too_large(each) for each in find_layers(model, update)]
+    copies_fit, found = replay_skip_reason(update, memory) is None, find_layers(model, update)
+    fits = [copies_fit or not each.equations or each.output for each in found]
+    layers = [each if fit else _too_large(each) for each, fit in zip(found, fits, strict=True)]
     findings, decay = inspect(update, layers)
     update = _without_decay(update, decay)
     sized = [check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
     layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]
     broken = next((finding for finding in findings if finding.level == "error"), None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
-    feasible.sort(key=lambda layer: layer.assumed)
+    feasible.sort(key=lambda layer: (layer.output, layer.assumed))
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
     return Plan(update, layers, feasible, why, findings, decay, left_out, copies_fit)
 
@@ -73,7 +74,7 @@ def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | Non
 
     Such a layer is inverted alone, without the next layer.
     """
-    if layer.qualifies or layer.bias is None:
+    if (layer.qualifies and not layer.output) or layer.bias is None:
         return layer
     if layer.weight not in update.gradients or layer.bias not in update.gradients or layer.weight not in update.weights:
         return layer
@@ -91,7 +92,7 @@ def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | Non
     if float(torch.linalg.vector_norm(rest)) > RANK_ONE * float(torch.linalg.vector_norm(norms)):
         return layer
     reason = f"its gradient has rank one, so it is inverted although {layer.reason}"
-    return replace(layer, qualifies=True, reason=reason, next=None)
+    return replace(layer, qualifies=True, reason=reason, next=None, equations=False, output=False)
 
 
 def _without_decay(update: ClientUpdate, decay: float) -> ClientUpdate:

@@ -13,6 +13,7 @@ from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.history import History
 from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
+from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
 from spearpp.pictures import Shape, gallery
@@ -27,7 +28,7 @@ class Verdict(StrEnum):
     """The verdict of an audit. There is no verdict "safe"."""
 
     LEAKS = "LEAKS"
-    """At least one training input was recovered."""
+    """At least one training input was recovered, or the vocabulary of the client."""
     NOT_FOUND = "NOT_FOUND"
     """No input was proved to be a training sample. This does not prove that the update is safe."""
     NOT_APPLICABLE = "NOT_APPLICABLE"
@@ -118,6 +119,8 @@ class AuditResult:
     """How the client trained. None for gradients, and if some inputs or labels of the batch are missing."""
     history: History | None = None
     """What several rounds gave, alone and together. None for an audit of one update."""
+    vocabulary: tuple[Vocabulary, ...] = ()
+    """What each embedding table reveals: which tokens, categories or items the client's training looked up."""
 
     @property
     def best(self) -> LayerAudit | None:

@@ -66,7 +66,8 @@ def run(
     done: dict[str, LayerAudit] = {}
     interrupted = False
     for index, layer in enumerate(plan.feasible):
-        share = clock.share(len(plan.feasible) - index)
+        # The output layer comes last and takes seconds, so it does not shorten the time of the other layers.
+        share = clock.share(max(1, sum(not each.output for each in plan.feasible[index:])))
         if interrupted:
             done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
         elif index and clock.spent:
@@ -136,6 +137,9 @@ def _invert(
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
+    if layer.output and result.batch_size > 1 and not result.stats.starts:
+        why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
+        return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")
     if result.stats.interrupted or not second_search or bool(result.certified.all()):
         return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
     left = None if deadline is None else deadline - time.monotonic()
@@ -152,6 +156,8 @@ def _invert(
 
 def _following(layer: Layer, update: ClientUpdate, model: nn.Module | None) -> Following:
     """Return what follows a layer, with the weights that the client started from."""
+    if layer.output and (model is None or layer.assumed):
+        return Following.of_output(layer.neurons)
     if model is None:
         raise OptionError("the equations of the network need a model")
     return Following.of_model(as_sent(model, update), update, layer)

@@ -92,7 +92,8 @@ class Signals:
     curvature: Float[Tensor, "k 2"]
     """Half of the relative second derivative: first of the direction of d(x), then of d(x) itself."""
     extra_equations: Int[Tensor, "k"]
-    """Number of neurons with a signal minus the number of outputs, whose gradients can be combined to any signal."""
+    """Number of neurons with a signal minus the number of unknowns: the outputs, whose gradients can be combined to any
+    signal, or label and scale at the output layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +164,8 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
         change = _along_outputs(network, outputs, jacobian, binary)
         if network.layer.equations:
             change = _along_signals(network, outputs, residual, signal, binary)
+        # At the output layer the Jacobian is the identity, and only the label and the scale of the signal are unknown.
+        unknowns = 2 if network.layer.output else outputs.shape[1]
         slope, curvature = _derivatives(change, some.inputs, towards, unit)
         parts.append(
             Signals(
@@ -172,7 +175,7 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
                 weight=weight,
                 slope=slope / size[:, None],
                 curvature=curvature / size[:, None],
-                extra_equations=((signal != 0).sum(1) - outputs.shape[1]).clamp_min(0),
+                extra_equations=((signal != 0).sum(1) - unknowns).clamp_min(0),
             )
         )
     columns = {name: torch.cat([getattr(each, name) for each in parts]) for name in parts[0].__dataclass_fields__}

@@ -7,6 +7,7 @@ from spearpp.auditing.claim import Kind, reasons
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit, Verdict, best_of
+from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.model import Sees
 from spearpp.update import ClientUpdate
 
@@ -38,6 +39,8 @@ class Context:
     interrupted: bool
     replay_skipped_because: str | None
     """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
+    tables: tuple[Vocabulary, ...] = ()
+    """What each embedding table reveals."""
 
 
 def summary(context: Context, seconds: float) -> str:
@@ -48,7 +51,9 @@ def summary(context: Context, seconds: float) -> str:
         where = f"from layer {best.layer.name}"
         if best.layer.sees == Sees.PIXELS:
             where = f"through the layers before it: {best.layer.name}, {best.layer.reason}"
-        return f"LEAKS: {_recovered(best)} {where}{more}"
+        return f"LEAKS: {_recovered(best)} {where}{more}{_looked_up(context, '; ')}"
+    if context.verdict is Verdict.LEAKS:
+        return f"LEAKS: the vocabulary of this client, but no inputs: {_looked_up(context)}"
     if context.verdict is Verdict.NOT_FOUND:
         fitting = max(context.audits, key=lambda each: each.fitting)
         if fitting.fitting:
@@ -58,6 +63,15 @@ def summary(context: Context, seconds: float) -> str:
         return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
     why = [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
+
+
+def _looked_up(context: Context, start: str = "") -> str:
+    """Return how many rows of each embedding table the training looked up, or an empty string if there are none."""
+    tables = [each for each in context.tables if each.leaks]
+    if not tables:
+        return ""
+    counts = (f"{each.count:,} of {each.rows:,} rows of the embedding {each.table}" for each in tables)
+    return f"{start}{' and '.join(counts)} were looked up"
 
 
 def _recovered(audited: LayerAudit) -> str:
@@ -97,7 +111,7 @@ def caveats(context: Context) -> list[str]:
     sentences = []
     if context.interrupted:
         sentences.append("The audit was interrupted. It reports what was found until then; more may be recoverable.")
-    sentences += _about_claims(context)
+    sentences += _about_claims(context) + _about_tables(context)
     for each in context.audits:
         sentences += _about_layer(each, context)
     if context.decay:
@@ -114,6 +128,8 @@ def caveats(context: Context) -> list[str]:
 def _about_claims(context: Context) -> list[str]:
     """Return caveats about the claims for the best layer."""
     best = best_of(context.audits)
+    if best is None and context.verdict is Verdict.LEAKS:
+        return ["Treat the vocabulary of the client as personal data when you store or share it."]
     if best is None:
         return [
             "Finding nothing does not prove that the update is safe. Another attack, a larger time budget or another "
@@ -131,6 +147,26 @@ def _about_claims(context: Context) -> list[str]:
             )
     if best.recovered < (best.batch_size or 0):
         sentences.append("The audit cannot see or count samples whose gradient is smaller than the noise.")
+    return sentences
+
+
+def _about_tables(context: Context) -> list[str]:
+    """Return caveats about the embedding tables."""
+    sentences = []
+    if any(each.count for each in context.tables):
+        sentences.append(
+            "The training looked up the named rows of embedding tables. They are tokens, categories or items of this "
+            "client, unless the training also draws rows that are not in its data, as negative sampling and random "
+            "replacement of tokens do, or the optimiser kept momentum of another client. Rows of an earlier round are "
+            "included if the client kept the state of its optimiser. The audit assumes that the loss does not use a "
+            "table outside of the model."
+        )
+    for each in context.tables:
+        if each.positions:
+            first = f"Embedding {each.table}: the first {each.count} rows were looked up, as in a table of positions."
+            sentences.append(f"{first} They do not count as a vocabulary.")
+        elif not each.count:
+            sentences.append(f"Embedding {each.table}: nothing is claimed, because {each.reason}.")
     return sentences
 
 
@@ -164,6 +200,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
         sentences.append(f"Layer {name} has no bias, so each of its inputs is known only up to a positive factor.")
     if len(audited.inputs) and audited.layer.assumed and found.batch_size > 1:
         follows = audited.layer.reason if audited.layer.equations else "a ReLU follows"
+        follows = "it is the output layer of a classifier with cross-entropy" if audited.layer.output else follows
         sentences.append(f"Layer {name}: the audit assumed that {follows}. The certificates prove this assumption.")
     return sentences
 

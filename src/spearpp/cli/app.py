@@ -10,7 +10,7 @@ import click
 import typer
 from rich.console import Console
 
-from spearpp.cli import audit, demo, experiments, layers, report, score, simulate, watch
+from spearpp.cli import audit, demo, experiments, layers, preflight, report, score, simulate, watch
 from spearpp.cli.exits import BAD_INPUT, INTERNAL, INTERRUPTED
 from spearpp.cli.hints import hint
 from spearpp.errors import SpearError
@@ -45,7 +45,16 @@ def _report_interrupt(command: Callable[..., None]) -> Callable[..., None]:
 
 
 for command in (
-    *(demo.demo, audit.audit, layers.layers, simulate.simulate, score.score, report.report, watch.watch),
+    *(
+        demo.demo,
+        audit.audit,
+        preflight.preflight,
+        layers.layers,
+        simulate.simulate,
+        score.score,
+        report.report,
+        watch.watch,
+    ),
     *(experiments.reproduce, experiments.frontier),
 ):
     app.command()(_report_interrupt(command))

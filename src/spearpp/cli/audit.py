@@ -14,6 +14,7 @@ from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
 from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.auditing.memory import MEMORY
+from spearpp.auditing.vocabulary import Words, words_by_table
 from spearpp.cli import options
 from spearpp.cli.console import (
     VERDICT_STYLES,
@@ -28,10 +29,14 @@ from spearpp.cli.console import (
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import with_model
 from spearpp.errors import OptionError, ShapeError
+from spearpp.model.embeddings import find_tables
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import KINDS
 from spearpp.update.rounds import load_rounds
+
+SHOWN_WORDS = 12
+"""Words of a vocabulary on the terminal. Design choice: the line stays short, and the report has all words."""
 
 
 def audit(
@@ -63,6 +68,7 @@ def audit(
     batch_size: Annotated[
         int | None, typer.Option(help="Number of samples the client trained on, if known.", show_default=False)
     ] = None,
+    vocabulary: options.Vocabulary = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -94,11 +100,21 @@ def audit(
     redaction = options.one_of("--redact", redact, REDACTIONS)
     received, network = with_model(model, received)
     history = [with_model(model, each)[0] for each in history]
+    words = options.vocabulary(vocabulary)
     check_display(received, network, batch, display)
+    check_vocabulary(received, network, words)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)
     result = run(
-        history or received, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, memory_limit
+        history or received,
+        network,
+        seconds,
+        seed,
+        device,
+        quiet or as_json or as_sarif,
+        batch_size,
+        memory_limit,
+        words,
     )
     presentation, batch, notes = displayable(result, batch, display)
     with uninterrupted():
@@ -203,6 +219,17 @@ def print_score(result: AuditResult, truth: Batch) -> None:
         output().print(f"compared with the true batch: 0 of {len(truth.inputs)} samples recovered", markup=False)
 
 
+def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words: Words | None) -> None:
+    """Check before the search that the words fit an embedding table.
+
+    Raises:
+        OptionError: If they fit no table, or if no model says which weights are tables.
+    """
+    if words is not None and model is None:
+        raise OptionError("--vocabulary needs --model, because a checkpoint does not say which weights are embeddings")
+    words_by_table(find_tables(model, update), words)
+
+
 def run(
     update: ClientUpdate | list[ClientUpdate],
     model: torch.nn.Module | None,
@@ -212,6 +239,7 @@ def run(
     quiet: bool,
     batch_size: int | None = None,
     memory: int | None = MEMORY,
+    vocabulary: Words | None = None,
 ) -> AuditResult:
     """Audit an update, or several rounds, and show live progress on a terminal."""
     place = options.device_of(device)
@@ -223,6 +251,7 @@ def run(
             budget=budget,
             memory=memory,
             batch_size=batch_size,
+            vocabulary=vocabulary,
             generator=torch.Generator().manual_seed(seed),
             progress=show_progress,
         )
@@ -247,6 +276,10 @@ def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
             text += f"; with unrelated samples, by {result.replay.unrelated:.2g}"
         console.print(text)
         console.print(f"meaning: {result.replay.meaning}")
+    for table in result.vocabulary:
+        if table.words:
+            more = f" and {table.count - SHOWN_WORDS:,} more" if table.count > SHOWN_WORDS else ""
+            console.print(f"vocabulary of {safe(table.table)}: {safe(', '.join(table.words[:SHOWN_WORDS]))}{more}")
     for caveat in result.caveats:
         console.print(f"- {safe(caveat)}")
     console.print(f"report: {page}", markup=False)

@@ -39,9 +39,22 @@ def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
         return None
     if text == "mlp":
         return chain(update)
+    return named_model(text, "none, mlp, ")
+
+
+def named_model(text: str, others: str = "") -> nn.Module:
+    """Build the network that a text such as ``file.py:factory`` names.
+
+    Args:
+        text: ``pkg.mod:factory`` or ``file.py:factory``.
+        others: What else the option accepts, for the error message.
+
+    Raises:
+        OptionError: If the text has another form, or if the factory fails.
+    """
     module, _, name = text.rpartition(":")
     if not module or not name:
-        raise OptionError(f"--model {text}: expected none, mlp, pkg.mod:factory or file.py:factory")
+        raise OptionError(f"--model {text}: expected {others}pkg.mod:factory or file.py:factory")
     model = _import_model(module, name, text)
     if not isinstance(model, nn.Module):
         raise OptionError(f"--model {text}: returned a {type(model).__name__}, expected a torch.nn.Module")

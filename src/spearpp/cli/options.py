@@ -10,6 +10,7 @@ import typer
 
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
+from spearpp.words import read_words
 
 Update = Annotated[
     Path,
@@ -89,6 +90,14 @@ Truth = Annotated[
 ]
 Memory = Annotated[
     str, typer.Option(help="Memory limit for one layer: 512M, 8G or none. A layer that needs more is skipped.")
+]
+Vocabulary = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="File with the words or column values of an embedding table: tokenizer.json (extra: text), a JSON list, "
+        "or one entry per line. Write TABLE=FILE, once for each table, if several tables fit.",
+        show_default=False,
+    ),
 ]
 FAIL_ON = ("leak", "certified", "never")
 FailOn = Annotated[
@@ -209,6 +218,23 @@ def _column_names(text: str | None) -> tuple[str, ...]:
         header = lines[0] if lines else ""
         text = header if "," in header else ",".join(line for line in lines if line.strip())
     return tuple(part.strip().strip('"') for part in text.split(","))
+
+
+def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | None:
+    """Read the files of ``--vocabulary``, and return the words, or the words of each named table.
+
+    Raises:
+        OptionError: If several files are given without the names of their tables, or a table is named twice.
+        DataError: If a file cannot be read.
+    """
+    if not texts:
+        return None
+    if len(texts) == 1 and ("=" not in texts[0] or Path(texts[0]).is_file()):
+        return read_words(texts[0])
+    named = [each.partition("=") for each in texts]
+    if not all(table and file for table, _, file in named) or len({table for table, _, _ in named}) < len(named):
+        raise OptionError(f"--vocabulary {' '.join(texts)}: expected one FILE, or TABLE=FILE once for each table")
+    return {table: read_words(file) for table, _, file in named}
 
 
 def fails(fail_on: str, *, leaks: bool, fitting: int) -> bool:

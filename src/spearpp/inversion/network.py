@@ -215,7 +215,8 @@ class Network:
             inputs, signals = self.replay(preactivations, labels)
             vectors = self.of_spans(inputs, signals, spans)
             if self.loss is not Loss.MSE:
-                outputs = signals[len(self.rests[0].layers) :: len(self.rests[0].layers)]
+                count = len(self.rests[0].layers)
+                outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
                 cancellation = 1 / torch.stack([_norm(each) for each in outputs]).amin(0).clamp(max=1)
         pairs = list(zip(spans, vectors, strict=True))
         shares = torch.stack([span.share_outside(each) for span, each in pairs])
@@ -251,10 +252,10 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
     spans: list[Span] = []
     notes: list[str] = []
     weights: dict[str, Tensor] = {}
-    output_gradient = None
+    output_gradient = seen.gradient[:, -1].double() if loss is not None and not count and seen.has_bias else None
+    for each in rounds:
+        each.rest.prepare(seen.device, torch.float64)
     for index, (following, name) in enumerate(((each, name) for each in rounds for name in each.rest.layers), start=1):
-        if index % count == 1 % count:
-            following.rest.prepare(seen.device, torch.float64)
         weights[name] = following.rest.weight(name)
         if name not in following.layers:
             notes.append(f"{name} has no gradient in the update")

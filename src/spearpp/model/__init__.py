@@ -4,7 +4,8 @@
 of control flow that depends on values), layers are assumed to run in the order of their definition. A wrong assumption
 does no harm: with two or more samples a certificate holds only if the ReLU exists, and a single sample is certified
 whatever the activation is. A layer that no ReLU follows qualifies if a later Linear layer depends on it alone, because
-the equations of the network can then be solved (``spearpp.model.rest``).
+the equations of the network can then be solved (``spearpp.model.rest``). The output layer qualifies too, because the
+loss gives equations.
 """
 
 from dataclasses import replace
@@ -106,7 +107,7 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
     >>> for layer in find_layers(model, update): print(layer.name, layer.qualifies, layer.reason)
     0 True its output goes to ReLU
     2 True its output goes to GELU: the equations of the network are solved
-    4 False its output is the model's output: no ReLU follows
+    4 True its output is the model's output: the equations of cross-entropy are solved
     """
     check_types(update, model)
     if model is None:

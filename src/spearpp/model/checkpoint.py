@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spearpp.model.layer import Layer, Sees
+from spearpp.model.layer import Layer, Sees, as_output
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import TensorSpec, tensor_specs
 
@@ -24,22 +24,21 @@ def of_checkpoint(update: ClientUpdate) -> list[Layer]:
         bias_fits = bias in weights and weights[bias].shape == shape[:1] if bias else False
         following = matrices[index + 1] if index + 1 < len(matrices) else None
         following_fits = following is not None and weights[following].shape[1] == shape[0]
-        layers.append(
-            Layer(
-                name=stem.rstrip(".") or name,
-                weight=name,
-                bias=bias if bias_fits else None,
-                neurons=shape[0],
-                features=shape[1],
-                qualifies=following is not None,
-                reason="assumed to be Linear and ReLU: without a model, only a certificate can prove it"
-                if following is not None
-                else "the last matrix of the checkpoint: assumed to be the output layer, which no ReLU follows",
-                sees=Sees.INPUTS if index == 0 and next(iter(weights)) == name else Sees.FEATURES,
-                next=following if following_fits else None,
-                assumed=True,
-            )
+        layer = Layer(
+            name=stem.rstrip(".") or name,
+            weight=name,
+            bias=bias if bias_fits else None,
+            neurons=shape[0],
+            features=shape[1],
+            qualifies=following is not None,
+            reason="assumed to be Linear and ReLU: without a model, only a certificate can prove it"
+            if following is not None
+            else "the last matrix of the checkpoint: assumed to be the output layer, which no ReLU follows",
+            sees=Sees.INPUTS if index == 0 and next(iter(weights)) == name else Sees.FEATURES,
+            next=following if following_fits else None,
+            assumed=True,
         )
+        layers.append(as_output(layer) if following is None else layer)
     return layers
 
 

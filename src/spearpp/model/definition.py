@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from spearpp.model.layer import Layer, Sees, layer_of
+from spearpp.model.layer import Layer, Sees, as_output, layer_of
 from spearpp.model.operations import Behaviour, behaviour, is_linear
 from spearpp.update.names import plain
 
@@ -24,7 +24,8 @@ def by_definition(model: nn.Module) -> Iterable[tuple[str, Layer]]:
         relu_possible = isinstance(after, nn.ReLU | nn.MultiheadAttention | nn.Softmax | nn.LogSoftmax)
         if following is None and not isinstance(after, nn.ReLU):
             reason = "the last Linear layer: no ReLU is defined after it"
-            yield name, replace(layer_of(model, name, qualifies=False, reason=reason), sees=sees)
+            last = layer_of(model, name, qualifies=False, reason=reason, assumed=True)
+            yield name, replace(as_output(last), sees=sees)
         elif is_activation and not relu_possible:
             reason = f"{type(after).__name__} is defined after it, not ReLU (the model could not be traced)"
             yield name, replace(layer_of(model, name, qualifies=False, reason=reason), sees=sees)

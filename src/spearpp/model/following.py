@@ -90,6 +90,23 @@ class Following:
         return cls(rest, named, None if loss is None else _loss(loss), before if loss is not None else 0)
 
     @classmethod
+    def of_output(cls, neurons: int, loss: str = "cross-entropy") -> "Following":
+        """Describe an output layer: nothing but the loss follows it.
+
+        Args:
+            neurons: number of outputs of the layer.
+            loss: "cross-entropy", "mse" or "bce".
+
+        >>> import torch, spearpp
+        >>> from spearpp import simulate
+        >>> batch = simulate.random_batch(8, features=30, classes=40, generator=torch.Generator().manual_seed(1))
+        >>> head = simulate.fedsgd(nn.Linear(30, 40), batch)[0]
+        >>> int(spearpp.invert(*head, following=Following.of_output(40)).certified.sum())
+        8
+        """
+        return cls(Rest(nn.Sequential(nn.Linear(1, neurons)), "0"), {}, _loss(loss), neurons)
+
+    @classmethod
     def of_model(cls, model: nn.Module, update: ClientUpdate, layer: Layer) -> "Following":
         """Describe what follows a layer of a model. The loss is taken to be cross-entropy.
 

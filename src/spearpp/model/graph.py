@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import fx, nn
 from torch.nn import functional
 
-from spearpp.model.layer import Layer, Sees, layer_of
+from spearpp.model.layer import Layer, Sees, as_output, layer_of
 from spearpp.model.operations import DROPOUT, Behaviour, activations, is_dropout, is_linear, is_reshape, label, readers
 from spearpp.model.rest import linear_names, nodes_behind
 from spearpp.update.names import plain
@@ -68,6 +68,8 @@ def _by_equations(model: nn.Module, layer: Layer, nodes: list[fx.Node]) -> Layer
     if len(nodes) != 1 or nodes[0].op != "call_module":
         return layer
     behind, why = nodes_behind(model, nodes[0])
+    if behind and behind[-1].op == "output" and not why and not linear_names(model, behind):
+        return as_output(layer)
     if not linear_names(model, behind):
         return replace(layer, reason=f"{layer.reason}; {why}") if "Dropout" in why else layer
     reason = layer.reason.replace(", not to ReLU", "").replace(": no ReLU follows", "")

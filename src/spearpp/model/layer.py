@@ -1,11 +1,17 @@
 """Description of one Linear layer of a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from torch import nn
 
 from spearpp.update.names import plain
+
+FEWEST_OUTPUTS = 3
+"""Smallest number of outputs of an output layer that can be inverted.
+
+Derived: with two outputs every signal is a multiple of (1, -1), so the gradient has rank one for any batch.
+"""
 
 
 class Sees(StrEnum):
@@ -51,6 +57,9 @@ class Layer:
     """Whether the ReLU was assumed rather than found in the model. A certificate proves the assumption."""
     equations: bool = False
     """Whether the layer is inverted by the equations of the network, because no ReLU follows it."""
+    output: bool = False
+    """Whether the layer is the output layer, found or assumed. The equations of cross-entropy alone invert it if there
+    are fewer than half as many samples as outputs."""
     tokens: bool = False
     """Whether every token counts as a sample, because the layer acts on each token of a sequence."""
     dropout: bool = False
@@ -63,6 +72,14 @@ class Layer:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sees", Sees(self.sees))
+
+
+def as_output(layer: Layer) -> Layer:
+    """Return an output layer, qualified if it has enough outputs: softmax(z) - e_y has two dimensions or more."""
+    if layer.neurons < FEWEST_OUTPUTS:
+        return layer
+    reason = f"{layer.reason.partition(':')[0]}: the equations of cross-entropy are solved"
+    return replace(layer, qualifies=True, equations=True, output=True, reason=reason)
 
 
 def layer_of(

@@ -61,7 +61,7 @@ class Rest:
         self.layers = linear_names(model, self._nodes)
         self.outputs = 0
         self._keep_what_runs(int(getattr(model.get_submodule(str(self.start.target)), "out_features", 0)))
-        self.is_chain = self._alternates()
+        self.is_chain = bool(self.layers) and self._alternates()
 
     def __call__(
         self,

@@ -68,8 +68,18 @@ PERSONAL_DATA = Advice(
 )
 
 
+VOCABULARY = Advice(
+    "Move every row of the embedding, or none",
+    "Only the rows that a client uses get a gradient, at any batch size. Freeze the embedding, add calibrated noise to "
+    "all of its rows, or sum the updates of many clients by secure aggregation, so that nobody can tell the rows of "
+    "one client from those of the others. Larger batches, local epochs and Adam do not hide the rows.",
+)
+
+
 def advice(result: AuditResult) -> list[Advice]:
     """Return recommendations for the owner of the audited system, most important first."""
+    if result.best is None and any(each.leaks for each in result.vocabulary):
+        return [VOCABULARY, PERSONAL_DATA]
     if result.verdict is Verdict.NOT_APPLICABLE:
         return list(NOT_APPLICABLE)
     if result.verdict is Verdict.NOT_FOUND and not result.fitting:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from spearpp.auditing import AuditResult, Kind, LayerAudit, Verdict
+from spearpp.auditing import AuditResult, Kind, LayerAudit, Verdict, Vocabulary
 from spearpp.auditing.folder import Redaction
 from spearpp.metrics import Score
 from spearpp.pictures import data_uri
@@ -16,6 +16,8 @@ from spearpp.types import Tensor
 
 MAX_SAMPLES = 1000
 """Largest number of samples on a page. Design choice: a browser opens such a page quickly."""
+MAX_WORDS = 20_000
+"""Largest number of words of a table on a page. Design choice: a browser opens such a page quickly."""
 MAX_UNNAMED_COLUMNS = 40
 """Largest number of columns of a table without column names. Design choice: wider tables are hard to read."""
 
@@ -75,6 +77,7 @@ def page(
         redact=redact,
         compared=compared,
         features=features,
+        tables=[_table(each) for each in result.vocabulary],
     )
 
 
@@ -102,6 +105,19 @@ def _layer(audited: LayerAudit) -> dict[str, Any]:
         "reason": audited.reason,
         "next_layer": "" if inversion is None else inversion.next_layer,
         "seconds": None if inversion is None else sum(inversion.stats.seconds.values()),
+    }
+
+
+def _table(found: Vocabulary) -> dict[str, Any]:
+    entries = found.words or tuple(f"row {row}" for row in found.used)
+    return {
+        "name": found.table,
+        "rows": found.rows,
+        "count": found.count,
+        "reason": found.reason,
+        "positions": found.positions,
+        "entries": entries[:MAX_WORDS],
+        "not_shown": max(0, len(entries) - MAX_WORDS),
     }
 
 

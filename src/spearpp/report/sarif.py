@@ -5,23 +5,25 @@ from typing import Any
 from urllib.parse import quote
 
 LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
+VOCABULARY_RULE = "spearpp/vocabulary"
 
 
 def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the content of ``report.json`` to a SARIF log.
 
     Returns:
-        A log with an error if training data was recovered, or with a warning if inputs fit the gradient but are not
-        proved to be samples. Otherwise the log contains no result.
+        A log with an error if training data or a vocabulary was recovered, or with a warning if inputs fit the gradient
+        but are not proved to be samples. Otherwise the log contains no result.
     """
     source = content.get("source") or ["update"]
     names = ("batch_size", "recovered", "approximate", "fitting", "best_layer")
     results = []
     if content["verdict"] == "LEAKS" or content["fitting"]:
         leaks = content["verdict"] == "LEAKS"
+        leak_rule = VOCABULARY_RULE if content["best_layer"] is None else LEAK_RULE
         results.append(
             {
-                "ruleId": LEAK_RULE if leaks else UNPROVED_RULE,
+                "ruleId": leak_rule if leaks else UNPROVED_RULE,
                 "level": "error" if leaks else "warning",
                 "message": {"text": content["summary"]},
                 "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(str(source[-1]))}}}],
@@ -46,6 +48,16 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
                 "help": {
                     "text": "Add noise (DP-SGD) before an update leaves the client, or sum the updates of more clients."
                 },
+            },
+            {
+                "id": VOCABULARY_RULE,
+                "shortDescription": {"text": "An update reveals which words, categories or items a client holds"},
+                "fullDescription": {
+                    "text": "The rows of an embedding table that moved are the rows that the client's training looked "
+                    "up. No complete inputs were recovered."
+                },
+                "defaultConfiguration": {"level": "error"},
+                "help": {"text": "Freeze the embedding, add noise to all of its rows, or use secure aggregation."},
             },
             {
                 "id": UNPROVED_RULE,

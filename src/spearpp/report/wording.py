@@ -16,6 +16,9 @@ def describe_layer_input(sees: str) -> str:
 def headline(result: AuditResult) -> str:
     """Return the verdict as one sentence for a manager."""
     best = result.best
+    if best is None and result.verdict is Verdict.LEAKS:
+        count = sum(each.count for each in result.vocabulary if each.leaks)
+        return f"This update leaks the vocabulary of this client: {count:,} tokens, categories or items."
     if best is None:
         if result.fitting == 1:
             return "One computed input fits this update. It may be a training sample or the mean of several."
@@ -40,6 +43,12 @@ def meaning(result: AuditResult) -> str:
             "Anyone who has this update and the weights that the client received can compute the inner features of "
             "these samples. The features are not the data itself, but they contain everything that the later layers "
             "use to recognise a sample."
+        )
+    if result.verdict is Verdict.LEAKS and result.best is None:
+        return (
+            "Anyone who has this update and the weights that the client received can see which rows of an embedding "
+            "table the client used: which words, categories or items are in its data. The audit recovered no complete "
+            "inputs."
         )
     if result.verdict is Verdict.LEAKS:
         return (

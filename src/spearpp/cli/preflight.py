@@ -1,0 +1,86 @@
+"""``spearpp preflight``: say what an update of a model could reveal, before any training."""
+
+import json
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from spearpp import Verdict
+from spearpp.auditing.document import plain
+from spearpp.cli import options
+from spearpp.cli.audit import exit_code
+from spearpp.cli.console import VERDICT_STYLES, output, safe
+from spearpp.cli.models import named_model
+from spearpp.errors import OptionError
+from spearpp.preflight import OPTIMISERS
+from spearpp.preflight import preflight as run_preflight
+
+
+def preflight(
+    model: Annotated[str, typer.Argument(help="Network of the clients: file.py:factory or pkg.mod:factory.")],
+    shape: Annotated[str, typer.Option("--input", help="Shape of one input, e.g. 3x32x32; tokens of a text, e.g. 20.")],
+    batch: Annotated[int, typer.Option(min=1, help="Number of samples of a client.")],
+    optimizer: Annotated[str, typer.Option(help="Optimiser of the clients: sgd or adam.")] = "sgd",
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Local epochs before a client sends weights. Default: one step.", show_default=False),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Time limit for the simulated audit: 60s, 2m or 1h.")] = "60s",
+    fail_on: options.FailOn = "never",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    seed: options.Seed = 0,
+    quiet: options.Quiet = False,
+) -> None:
+    """Say which layers of a model could leak what, up to which batch size, and audit a simulated client.
+
+    \b
+    spearpp preflight net.py:Net --input 3x32x32 --batch 32
+    spearpp preflight net.py:Net --input 20 --batch 32 --optimizer adam --fail-on leak
+
+    \b
+    Exit codes: 0 finished, 1 leak of the simulated client (with --fail-on), 2 invalid input,
+    3 not applicable, 4 internal error, 130 interrupted.
+    """  # noqa: D301
+    options.one_of("--fail-on", fail_on, options.FAIL_ON)
+    chosen = options.one_of("--optimizer", optimizer, OPTIMISERS)
+    if not re.fullmatch(r"\d{1,9}([x,×]\d{1,9}){0,4}", shape):
+        raise OptionError(f"--input {shape}: expected sizes such as 3x32x32, 784 or 20")
+    sizes = [int(each) for each in re.findall(r"\d+", shape)]
+    found = run_preflight(
+        named_model(model),
+        sizes,
+        batch,
+        optimizer=chosen,
+        epochs=epochs,
+        budget=options.seconds(budget),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    result = found.simulated
+    if as_json:
+        simulated = {"verdict": str(result.verdict), "summary": result.summary, "caveats": result.caveats}
+        content = {"layers": [asdict(each) for each in found.forecasts], "batch": batch, "simulated": simulated}
+        typer.echo(json.dumps(plain({**content, "advice": found.advice}), indent=1))
+        raise typer.Exit(exit_code(result, fail_on))
+    console = output()
+    if not quiet:
+        table = Table(title="what each layer could reveal", title_justify="left")
+        for name in ("layer", "reveals", "up to batch", "reason"):
+            table.add_column(name, justify="right" if name == "up to batch" else "left")
+        for each in found.forecasts:
+            bound = "any" if each.largest_batch is None else str(each.largest_batch or "-")
+            exposed = each in found.exposed
+            table.add_row(safe(each.layer), each.reveals, bound, safe(each.reason), style="" if exposed else "dim")
+        console.print(table)
+    console.print(f"simulated client of {batch} samples: {safe(result.summary)}", style=VERDICT_STYLES[result.verdict])
+    if not quiet:
+        for sentence in found.advice:
+            console.print(f"- {sentence}")
+        if result.verdict is not Verdict.LEAKS:
+            console.print(
+                "- A bound above this batch size means that another search may recover what this one did not."
+            )
+    raise typer.Exit(exit_code(result, fail_on))

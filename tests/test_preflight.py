@@ -1,0 +1,83 @@
+"""Preflight: what the layers of a model could reveal, before any training."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from spearpp.cli import main
+from spearpp.errors import OptionError
+from spearpp.preflight import NOTHING, preflight
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(48, 60), nn.ReLU(), nn.Linear(60, 5))
+
+
+def test_inputs_of_a_small_batch_leak_and_the_bound_says_up_to_which_batch() -> None:
+    torch.manual_seed(0)
+    found = preflight(mlp(), [3, 4, 4], 4, budget=10)
+    first, head = found.forecasts
+    assert (first.reveals, first.largest_batch) == ("inputs", 30)
+    assert head.largest_batch == 2
+    assert found.exposed == [first]
+    assert found.simulated.verdict == "LEAKS"
+    assert any("more than 30 samples" in sentence for sentence in found.advice)
+
+
+def test_a_batch_above_the_bound_exposes_nothing() -> None:
+    torch.manual_seed(0)
+    found = preflight(mlp(), [48], 100, budget=5)
+    assert found.exposed == []
+    assert found.advice == []
+    assert found.simulated.verdict != "LEAKS"
+
+
+class Text(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.output = nn.Embedding(200, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output(self.tokens(x).mean(1))
+
+
+@pytest.mark.parametrize("epochs", [None, 2])
+def test_adam_hides_layers_but_not_the_vocabulary(epochs: int | None) -> None:
+    torch.manual_seed(0)
+    found = preflight(Text(), [6], 8, optimizer="adam", epochs=epochs, budget=5)
+    head, table = found.forecasts
+    assert (head.reveals, table.reveals, table.largest_batch) == (NOTHING, "vocabulary", None)
+    assert found.simulated.vocabulary[0].leaks
+
+
+def test_the_model_is_not_changed() -> None:
+    model = nn.Sequential(nn.Linear(8, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 3))
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    preflight(model, [8], 4, epochs=2, budget=2)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("model", "shape"), [(mlp(), [7]), (nn.Linear(4, 1), [4]), (mlp(), [2**20, 2**20])])
+def test_models_and_inputs_that_do_not_fit(model: nn.Module, shape: list[int]) -> None:
+    with pytest.raises(OptionError):
+        preflight(model, shape, 4)
+
+
+def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(
+        "from torch import nn\ndef net(): return nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 5))\n"
+    )
+    command = ["preflight", "net.py:net", "--input", "20", "--batch", "3", "--budget", "10s"]
+    assert main([*command, "--fail-on", "leak"]) == 1
+    assert "up to batch" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["simulated"]["verdict"] == "LEAKS"
+    assert content["layers"][0]["largest_batch"] == 20
+    for bad in (["--input", "0"], ["--input", "a"], ["--input", "21"], ["--optimizer", "lion"], ["--fail-on", "x"]):
+        assert main([*command, *bad]) == 2
+    assert main(["preflight", "missing.py:net", "--input", "20", "--batch", "3"]) == 2
