@@ -28,6 +28,7 @@ from spearpp.cli.console import (
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import model_of
 from spearpp.errors import OptionError
+from spearpp.model import Sees
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import KINDS
@@ -86,10 +87,11 @@ def audit(
     display = options.display_options(shape, mean, std, columns)
     redaction = options.one_of("--redact", redact, REDACTIONS)
     network = model_of(model, received)
-    check_display(received, network, batch, display)
+    check_display(received, network, display)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
     make_folder(folder)
-    result = run(received, network, seconds, seed, device, quiet or as_json or as_sarif, batch_size, memory_limit)
+    silent = quiet or as_json or as_sarif
+    result = run(received, network, seconds, seed, device, silent, batch_size, memory_limit, display["shape"])
     with uninterrupted():
         page = reports.write(
             folder,
@@ -97,7 +99,7 @@ def audit(
             truth=batch,
             presentation=None
             if shows_features(result)
-            else reports.Presentation.of(shown_width(result), batch, **display),
+            else reports.Presentation.of(shown_width(result), reports.truth_shown(result, batch), **display),
             redact=redaction,
             command=["spearpp", *sys.argv[1:]],
             source=[str(each) for each in (update, after) if each is not None],
@@ -125,17 +127,17 @@ def read_update(update: Path, after: Path | None, kind: str, lr: float | None, s
     return received
 
 
-def check_display(
-    update: ClientUpdate, model: torch.nn.Module | None, truth: Batch | None, display: dict[str, Any]
-) -> None:
+def check_display(update: ClientUpdate, model: torch.nn.Module | None, display: dict[str, Any]) -> None:
     """Check before the search that the display options match the input size of at least one layer.
 
+    If no layer takes the input of the model, as behind convolutions, the size of the input is not known.
+
     Raises:
-        OptionError: If the truth, the image shape or the column names match no layer.
+        OptionError: If the image shape or the column names match no layer.
     """
-    sizes = {layer.features for layer in find_layers(model, update)}
-    expected = [("--truth has inputs of", truth.inputs.shape[1])] if truth is not None else []
-    expected += [("--shape describes", math.prod(display["shape"]))] if display["shape"] else []
+    layers = find_layers(model, update)
+    sizes = {layer.features for layer in layers} if any(layer.sees != Sees.FEATURES for layer in layers) else set()
+    expected = [("--shape describes", math.prod(display["shape"]))] if display["shape"] else []
     expected += [("--columns names", len(display["columns"]))] if display["columns"] else []
     for what, count in expected:
         if sizes and count not in sizes:
@@ -152,6 +154,7 @@ def run(
     quiet: bool,
     batch_size: int | None = None,
     memory: int | None = MEMORY,
+    input_shape: tuple[int, ...] | None = None,
 ) -> AuditResult:
     """Audit an update and show live progress on a terminal."""
     with progress(budget, quiet) as show_progress:
@@ -161,6 +164,7 @@ def run(
             budget=budget,
             memory=memory,
             batch_size=batch_size,
+            input_shape=input_shape,
             generator=torch.Generator().manual_seed(seed),
             progress=show_progress,
         )

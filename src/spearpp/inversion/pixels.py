@@ -37,7 +37,7 @@ RATE = 0.2
 WIDTH = 0.5
 """First width of the smoothed operations, relative to the standard deviation of their argument. It falls linearly to
 zero in the first half of the steps. Measured, as ``STEPS``: without smoothing one picture in eight is missed."""
-ATTEMPTS = 6
+ATTEMPTS = 3
 """How often a picture is started. Design choice."""
 FINISH = 3
 """Largest number of Gauss-Newton steps at the end. Derived: with the right signs of all ReLUs ψ is linear, and one step
@@ -49,6 +49,8 @@ RANK = 1e-10
 error of float64 for a thousand unknowns, and the square of the relative singular value 1e-5."""
 BETAS = (0.9, 0.99)
 """Decay of the averages of the gradient and of its square in Adam. Design choice: the usual values for short runs."""
+ON_CPU = 4
+"""Pictures that are solved at the same time on a CPU. Design choice: few are left half done if the time ends."""
 DRAWN = 8
 """Number of random inputs that the size of the inputs is estimated from. Design choice: a median needs a few."""
 NEAR = 1e-2
@@ -109,11 +111,12 @@ def solve(
             rows = torch.nonzero(found.residual > noise.to(norms))[:, 0]
             if not len(rows) or (deadline is not None and time.monotonic() >= deadline):
                 break
-            points = _descend(front, features[rows], attempt, scale, generator, deadline)
-            for row, point in zip(rows.tolist(), points.double().split(1), strict=True):
-                ended = _finish(front, point, features[row : row + 1], deadline)
-                if bool(ended.residual < found.residual[row]):
-                    found = replace_rows(found, torch.tensor([row], device=rows.device), ended)
+            for some in rows.split(len(rows) if rows.is_cuda else ON_CPU):
+                points = _descend(front, features[some], attempt, scale, generator, deadline)
+                for row, point in zip(some.split(1), points.double().split(1), strict=True):
+                    ended = _finish(front, point, features[row], float(noise[row]), deadline)
+                    if bool(ended.residual < found.residual[row]):
+                        found = replace_rows(found, row, ended)
     return found
 
 
@@ -158,9 +161,12 @@ def _descend(
 
 
 def _finish(
-    front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor, "1 m"], deadline: float | None
+    front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor, "1 m"], noise: float, deadline: float | None
 ) -> Pictures:
-    """Take Gauss-Newton steps in double precision, and measure how well the equations determine the end point."""
+    """Take Gauss-Newton steps in double precision, and measure how well the equations determine the end point.
+
+    The steps end when the residual is below the noise.
+    """
     norm = torch.linalg.vector_norm(features).clamp_min(1e-300)
 
     def residual_of(x: Tensor) -> Tensor:
@@ -190,8 +196,8 @@ def _finish(
         if not bool(left < 1):
             break
         point, residual, size = moved, after, size * left
-        if bool(left > PROGRESS):  # the matrix hardly changes, and neither does the error
-            found = replace(found, inputs=point, residual=size[None])
+        if bool((left > PROGRESS) | (size <= noise)):  # the matrix hardly changes
+            found = replace(found, inputs=point, residual=size[None], error=error[None] * left)
             break
     return found
 

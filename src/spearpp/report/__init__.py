@@ -16,7 +16,7 @@ from typing import Any
 
 from spearpp.auditing import AuditResult
 from spearpp.auditing.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
-from spearpp.errors import OptionError, ShapeError
+from spearpp.errors import OptionError
 from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
 from spearpp.report.html import page
@@ -26,7 +26,18 @@ from spearpp.simulate import Batch
 from spearpp.types import Tensor
 from spearpp.update.files import FileName, write_whole
 
-__all__ = ["DOCUMENT", "NUMBERS", "Presentation", "Redaction", "compare", "rerender", "sarif", "write"]
+__all__ = [
+    "DOCUMENT",
+    "NUMBERS",
+    "Presentation",
+    "Redaction",
+    "compare",
+    "rerender",
+    "sarif",
+    "truth_shown",
+    "why_not_compared",
+    "write",
+]
 PAGE, SARIF, TRUTH = "report.html", "report.sarif", "truth.safetensors"
 
 
@@ -60,14 +71,16 @@ def write(
         SpearError: If the truth or the presentation does not match the audit, or if a file cannot be written.
     """
     if presentation is None:
-        presentation = Presentation.of(shown_width(result), truth)
+        presentation = Presentation.of(shown_width(result), truth_shown(result, truth))
     compared = None if truth is None else compare(result, truth)
+    not_compared = None if truth is None else why_not_compared(result, truth)
     content = {
         "source": list(source),
         "command": shlex.join(command) if command else None,
         "versions": _versions(),
         "presentation": asdict(presentation),
         "truth": None if compared is None else compared.to_dict(),
+        "truth_not_compared": not_compared,
         **(about or {}),
     }
     path = Path(folder)
@@ -118,17 +131,28 @@ def compare(result: AuditResult, truth: Batch) -> Score | None:
     """Score the recovered inputs against the true batch.
 
     Returns:
-        The score, or None if the audit recovered no inputs of the model.
-
-    Raises:
-        ShapeError: If the true inputs have another number of features than the recovered ones.
+        The score, or None if the two cannot be compared (see ``why_not_compared``).
     """
-    if result.best is None or result.best.layer.sees == "features":
+    if why_not_compared(result, truth) is not None:
         return None
-    if result.inputs.shape[1] != truth.inputs.shape[1]:
-        sizes = f"{result.inputs.shape[1]} numbers, but the true inputs have {truth.inputs.shape[1]}"
-        raise ShapeError(f"the recovered inputs have {sizes}: is it the batch of another client?")
     return score(result.inputs, truth.inputs, normalisation=truth.normalisation)
+
+
+def why_not_compared(result: AuditResult, truth: Batch) -> str | None:
+    """Return a sentence if the recovered inputs cannot be compared with the true batch, else None."""
+    if result.best is None:
+        return "Not compared with the true batch: no input was recovered."
+    if result.best.layer.sees == "features":
+        return "Not compared with the true batch: features were recovered, and no inputs of the model."
+    if result.inputs.shape[1] != truth.inputs.shape[1]:
+        sizes = f"{result.inputs.shape[1]:,} numbers, and the true inputs have {truth.inputs.shape[1]:,}"
+        return f"Not compared with the true batch: the recovered inputs have {sizes}."
+    return None
+
+
+def truth_shown(result: AuditResult, truth: Batch | None) -> Batch | None:
+    """Return the true batch if its inputs have as many numbers as the shown ones, else None."""
+    return None if truth is None or truth.inputs.shape[1] != shown_width(result) else truth
 
 
 def _render(
