@@ -51,6 +51,9 @@ BETAS = (0.9, 0.99)
 """Decay of the averages of the gradient and of its square in Adam. Design choice: the usual values for short runs."""
 ON_CPU = 4
 """Pictures that are solved at the same time on a CPU. Design choice: few are left half done if the time ends."""
+TIE = 0.01
+"""Preference for inputs of size one, in units of the logarithm, if the features hardly depend on the size of the
+inputs, as behind LayerNorm. Design choice: small beside the factor of two between two sizes."""
 DRAWN = 8
 """Number of random inputs that the size of the inputs is estimated from. Design choice: a median needs a few."""
 NEAR = 1e-2
@@ -214,6 +217,7 @@ def _input_scale(front: FrontEnd, norms: Float[Tensor, "k"], generator: torch.Ge
     sizes = [2.0**power for power in range(-20, 21)]
     found = torch.stack([torch.linalg.vector_norm(front(size * drawn), dim=1).median() for size in sizes])
     distance = (found.clamp_min(1e-300).log() - norms.median().log()).abs()
+    distance += TIE * torch.tensor(sizes, device=norms.device).log().abs()
     return sizes[int(distance.nan_to_num(torch.inf).argmin())]
 
 
