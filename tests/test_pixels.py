@@ -150,6 +150,14 @@ def test_one_generator_gives_one_result_and_a_deadline_in_the_past_gives_nothing
     assert not bool(torch.isfinite(late.residual).any())
 
 
+def test_a_front_end_with_a_symmetry_determines_nothing() -> None:
+    torch.manual_seed(0)
+    front = FrontEnd(Custom(torch.square), "fc1", (1, SIDE, SIDE))
+    found = solve(front, front(pictures(2).flatten(1).double()), torch.full((2,), 5e-3), generator=generator())
+    assert bool((found.residual <= 5e-3).all()), "pictures with these features are found"
+    assert not bool(torch.isfinite(found.slope).any())
+
+
 class TestAudit:
     def test_pictures_are_recovered_and_the_replay_includes_the_convolution(self, tmp_path: Path) -> None:
         model, inputs = pooled(), pictures(4)
