@@ -258,10 +258,13 @@ def test_labels_of_two_classes_are_told_by_the_sign(records: Audited) -> None:
     assert result.replay.difference < 1e-5
 
 
-def test_a_truth_of_another_shape_is_refused_before_anything_is_written(tmp_path: Path, photographs: Audited) -> None:
-    with pytest.raises(SpearError, match="another client"):
-        report.write(tmp_path / "new", photographs[0], truth=simulate.random_batch(4, features=7))
-    assert not (tmp_path / "new").exists()
+def test_a_truth_of_another_shape_is_not_compared_and_the_report_says_so(tmp_path: Path, photographs: Audited) -> None:
+    page = report.write(tmp_path, photographs[0], truth=simulate.random_batch(4, features=7)).read_text()
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert content["truth"] is None
+    assert "the true inputs have 7" in content["truth_not_compared"]
+    assert content["truth_not_compared"] in page
+    assert "PSNR" not in page
 
 
 def test_a_gate_sees_one_result_for_a_leak_and_none_without(

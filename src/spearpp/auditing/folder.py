@@ -94,7 +94,7 @@ def redacted(result: AuditResult, redact: Redaction, shape: Shape | None = None)
         if audited.inversion is None:
             return audited
         inputs = audited.inversion.inputs
-        picture = shape if shape is not None and audited.layer.sees == "inputs" else guess_shape(inputs.shape[1])
+        picture = shape if shape is not None and audited.layer.sees != "features" else guess_shape(inputs.shape[1])
         if redact == "omit" or picture is None or picture[1] * picture[2] < SMALLEST:
             hidden = inputs[:, :0]
         else:

@@ -28,7 +28,7 @@ from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, Evidence
 from spearpp.inversion.pixels import NEAR, Pictures, solve
 from spearpp.inversion.result import Inversion
-from spearpp.model import Sees, unwrapped
+from spearpp.model import Layer, Sees, unwrapped
 from spearpp.model.front import FrontEnd
 from spearpp.types import Int, Tensor, select_rows
 from spearpp.update import ClientUpdate
@@ -175,9 +175,9 @@ def _from_features(
         reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape "
         f"{'x'.join(map(str, front.shape))}",
     )
-    signals = _signals(FlatInputs(model, front.shape), update, audited, rows, pictures)
-    known = replace(known_of(audited.layer, update, batch_size), one_row_each=True)
     on_features = replace(inversion, inputs=found.inputs[rows])
+    signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures)
+    known = replace(known_of(audited.layer, update, batch_size), one_row_each=True)
     claims = judge(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
@@ -238,15 +238,13 @@ def _rows_of(found: Inversion, evidence: Evidence, rows: Tensor, pictures: Pictu
 
 
 def _signals(
-    network: nn.Module, update: ClientUpdate, audited: LayerAudit, rows: Tensor, pictures: Pictures
+    network: nn.Module, update: ClientUpdate, layer: Layer, features: Inversion, pictures: Pictures
 ) -> Signals | None:
     """Replay every picture alone, or return None if this is not possible."""
-    found = audited.inversion
-    if update.clients > 1 or found is None or found.factors is None:
+    if update.clients > 1 or features.factors is None:
         return None
-    some = replace(found, inputs=found.inputs[rows], directions=found.directions[rows], fits=found.fits[rows])
     with suppress(OptionError):
-        return replay_alone(network, update, audited.layer, some, found.factors, inputs=pictures.inputs)
+        return replay_alone(network, update, layer, features, features.factors, inputs=pictures.inputs)
     return None
 
 

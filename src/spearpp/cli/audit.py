@@ -28,7 +28,7 @@ from spearpp.cli.console import (
 )
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import with_model
-from spearpp.errors import OptionError, ShapeError
+from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
@@ -115,6 +115,7 @@ def audit(
         batch_size,
         memory_limit,
         words,
+        display["shape"],
     )
     presentation, batch, notes = displayable(result, batch, display)
     with uninterrupted():
@@ -169,6 +170,8 @@ def check_display(
 
     If no layer receives the model's inputs, their size is unknown and nothing is checked.
 
+    If no layer takes the input of the model, as behind convolutions, the size of the input is not known.
+
     Raises:
         OptionError: If the truth, the image shape or the column names match no layer that receives inputs.
     """
@@ -193,14 +196,9 @@ def displayable(
     The display options are never a reason to lose a finished audit. The third value says what does not match.
     """
     presentation, notes = None, []
-    if truth is not None:
-        try:
-            if result.best is not None and reports.compare(result, truth) is None:
-                what = f"the audit recovered features of layer {result.best.layer.name}, not inputs of the model"
-                notes.append(f"the true batch was not compared: {what}")
-        except ShapeError as error:
-            notes.append(f"the true batch was not compared: {error}")
-            truth = None
+    why = None if truth is None else reports.why_not_compared(result, truth)
+    if why is not None and result.best is not None:
+        notes.append(why)
     if not shows_features(result):
         try:
             rows = None if truth is None else truth.as_rows(shown_width(result))
@@ -240,6 +238,7 @@ def run(
     batch_size: int | None = None,
     memory: int | None = MEMORY,
     vocabulary: Words | None = None,
+    input_shape: tuple[int, ...] | None = None,
 ) -> AuditResult:
     """Audit an update, or several rounds, and show live progress on a terminal."""
     place = options.device_of(device)
@@ -252,6 +251,7 @@ def run(
             memory=memory,
             batch_size=batch_size,
             vocabulary=vocabulary,
+            input_shape=input_shape,
             generator=torch.Generator().manual_seed(seed),
             progress=show_progress,
         )

@@ -59,7 +59,8 @@ Picture = Annotated[
     str | None,
     typer.Option(
         "--shape",
-        help="Show each input as an image of this shape, e.g. 3x32x32, or as a table row (none). Default: guessed.",
+        help="Shape of an input of the model, e.g. 3x32x32: to show it as an image, and to compute it from features "
+        "behind convolutions. none shows inputs as table rows. Default: guessed.",
     ),
 ]
 Mean = Annotated[

@@ -12,8 +12,9 @@ depend on x. The error of x that this noise implies is
 
     ‖x - x*‖ ≈ ‖r‖ / √(e - n) · √(trace (JᵀJ)⁻¹).
 
-A wrong picture satisfies the e - n extra equations only by chance: each of them holds to within the relative residual
-ρ = ‖r‖ / ‖f‖ with a probability of about ρ.
+A few pictures are solved again from another start: a front end with a symmetry, such as x², has distant pictures with
+equal features, and then none is determined. Otherwise, a wrong picture satisfies the e - n extra equations only by
+chance: each of them holds to within the relative residual ρ = ‖r‖ / ‖f‖ with a probability of about ρ.
 """
 
 import math
@@ -37,7 +38,7 @@ RATE = 0.2
 WIDTH = 0.5
 """First width of the smoothed operations, relative to the standard deviation of their argument. It falls linearly to
 zero in the first half of the steps. Measured, as ``STEPS``: without smoothing one picture in eight is missed."""
-ATTEMPTS = 6
+ATTEMPTS = 3
 """How often a picture is started. Design choice."""
 FINISH = 3
 """Largest number of Gauss-Newton steps at the end. Derived: with the right signs of all ReLUs ψ is linear, and one step
@@ -49,6 +50,17 @@ RANK = 1e-10
 error of float64 for a thousand unknowns, and the square of the relative singular value 1e-5."""
 BETAS = (0.9, 0.99)
 """Decay of the averages of the gradient and of its square in Adam. Design choice: the usual values for short runs."""
+ON_CPU = 4
+"""Pictures that are solved at the same time on a CPU. Design choice: few are left half done if the time ends."""
+TIE = 0.01
+"""Preference for inputs of size one, in units of the logarithm, if the features hardly depend on the size of the
+inputs, as behind LayerNorm. Design choice: small beside the factor of two between two sizes."""
+SECOND_STARTS = 2
+"""Number of solved pictures that are solved again from another start. Design choice: a symmetry of ψ holds for every
+picture, so few of them show it."""
+ELSEWHERE = 0.1
+"""Relative distance of two pictures from which they count as different solutions. Design choice: far above the error of
+a solved picture."""
 DRAWN = 8
 """Number of random inputs that the size of the inputs is estimated from. Design choice: a median needs a few."""
 NEAR = 1e-2
@@ -102,19 +114,54 @@ def solve(
     norms = torch.linalg.vector_norm(features, dim=1).clamp_min(1e-300)
     for dtype in (torch.float32, torch.float64):
         front.prepare(features.device, dtype)
-    found = _unsolved(front, features)
+    found, unique, checked = _unsolved(front, features), True, 0
     with _full_precision():
         scale = _input_scale(front, norms, generator)
         for attempt in range(ATTEMPTS):
             rows = torch.nonzero(found.residual > noise.to(norms))[:, 0]
             if not len(rows) or (deadline is not None and time.monotonic() >= deadline):
                 break
-            points = _descend(front, features[rows], attempt, scale, generator, deadline)
-            for row, point in zip(rows.tolist(), points.double().split(1), strict=True):
-                ended = _finish(front, point, features[row : row + 1], deadline)
-                if bool(ended.residual < found.residual[row]):
-                    found = replace_rows(found, torch.tensor([row], device=rows.device), ended)
+            for some in rows.split(len(rows) if rows.is_cuda else ON_CPU):
+                start = scale * _draw(len(some), front, generator, features.device)
+                steps = STEPS[min(attempt, len(STEPS) - 1)]
+                points = _descend(front, features[some], start if attempt else 0 * start, scale, steps, deadline)
+                for row, point in zip(some.split(1), points.double().split(1), strict=True):
+                    ended = _finish(front, point, features[row], float(noise[row]), deadline)
+                    if bool(ended.residual < found.residual[row]):
+                        found = replace_rows(found, row, ended)
+                solved = some[(found.residual <= noise.to(norms))[some]][: SECOND_STARTS - checked]
+                if len(solved):
+                    checked += len(solved)
+                    unique &= _same_from_elsewhere(front, features, noise, found, solved, scale, generator, deadline)
+    if not unique or not checked:
+        nothing = torch.full_like(norms, torch.inf)
+        return replace(found, slope=nothing, error=nothing)
     return found
+
+
+def _same_from_elsewhere(
+    front: FrontEnd,
+    features: Float[Tensor, "k m"],
+    noise: Float[Tensor, "k"],
+    found: Pictures,
+    rows: Int[Tensor, "j"],
+    scale: float,
+    generator: torch.Generator,
+    deadline: float | None,
+) -> bool:
+    """Return whether no start elsewhere ends at another picture with the same features.
+
+    The Jacobian shows that no neighbouring picture has the same features. Where ψ is an even function, as x², distant
+    pictures have them too, and a start at random ends at one of these.
+    """
+    start = scale * _draw(len(rows), front, generator, features.device)
+    points = _descend(front, features[rows], start, scale, STEPS[0], deadline)
+    for row, point in zip(rows.split(1), points.double().split(1), strict=True):
+        other = _finish(front, point, features[row], float(noise[row]), deadline)
+        distance = torch.linalg.vector_norm(other.inputs - found.inputs[row])
+        if bool((other.residual <= NEAR) & (distance > ELSEWHERE * torch.linalg.vector_norm(found.inputs[row]))):
+            return False
+    return deadline is None or time.monotonic() < deadline
 
 
 def _unsolved(front: FrontEnd, features: Float[Tensor, "k m"]) -> Pictures:
@@ -127,18 +174,16 @@ def _unsolved(front: FrontEnd, features: Float[Tensor, "k m"]) -> Pictures:
 def _descend(
     front: FrontEnd,
     features: Float[Tensor, "k m"],
-    attempt: int,
+    start: Float[Tensor, "k n"],
     scale: float,
-    generator: torch.Generator,
+    steps: int,
     deadline: float | None,
 ) -> Float[Tensor, "k n"]:
-    """Return the end points of Adam in single precision. The first attempt starts at zero, the others at random."""
-    start = scale * _draw(len(features), front, generator, features.device).float()
-    points = torch.zeros_like(start) if attempt == 0 else start
-    widths = front.scales(start)
+    """Return the end points of Adam in single precision, for inputs of about the size ``scale``."""
+    points = start.float()
+    widths = front.scales(scale * _draw(DRAWN, front, torch.Generator().manual_seed(0), features.device).float())
     norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_min(1e-300)
     target, norms = (features / norms).float(), norms.float()
-    steps = STEPS[min(attempt, len(STEPS) - 1)]
     mean, square = torch.zeros_like(points), torch.zeros_like(points)
     for step in range(steps):
         if deadline is not None and time.monotonic() >= deadline:
@@ -158,9 +203,12 @@ def _descend(
 
 
 def _finish(
-    front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor, "1 m"], deadline: float | None
+    front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor, "1 m"], noise: float, deadline: float | None
 ) -> Pictures:
-    """Take Gauss-Newton steps in double precision, and measure how well the equations determine the end point."""
+    """Take Gauss-Newton steps in double precision, and measure how well the equations determine the end point.
+
+    The steps end when the residual is below the noise.
+    """
     norm = torch.linalg.vector_norm(features).clamp_min(1e-300)
 
     def residual_of(x: Tensor) -> Tensor:
@@ -190,8 +238,8 @@ def _finish(
         if not bool(left < 1):
             break
         point, residual, size = moved, after, size * left
-        if bool(left > PROGRESS):  # the matrix hardly changes, and neither does the error
-            found = replace(found, inputs=point, residual=size[None])
+        if bool((left > PROGRESS) | (size <= noise)):  # the matrix hardly changes
+            found = replace(found, inputs=point, residual=size[None], error=error[None] * left)
             break
     return found
 
@@ -208,6 +256,7 @@ def _input_scale(front: FrontEnd, norms: Float[Tensor, "k"], generator: torch.Ge
     sizes = [2.0**power for power in range(-20, 21)]
     found = torch.stack([torch.linalg.vector_norm(front(size * drawn), dim=1).median() for size in sizes])
     distance = (found.clamp_min(1e-300).log() - norms.median().log()).abs()
+    distance += TIE * torch.tensor(sizes, device=norms.device).log().abs()
     return sizes[int(distance.nan_to_num(torch.inf).argmin())]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from spearpp.auditing import AuditResult
 from spearpp.auditing.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
-from spearpp.errors import OptionError, ShapeError
+from spearpp.errors import OptionError
 from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
 from spearpp.report.html import page
@@ -26,7 +26,17 @@ from spearpp.simulate import Batch
 from spearpp.types import Tensor
 from spearpp.update.files import FileName, write_whole
 
-__all__ = ["DOCUMENT", "NUMBERS", "Presentation", "Redaction", "compare", "rerender", "sarif", "write"]
+__all__ = [
+    "DOCUMENT",
+    "NUMBERS",
+    "Presentation",
+    "Redaction",
+    "compare",
+    "rerender",
+    "sarif",
+    "why_not_compared",
+    "write",
+]
 PAGE, SARIF, TRUTH = "report.html", "report.sarif", "truth.safetensors"
 
 
@@ -63,12 +73,14 @@ def write(
     if presentation is None:
         presentation = Presentation.of(shown_width(result), _shown_truth(result, truth))
     compared = None if truth is None else compare(result, truth)
+    not_compared = None if truth is None else why_not_compared(result, truth)
     content = {
         "source": list(source),
         "command": shlex.join(command) if command else None,
         "versions": _versions(),
         "presentation": asdict(presentation),
         "truth": None if compared is None else compared.to_dict(),
+        "truth_not_compared": not_compared,
         **(about or {}),
     }
     path = Path(folder)
@@ -119,24 +131,30 @@ def compare(result: AuditResult, truth: Batch) -> Score | None:
     """Score the recovered inputs against the true batch.
 
     Returns:
-        The score, or None if the audit recovered no inputs of the model. If the layer acts on every token of a
-        sequence, every token of the true batch counts as a sample.
-
-    Raises:
-        ShapeError: If the true inputs have another number of features than the recovered ones.
+        The score, or None if the two cannot be compared (see ``why_not_compared``). If the layer acts on every token
+        of a sequence, every token of the true batch counts as a sample.
     """
-    if result.best is None or result.best.layer.sees == "features":
-        return None
-    rows = truth.as_rows(result.inputs.shape[1])
+    rows = truth.as_rows(result.inputs.shape[1]) if why_not_compared(result, truth) is None else None
     if rows is None:
-        sizes = f"{result.inputs.shape[1]} numbers, but the true inputs have {truth.inputs.shape[1]}"
-        raise ShapeError(f"the recovered inputs have {sizes}: is it the batch of another client?")
+        return None
     return score(result.inputs, rows.inputs, normalisation=rows.normalisation)
 
 
 def _shown_truth(result: AuditResult, truth: Batch | None) -> Batch | None:
     """Return the true batch in the form of the inputs that the report shows, or None if it cannot be compared."""
     return None if truth is None or shows_features(result) else truth.as_rows(shown_width(result))
+
+
+def why_not_compared(result: AuditResult, truth: Batch) -> str | None:
+    """Return a sentence if the recovered inputs cannot be compared with the true batch, else None."""
+    if result.best is None:
+        return "Not compared with the true batch: no input was recovered."
+    if result.best.layer.sees == "features":
+        return "Not compared with the true batch: features were recovered, and no inputs of the model."
+    if truth.as_rows(result.inputs.shape[1]) is None:
+        sizes = f"{result.inputs.shape[1]:,} numbers, and the true inputs have {truth.inputs.shape[1]:,}"
+        return f"Not compared with the true batch: the recovered inputs have {sizes}."
+    return None
 
 
 def _render(

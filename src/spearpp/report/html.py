@@ -52,9 +52,10 @@ def page(
     samples = _samples(result, content, presentation, originals, compared)
     if redact == "omit":
         samples = [{**each, "label": None} for each in samples]
+    lists: dict[str, Any] = {"source": [], "versions": {}}
     columns, features = _columns(result, presentation), shows_features(result)
     return environment.get_template("report.html").render(
-        content={"received": None, "source": [], "threat_model": None, "command": None, "versions": {}, **content},
+        content={**dict.fromkeys(("truth_not_compared", "received", "threat_model", "command")), **lists, **content},
         verdict=result.verdict,
         leaks=result.verdict is Verdict.LEAKS,
         replay_meaning="" if result.replay is None else result.replay.meaning,

@@ -4,8 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from spearpp.auditing import AuditResult, Kind, Verdict
+from spearpp.model import Sees
 
-LAYER_INPUTS = {"inputs": "the model's inputs", "features": "features of an earlier layer"}
+LAYER_INPUTS = {
+    "inputs": "the model's inputs",
+    "features": "features of an earlier layer",
+    "inputs from features": "features, from which the model's inputs were computed",
+}
 
 
 def describe_layer_input(sees: str) -> str:
@@ -33,7 +38,8 @@ def headline(result: AuditResult) -> str:
         what = f"the inner features of {recovered} of {total} {best.layer.noun}"
     else:
         what = f"{recovered} of {total} training {best.layer.noun}"
-    return f"This update leaks training data: {what} were recovered {how}."
+    through = ", through the layers in front of the first Linear layer" if best.layer.sees == Sees.PIXELS else ""
+    return f"This update leaks training data: {what} were recovered {how}{through}."
 
 
 def meaning(result: AuditResult) -> str:
