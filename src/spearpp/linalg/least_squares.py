@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from spearpp.linalg.recording import repeat
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
 SHRINK, GROW = 0.3, 5.0
@@ -68,6 +69,7 @@ def levenberg_marquardt(
     for step in range(steps):
         if not len(active):
             break
+        check_time()
         total += len(active)
         scale = hessian[active].diagonal(dim1=1, dim2=2).mean(1)
         lift = (strength[active] * scale).clamp_min(torch.finfo(points.dtype).tiny)
