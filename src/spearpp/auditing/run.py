@@ -1,6 +1,7 @@
 """Invert the layers of a plan one after the other, within the time budget."""
 
 import importlib
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ LEAST_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 
 
+SEARCH_SHARE = 0.9
+"""Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
 LOADING_SECONDS = 3.0
 """Smallest rest of the budget with which PyTorch's compiler is loaded for a second search.
 
@@ -56,6 +59,16 @@ class Budget:
         if self.seconds is None:
             return None
         return max(LEAST_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
+
+    @property
+    def deadline(self) -> float:
+        """The end of the budget on the clock ``time.monotonic``; inf without a budget."""
+        return math.inf if self.seconds is None else self.began + self.seconds
+
+    @property
+    def of_search(self) -> "Budget":
+        """The part of the budget that the searches may use."""
+        return self if self.seconds is None else replace(self, seconds=SEARCH_SHARE * self.seconds)
 
     @property
     def spent(self) -> bool:

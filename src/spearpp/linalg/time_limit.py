@@ -40,6 +40,11 @@ def check_time() -> None:
     Raises:
         OutOfTimeError: if the deadline has passed.
     """
-    deadline = _DEADLINE.get()
-    if deadline < math.inf and time.monotonic() >= deadline:
+    if time_is_up():
         raise OutOfTimeError
+
+
+def time_is_up() -> bool:
+    """Return whether the time limit of the surrounding ``time_limit`` has passed."""
+    deadline = _DEADLINE.get()
+    return deadline < math.inf and time.monotonic() >= deadline
