@@ -159,7 +159,7 @@ def test_the_search_keeps_its_deadline_and_its_starts() -> None:
     first, *later = simulate.fedsgd(network(nn.Tanh()), batch_of(25))
     following = Following.of_layers("gelu", later)
     result = spearpp.invert(*first, following=following, seconds=1e-3)
-    assert result.stats.rounds == 1
+    assert result.stats.rounds <= 1
     assert "time budget" in result.stats.stopped
     result = spearpp.invert(*first, following=following, search=search.Equations(starts=20))
     assert 20 <= result.stats.starts < 100

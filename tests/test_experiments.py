@@ -308,7 +308,7 @@ class TestCommands:
         assert done.exit_code == 2, done.stderr
         assert done.stderr.startswith("error: ")
         assert message in done.stderr
-        assert done.stderr.strip().splitlines()[1:] == ["hint: spearpp COMMAND --help shows examples"]
+        assert done.stderr.strip().splitlines()[1:] == [f"hint: spearpp {arguments[0]} --help shows examples"]
 
     def test_frontier_ends_in_a_sentence_and_a_plot(self, tmp_path: Path, run_cli: RunCli) -> None:
         asked = ["frontier", "--axis", "bits=2,16", "--axis", "batch=4,6", "-m", "100"]
@@ -316,7 +316,9 @@ class TestCommands:
         done = run_cli([*asked, "--store", str(tmp_path / "c.sqlite"), "--out", str(tmp_path / "out")])
         assert done.exit_code == 0, done.stderr
         assert re.search(r"at b=4, m=100 recovery to 25 dB stops at bits ≤ 2 \(0 of 3 batches", done.stdout)
-        assert "points of accuracy" in done.stdout
+        assert "not measurable with 1 training run of 20 rounds" in done.stdout
+        assert "accuracy without this defence" in (tmp_path / "out" / "frontier-bits-batch-0.svg").read_text()
+        assert "| 4 | 100 | none |" in (tmp_path / "out" / "frontier-bits-batch.md").read_text()
         read = json.loads((tmp_path / "out" / "frontier-bits-batch.json").read_text())
         assert [line["stop"] for line in read["lines"]] == [2.0, 2.0]
         assert [point["any"]["value"] for point in read["lines"][0]["points"]] == [1.0, 0.0]

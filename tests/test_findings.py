@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
+from spearpp.auditing.replay import forward
 from spearpp.cli.models import chain
+from spearpp.linalg.time_limit import OutOfTimeError, time_limit
 from spearpp.simulate import Batch
 
 Optimiser = Callable[..., torch.optim.Optimizer]
@@ -172,3 +174,18 @@ def test_the_proof_says_what_its_number_means() -> None:
     for each in (exact, several, one):
         assert f"Unrelated data would leave {each.unrelated:.0%} unexplained" in each.meaning
         assert each.unrelated > 2 * each.difference
+
+
+def test_a_spent_budget_ends_a_round_and_leaves_a_result() -> None:
+    """Any stage may run out of time: the result is complete, and nothing wrong is claimed."""
+    model, batch = client(samples=40)
+    update = simulate.FedSGD()(model, batch)
+    for budget in (1e-3, 0.3):
+        result = audit(update, model, budget=budget)
+        first = result.layers[0].inversion
+        assert first is not None
+        assert first.stats.stopped.startswith("the time budget was spent") or first.certified.all()
+        for found in result.inputs:
+            assert float((batch.inputs - found).norm(dim=1).min()) < 0.1 * float(found.norm())
+    with time_limit(0.0), pytest.raises(OutOfTimeError):
+        forward(model, batch.inputs)

@@ -27,11 +27,14 @@ from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import OptionError
 from spearpp.inversion.result import Progress
+from spearpp.linalg.time_limit import time_limit
 from spearpp.model import Layer, named_as
 from spearpp.model.embeddings import find_tables
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
 
+LATE = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
+"""Caveat of an audit that ran out of time after its searches."""
 __all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
 
 
@@ -75,7 +78,8 @@ def audit(
             that the round started from. The rounds are audited one by one and then joined
             (``spearpp.auditing.rounds``).
         model: the network, used to find what follows each layer, to find labels and to replay; None to go without.
-        budget: seconds for all layers together, checked after every round of a search; None for no limit.
+        budget: seconds for the whole audit; None for no limit. A search that is running at the end of its share stops,
+            and what it found is kept.
         memory: bytes that the work on one layer may take. Larger layers are skipped, and the caveats say so. None means
             no limit.
         search: the search to run for layers that a ReLU follows; None is ``spearpp.search.Gated()``. Other layers are
@@ -137,23 +141,25 @@ def audit(
     clock = Budget(budget, began)
     plan = make_plan(update, model, memory)
     tables = audit_vocabulary(update, find_tables(model, update), vocabulary)
-    audits, interrupted = run(plan, model, search, clock, generator, progress)
+    audits, interrupted = run(plan, model, search, clock.of_search, generator, progress)
     audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
     whole_replay, training_estimate, network = None, None, model
     replay_skipped_because = None if model is None else replay_skip_reason(update, memory)
     try:
-        judged = judge_all(audits, plan.update, None if replay_skipped_because else model, batch_size)
-        audits, network = judged.audits, judged.network
-        if model is not None and replay_skipped_because is None:
-            limits = Budgeted(clock.deadline, memory, generator)
-            found = recover_inputs(audits, plan.update, model, input_shape, batch_size, limits)
-            audits, network = found.audits, found.network or network
-        whole_replay = replay_all(audits, plan.update, network)
-        audits = add_proof(audits, whole_replay, judged.signals, one_step=is_one_step(update))
-        audits = check_replay(audits, whole_replay, plan.update)
-        training_estimate = estimate_training(audits, plan.update, network, whole_replay, clock.rest(SECONDS))
+        with time_limit(clock.deadline):
+            judged = judge_all(audits, plan.update, None if replay_skipped_because else model, batch_size)
+            audits, network = judged.audits, judged.network
+            if model is not None and replay_skipped_because is None:
+                limits = Budgeted(clock.deadline, memory, generator)
+                found = recover_inputs(audits, plan.update, model, input_shape, batch_size, limits)
+                audits, network = found.audits, found.network or network
+            whole_replay = replay_all(audits, plan.update, network)
+            audits = add_proof(audits, whole_replay, judged.signals, one_step=is_one_step(update))
+            audits = check_replay(audits, whole_replay, plan.update)
+            training_estimate = estimate_training(audits, plan.update, network, whole_replay, clock.rest(SECONDS))
     except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
         interrupted = True
+    late = clock.spent and whole_replay is None and any(len(each.claims) for each in audits)
     verdict = _verdict(audits, tables)
     context = Context(
         verdict,
@@ -174,7 +180,7 @@ def audit(
         summary=summary(context, time.monotonic() - began),
         layers=audits,
         findings=[*plan.findings, *training_findings(training_estimate, update)],
-        caveats=[*caveats(context), *plan.left_out],
+        caveats=[*caveats(context), *([LATE] if late else []), *plan.left_out],
         interrupted=interrupted,
         replay=whole_replay,
         estimated=training_estimate,

@@ -20,6 +20,7 @@ from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
 from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
+from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
 from spearpp.model import Layer, Sees, assumed_networks
 from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
@@ -185,13 +186,13 @@ def _signals(
     model: nn.Module, update: ClientUpdate, layer: Layer, inversion: Inversion, factors: Factors
 ) -> Signals | None:
     """Replay each input of a layer alone, or return None if this is not possible."""
-    if update.clients > 1:
+    if update.clients > 1 or time_is_up():
         return None
     if layer.output and layer.sees != "inputs":
         model, update, layer = _output_alone(update, layer)
     elif layer.sees != "inputs":
         return None
-    with suppress(OptionError):
+    with suppress(OptionError, OutOfTimeError):
         return replay_alone(model, update, layer, inversion, factors)
     return None
 
@@ -237,7 +238,7 @@ def _labels(
             labels = labels_of(model, update, audited.layer, found, factors, uphill=True)
     except (DataError, NonFiniteError):
         raise
-    except SpearError:
+    except (SpearError, OutOfTimeError):
         return None
     return labels
 
@@ -246,7 +247,7 @@ def replay_all(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module 
     """Replay the whole update with the first layer that recovered all samples and labels, or return None."""
     for inputs, labels in _whole_batches(audits):
         if model is not None:
-            with suppress(OptionError):
+            with suppress(OptionError, OutOfTimeError):
                 return replay(model, update, inputs, labels)
     return None
 
@@ -317,7 +318,7 @@ def estimate_training(
         return None
     for inputs, labels in _whole_batches(audits):
         if model is not None:
-            with suppress(OptionError):
+            with suppress(OptionError, OutOfTimeError):
                 return estimate(model, update, inputs, labels, seconds=seconds)
     return None
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from spearpp.errors import OptionError
+from spearpp.linalg.time_limit import check_time
 from spearpp.model import Layer
 from spearpp.types import Float, Int, Tensor
 from spearpp.update import ClientUpdate
@@ -158,6 +159,7 @@ def _sample_weights(update: ClientUpdate, named: dict[str, nn.Parameter], losses
         return None
     columns = []
     for loss in losses:
+        check_time()
         parts = torch.autograd.grad(loss / len(losses), list(biases.values()), retain_graph=True, allow_unused=True)
         filled = zip(parts, biases.values(), strict=True)
         columns.append(torch.cat([torch.zeros_like(each) if part is None else part for part, each in filled]))
@@ -233,7 +235,9 @@ def forward(model: nn.Module, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k 
 
     Raises:
         OptionError: if the model does not accept the inputs or is not a classifier.
+        OutOfTimeError: if the time limit of the caller has passed.
     """
+    check_time()
     try:
         outputs = model(inputs.to(next(model.parameters()).dtype))
     except Exception as error:  # the forward method is user code and may raise anything

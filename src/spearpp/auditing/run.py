@@ -1,5 +1,8 @@
 """Invert the layers of a plan one after the other, within the time budget."""
 
+import importlib
+import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +28,25 @@ LEAST_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 
 
+SEARCH_SHARE = 0.9
+"""Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
+LOADING_SECONDS = 3.0
+"""Smallest rest of the budget with which PyTorch's compiler is loaded for a second search.
+
+Measured: loading takes 1.5 to 2.5 s on a CPU core.
+"""
+
+
+def load_derivatives() -> None:
+    """Load what ``torch.func`` imports when it first computes a derivative, so that no search has to wait for it."""
+    importlib.import_module("torch._dynamo")
+
+
+def _time_to_load(seconds: float) -> bool:
+    """Return whether there is enough time left that derivatives can be loaded, if necessary, and used."""
+    return seconds > (0.0 if "torch._dynamo" in sys.modules else LOADING_SECONDS)
+
+
 @dataclass(frozen=True)
 class Budget:
     """The time budget of an audit."""
@@ -39,9 +61,14 @@ class Budget:
         return max(LEAST_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
 
     @property
-    def deadline(self) -> float | None:
-        """The value of ``time.monotonic()`` at which the budget ends; None without a budget."""
-        return None if self.seconds is None else self.began + self.seconds
+    def deadline(self) -> float:
+        """The end of the budget on the clock ``time.monotonic``; inf without a budget."""
+        return math.inf if self.seconds is None else self.began + self.seconds
+
+    @property
+    def of_search(self) -> "Budget":
+        """The part of the budget that the searches may use."""
+        return self if self.seconds is None else replace(self, seconds=SEARCH_SHARE * self.seconds)
 
     @property
     def spent(self) -> bool:
@@ -119,8 +146,12 @@ def _invert(
     next_weight = None if layer.next is None else update.weights[layer.next]
     deadline = None if seconds is None else time.monotonic() + seconds
     second_search = search is None and not layer.equations and plan.copies_fit
+    second_search = second_search and (seconds is None or _time_to_load(seconds / 2))
     try:
         solve = layer.equations or isinstance(search, Equations)
+        if solve:
+            load_derivatives()
+            seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
         following = _following(layer, update, model) if solve else None
         result = invert(
             *tensors,
@@ -177,8 +208,11 @@ def _by_equations(
     Returns:
         The inversion, or None if there is no time left or nothing behind the layer can be computed from it alone.
     """
-    if seconds is not None and seconds <= 0:
+    if seconds is not None and not _time_to_load(seconds):
         return None
+    deadline = None if seconds is None else time.monotonic() + seconds
+    load_derivatives()
+    seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
     with suppress(OptionError):
         following = _following(layer, update, model)
         return invert(*tensors, following=following, generator=generator, seconds=seconds, progress=progress)
@@ -202,6 +236,9 @@ def _other_activation(
         The layer and its inversion with the first activation that fits, or None.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
+    if seconds is not None and not _time_to_load(seconds):
+        return None
+    load_derivatives()
     for network in assumed_networks(update)[1:]:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:

@@ -191,13 +191,31 @@ def sentence(found: Line) -> str:
     if stop.epsilon is not None:
         text += f", ε = {stop.epsilon:.3g} for {plan.rounds} rounds"
     if stop.accuracy is not None and found.undefended is not None and found.undefended.accuracy is not None:
-        free = found.undefended.accuracy.value
-        cost = 100 * (free - stop.accuracy.value)
-        costing = f"costing {cost:.1f} points of accuracy" if cost > 0 else "costing no accuracy"
-        text += f", {costing} ({free:.0%} to {stop.accuracy.value:.0%})"
+        text += f", {_cost(found.undefended.accuracy, stop.accuracy, plan)}"
     elif stop.accuracy is not None:
         text += f"; accuracy there {stop.accuracy.value:.0%}"
     return text
+
+
+def _cost(free: Interval, stopped: Interval, plan: Plan) -> str:
+    """Return what a defence costs in accuracy, or that the training runs do not show it.
+
+    Args:
+        free: accuracy without the defence.
+        stopped: accuracy with the defence.
+        plan: what was measured.
+
+    >>> from spearpp.experiments.intervals import mean
+    >>> _cost(mean([0.80, 0.81, 0.82]), mean([0.70, 0.71, 0.72]), Plan(Source("digits")))
+    'costing 10.0 points of accuracy (81% to 71%)'
+    >>> _cost(mean([0.25]), mean([0.26]), Plan(Source("digits"), trainings=1))
+    'the cost in accuracy is not measurable with 1 training run of 60 rounds (25% to 26%)'
+    """
+    change = f"({free.value:.0%} to {stopped.value:.0%})"
+    if free.low > stopped.high:  # False if an interval is unknown
+        return f"costing {100 * (free.value - stopped.value):.1f} points of accuracy {change}"
+    runs = "1 training run" if plan.trainings == 1 else f"{plan.trainings} training runs"
+    return f"the cost in accuracy is not measurable with {runs} of {plan.rounds} rounds {change}"
 
 
 def _active(defence: Defence) -> list[Axis]:

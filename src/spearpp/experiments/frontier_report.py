@@ -11,7 +11,7 @@ from spearpp.experiments.frontier import Line, Point, sentence
 from spearpp.experiments.intervals import Interval
 from spearpp.experiments.rendering import document, html_table, markdown_table, share
 from spearpp.experiments.version import code_version
-from spearpp.plotting import Axis, Series, draw
+from spearpp.plotting import Axis, ReferenceLine, Series, draw
 from spearpp.plotting import Point as Marker
 
 COLUMNS = (
@@ -21,8 +21,9 @@ COLUMNS = (
 
 
 def lines(found: Line) -> list[tuple[str, ...]]:
-    """Return the texts of every point, in the order of ``COLUMNS``."""
-    return [_line(found, point) for point in found.points]
+    """Return the texts of every point, in the order of ``COLUMNS``. The point without the defence comes first."""
+    baseline = [] if found.undefended is None or found.undefended in found.points else [found.undefended]
+    return [_line(found, point) for point in (*baseline, *found.points)]
 
 
 def headline(found: Line) -> str:
@@ -39,7 +40,10 @@ def plot(found: Line) -> str:
     ]
     if any(point.accuracy is not None for point in found.points):
         series.append(Series("accuracy of the training run", _markers(found, "accuracy")))
-    return draw(headline(found), Axis(axis.symbol, logarithmic=True), Axis("share", least=0, most=1), series)
+    baseline = None if found.undefended is None else found.undefended.accuracy
+    marks = [] if baseline is None else [ReferenceLine(baseline.value, "accuracy without this defence")]
+    shares = Axis("share", least=0, most=1)
+    return draw(headline(found), Axis(axis.symbol, logarithmic=True), shares, series, reference_lines=marks)
 
 
 def boundary(found: Sequence[Line], along: str) -> str | None:
@@ -70,7 +74,7 @@ def page(found: Sequence[Line], extra: Sequence[str] = ()) -> str:
     """Return all frontiers as one self-contained HTML page. ``extra`` are further plots."""
     body = ""
     for each in found:
-        table = html_table(columns(each), lines(each), [False] * len(each.points))
+        table = html_table(columns(each), lines(each), [False] * len(lines(each)))
         body += f"<p><b>{html.escape(sentence(each))}.</b></p>{plot(each)}{table}"
     body += "".join(extra) + "".join(f"<p>{html.escape(note)}</p>" for note in notes(found))
     return document("What stops recovery", body)
@@ -134,7 +138,7 @@ def _line(found: Line, point: Point) -> tuple[str, ...]:
     return (
         str(defence.batch * defence.clients),
         str(defence.width),
-        f"{found.axis.of(defence):g}",
+        "none" if point is found.undefended else f"{found.axis.of(defence):g}",
         share(point.any),
         share(point.whole),
         f"{100 * point.inputs:.0f} %",

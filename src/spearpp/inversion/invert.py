@@ -19,6 +19,7 @@ from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Inversion, Progress, Stats
 from spearpp.linalg.threads import single_thread_if_small
+from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following
 from spearpp.search import Equations, Gated, Search
 from spearpp.types import Tensor, to_device
@@ -85,7 +86,7 @@ def invert(
         one_step: whether the gradient is known to come from one step and not from local training.
         rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
             from some of them.
-        seconds: wall-clock budget of the search, checked after every round; None for none.
+        seconds: wall-clock budget of the search; None for none. A round that is running at its end is given up.
         progress: called after every round.
 
     Returns:
@@ -128,7 +129,8 @@ def invert(
         if problem.batch_size == 1:
             outcome = only_direction(problem)
         else:
-            outcome = search_loop(problem, search, generator, progress, clock, deadline)
+            with time_limit(deadline):
+                outcome = search_loop(problem, search, generator, progress, clock, deadline)
         with clock("filter"):
             try:
                 recovered = assemble(problem, outcome)

@@ -19,10 +19,12 @@ from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Progress
 from spearpp.inversion.selection import Selection, initial, polish, select
-from spearpp.inversion.solutions import Solutions
+from spearpp.inversion.solutions import Solutions, no_solutions
+from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Search
 
 INTERRUPTED = "the search was interrupted"
+OUT_OF_TIME = "the time budget was spent"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,10 @@ def search_loop(
     clock: Clock,
     deadline: float,
 ) -> SearchOutcome:
-    """Run a search until the whole batch is found, the search has no more rounds, or Ctrl-C interrupts it."""
+    """Run a search until the whole batch is found, the search has no more rounds, or Ctrl-C interrupts it.
+
+    The caller sets the ``time_limit``. At the deadline the round that is running is given up.
+    """
     b = problem.batch_size
     pool, rank, starts, steps, rounds = empty_pool(problem), 0, 0, 0, 0
     selection: Selection | None = None
@@ -89,13 +94,14 @@ def search_loop(
                     pool, selection, whole, starts, steps, matches, pairs, solutions, rounds, evidence=evidence
                 )
             if time.monotonic() >= deadline:
-                stopped = "the time budget was spent"
+                stopped = OUT_OF_TIME
                 break
-    except KeyboardInterrupt:
-        stopped = INTERRUPTED
+    except (KeyboardInterrupt, OutOfTimeError) as ended:
+        stopped = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else OUT_OF_TIME
         selection = None  # it may belong to an earlier pool
     interrupted = stopped == INTERRUPTED
-    if solutions is not None:
+    if problem.network is not None:
+        solutions = no_solutions(problem) if solutions is None else solutions
         stopped += f" with {len(solutions)} of {b} inputs that satisfy the equations of the network"
         return SearchOutcome(
             pool, None, stopped, starts, steps, solutions=solutions, rounds=rounds, interrupted=interrupted

@@ -13,6 +13,7 @@ from spearpp.inversion.next_layer import NextLayer
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Tensor, replace_rows, select_rows
 
 CLEAR_SIGN = 5.0
@@ -180,6 +181,7 @@ def _smallest_gap(
         return gap
     neurons = no_clear_sign[rows].int().argsort(dim=1, descending=True, stable=True)[:, :TRIED_BOTH_WAYS]
     for signs in itertools.product((False, True), repeat=neurons.shape[1]):
+        check_time()
         tried = masks[rows].scatter(1, neurons, torch.tensor(signs, device=masks.device).expand_as(neurons))
         tried = torch.where(no_clear_sign[rows], tried, masks[rows])
         known = others.directions, weights[rows]
@@ -232,6 +234,7 @@ def confirm(problem: Problem, next_layer: NextLayer, solved: SolvedInputs, other
     rows = torch.nonzero(no_clear_sign.any(1) & ~best.fits)[:, 0]
     nearest = z[rows].abs().argsort(dim=1)[:, :TRIED_BOTH_WAYS]
     for flipped in itertools.product((False, True), repeat=nearest.shape[1]):
+        check_time()
         flip = no_clear_sign[rows].gather(1, nearest) & torch.tensor(flipped, device=z.device)
         masks = z[rows] > 0
         masks = masks.scatter(1, nearest, masks.gather(1, nearest) ^ flip)

@@ -12,6 +12,7 @@ from spearpp.inversion.tolerance import INDEPENDENT
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import distance_to_span, gather_weighted, smallest_eigenvector
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 _REFITS = 3
@@ -101,6 +102,7 @@ def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, 
     solved, active = directions.clone(), torch.arange(len(directions), device=directions.device)
     last = directions.new_full((len(directions), len(problem.factors.live)), torch.inf)
     for _ in range(_REFITS):
+        check_time()
         weight = zero_weights(problem, solved[active])
         changed = ((weight - last).abs() > _WEIGHT_CHANGE).any(1).nonzero()[:, 0]
         active, last = active[changed], weight[changed]

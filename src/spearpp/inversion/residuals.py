@@ -9,6 +9,7 @@ import torch
 from spearpp.inversion.network import Network, Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
 SMALL = 2e11
@@ -97,7 +98,11 @@ class Residuals:
         """Return ‖r‖², JᵀJ and Jᵀr of each point, in chunks of points that bound the memory."""
         size = len(t) if _recording() else self._points_at_once(t)
         chunks = torch.arange(len(t), device=t.device).split(size)
-        parts = [self._normal(t[rows], labels[rows], None if weights is None else weights[rows]) for rows in chunks]
+        parts = []
+        for rows in chunks:
+            if len(chunks) > 1:
+                check_time()
+            parts.append(self._normal(t[rows], labels[rows], None if weights is None else weights[rows]))
         error, hessian, slope = (torch.cat(each) for each in zip(*parts, strict=True))
         return error, hessian, slope
 

@@ -17,6 +17,7 @@ from spearpp.inversion.swaps import Inverse, agreeing, swap_scores
 from spearpp.inversion.tolerance import INDEPENDENT
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 RETRIED_PER_SAMPLE = 4
@@ -131,6 +132,7 @@ def greedy_filt(
         best_before = best
         start, at_once = 0, 1
         while start < len(tried) and score < 1:
+            check_time()
             candidates = [index for index in tried[start : start + at_once] if index not in selected]
             scores = swap_scores(problem, inverse, zeros, pool.directions[candidates], pool.zeros[candidates])
             improving = (scores.amax(1) > best).nonzero()[:, 0]

@@ -6,6 +6,7 @@ import torch
 
 from spearpp.inversion.problem import Problem
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 
@@ -61,6 +62,7 @@ def swap_scores(
     distance = u.abs() / torch.linalg.vector_norm(inverse.rows, dim=1)  # of the candidate from the other directions
     swaps = torch.nonzero(distance > problem.tolerance.angle(candidates)[:, None])
     for which, place in (chunk.unbind(1) for chunk in swaps.split(chunk_size(u.device, 8 * b * m))):
+        check_time()
         ratio = u[which] / u[which, place, None]  # (swaps, b)
         replaced = torch.nn.functional.one_hot(place, b).bool()
         keep = torch.where(replaced, 0.0, 1.0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from spearpp.linalg.recording import CHECKED, repeat
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
 SHRINK, GROW = 0.3, 5.0
@@ -79,6 +80,7 @@ def levenberg_marquardt(
         active = state.next()
         if not len(active):
             break
+        check_time()
         scale = hessian[active].diagonal(dim1=1, dim2=2).mean(1)
         lift = (state.strength[active] * scale).clamp_min(torch.finfo(points.dtype).tiny)
         factor, failed = torch.linalg.cholesky_ex(hessian[active] + lift[:, None, None] * identity)

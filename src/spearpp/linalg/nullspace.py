@@ -9,6 +9,7 @@ import torch
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 _ITERATIONS = 8
@@ -110,6 +111,7 @@ def min_masked_residual(
     found, norms = [], []
     size = chunk_size(moving.device, 8 * moving.numel())
     for part in torch.arange(len(masks), device=masks.device).split(size):
+        check_time()
         kept = masks[part, :, None] * moving
         across = fixed.T @ kept
         extra = None if pinned is None else pinned[1][part, :, None] * pinned[0]
@@ -173,6 +175,7 @@ def two_smallest_eigenvectors(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor,
     first = _inverse_iteration(factor, start[:, :1])
     second = sphere.tangent(first, start[:, 1].expand_as(first))
     for _ in range(_ITERATIONS):
+        check_time()
         second = torch.cholesky_solve(second[..., None], factor)[..., 0]
         second = sphere.retract(sphere.tangent(first, second))
     return torch.stack([first, second], dim=-1)
@@ -182,6 +185,7 @@ def _inverse_iteration(factor: Float[Tensor, "*sets b b"], start: Float[Tensor, 
     """Find the eigenvector with the smallest eigenvalue of the matrices with these Cholesky factors."""
     vectors = start.expand(*factor.shape[:-1], 1)
     for _ in range(_ITERATIONS):  # each solve grows the vectors at most by 1e16, so they do not overflow
+        check_time()
         vectors = torch.cholesky_solve(vectors, factor)
     return sphere.retract(vectors[..., 0])
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from spearpp.linalg.time_limit import check_time
+
 UNUSED_BYTES = 2**30
 """Memory that finished graphs may keep reserved before ``repeat`` releases it: 1 GiB.
 
@@ -34,6 +36,7 @@ def repeat(
         for count in range(times):
             if count % CHECKED == 0 and done():
                 return
+            check_time()
             step()
         return
     with _side_stream(device):
@@ -41,8 +44,10 @@ def repeat(
         before = torch.cuda.memory_reserved(device)
         graph = _record(step)
         for count in range(times - 1):
-            if count % CHECKED == 0 and done():
-                break
+            if count % CHECKED == 0:
+                if done():
+                    break
+                check_time()
             graph.replay()
         grown = torch.cuda.memory_reserved(device) - before
         del graph

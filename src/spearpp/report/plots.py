@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from spearpp.auditing.history import History
 from spearpp.plotting import Axis, Point, ReferenceLine, Series, Size, draw
 
-SIZE = Size(width=640, height=266, left=92, right=24, top=16, bottom=50)
+SIZE = Size(width=640, height=282, left=92, right=24, top=16, bottom=66)
 """Size of a plot. The margins have room for the tick labels in the font size of narrow screens, 20 pixels."""
 MOST_POINTS = 600
 """Largest number of points drawn for a spectrum, in addition to twice the batch size. A plot is about 520 pixels wide
@@ -73,11 +73,11 @@ def sparsity(zeros: Sequence[int], neurons: int, batch_size: int) -> str:
         return ""
     shares = sorted((count / neurons for count in zeros), reverse=True)
     chance = min(1.0, max(0, batch_size - 1) / neurons)
-    ends = ((0.0, "0"), (float(len(shares) + 1), str(len(shares) + 1)))
+    ends = ((1.0, "1"), (float(len(shares)), str(len(shares)))) if len(shares) > 1 else ((1.0, "1"),)
     return draw(
         f"Share of the {neurons} neurons that receive no gradient from each sample: {min(shares):.0%} to "
         f"{max(shares):.0%}. A direction that is not a sample reaches {chance:.0%} by chance.",
-        Axis("recovered samples, sparsest first", least=0, most=len(shares) + 1, labels=ends, grid=False),
+        Axis("recovered samples, sparsest first", least=0.5, most=len(shares) + 0.5, labels=ends, grid=False),
         Axis("silent neurons", least=0, most=1, labels=tuple((level / 4, f"{25 * level} %") for level in range(5))),
         [Series("", tuple(Point(i + 1, s) for i, s in enumerate(shares)), "none", 2.6, css_class="signal")],
         reference_lines=[ReferenceLine(chance, "reached by any direction")],

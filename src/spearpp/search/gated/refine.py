@@ -13,6 +13,7 @@ from spearpp.linalg.nullspace import (
     smallest_eigenvector,
     two_smallest_eigenvectors,
 )
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 DUPLICATE_COSINE = 0.9
@@ -121,6 +122,7 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     silent = silent_neurons(problem, points)
     ambiguous = silent.sum(1) < ROWS_PER_UNKNOWN * b
     for part in _chunks(~ambiguous, size):
+        check_time()
         silent_here = silent[part]
         found, determined = concentrated(problem, silent_here, solved[part])
         zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & silent_here
@@ -132,6 +134,7 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
         solved[part] = torch.where(determined[:, None], found, solved[part])
         ambiguous[part] = ~determined
     for part in _chunks(ambiguous, size):
+        check_time()
         solved[part] = refit(problem, _reweighted(problem, points[part], solved[part]))
     return solved
 
@@ -153,6 +156,7 @@ def concentrated(
         allow more than one direction.
     """
     for share in TRIMMED_SHARES[:-1]:
+        check_time()
         rows = _smallest(problem, silent, directions, share)
         directions = smallest_eigenvector(rows.mT @ rows)
     rows = _smallest(problem, silent, directions, TRIMMED_SHARES[-1])
@@ -191,6 +195,7 @@ def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
     rows, noise = left[places], tolerance.row_noise[places]
     delta = (silent * (rows @ directions[:, :, None])[:, :, 0].abs()).amax(1, keepdim=True).clamp_min(1e-290)
     for _ in range(_REWEIGHTINGS):
+        check_time()
         values = (rows @ directions[:, :, None])[:, :, 0].abs()
         floor = torch.maximum(delta, noise * tolerance.amplification(directions)[:, None])
         weight = silent / torch.maximum(values, floor)
