@@ -34,10 +34,10 @@ from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 MAX_HELD_ERROR = 0.5
 """Largest stated relative error of an input that the layer certifies and no replay explains.
 
-A design choice: the same number as ``judge.MAX_BATCH_ERROR``.
+A design choice: the same number as ``proof.MAX_BATCH_ERROR``.
 """
 MAX_ERROR = 0.1
-"""Largest stated relative error of an input that its own replay proves (see ``judge.MAX_BATCH_ERROR`` for others).
+"""Largest stated relative error of an input that its own replay proves (see ``proof.MAX_BATCH_ERROR`` for others).
 
 A design choice: a person recognises an image whose error is a tenth of its norm.
 """

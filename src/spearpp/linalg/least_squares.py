@@ -135,6 +135,7 @@ def truncated_newton(
         active = state.next()
         if not len(active):
             break
+        check_time()
         state.error[active], slope, product = products(state.points[active], active)
         moved = state.points[active] - _conjugate_gradients(product, slope, state.strength[active])
         state.accept(moved, squared_residual(moved, active), step)
