@@ -264,7 +264,7 @@ def test_a_truth_of_another_shape_is_not_compared_and_the_report_says_so(tmp_pat
     assert content["truth"] is None
     assert "the true inputs have 7" in content["truth_not_compared"]
     assert content["truth_not_compared"] in page
-    assert "PSNR" not in page
+    assert "Comparison with the client" not in page
 
 
 def test_a_gate_sees_one_result_for_a_leak_and_none_without(
