@@ -108,9 +108,13 @@ class Residuals:
 
     def is_small(self, t: Float[Tensor, "k u"]) -> bool:
         """Return whether a GPU takes longer to launch the kernels of all points at once than to run them."""
-        weights = [each.numel() for each in self.network.weights.values()]
-        products = 4 * sum(weights) + self.equations * (t.shape[1] + max(self._origin.shape[0], 1))
-        return t.is_cuda and len(t) <= self._points_at_once(t) and len(t) * t.shape[1] * products <= SMALL
+        return t.is_cuda and len(t) <= self._points_at_once(t) and self.multiplications(t) <= SMALL
+
+    def multiplications(self, t: Float[Tensor, "k u"]) -> float:
+        """Return the number of multiplications for the matrices JᵀJ of all points."""
+        weights = len(self.network.rests) * sum(each.numel() for each in self.network.weights.values())
+        products = 4 * weights + self.equations * (t.shape[1] + max(self._origin.shape[0], 1))
+        return float(len(t)) * t.shape[1] * products
 
     def _points_at_once(self, t: Float[Tensor, "k u"]) -> int:
         """Return the number of points whose derivatives fit into a quarter of a GPU's free memory, or a CPU chunk."""

@@ -256,8 +256,8 @@ def _is_in_place(node: fx.Node) -> bool:
 
 
 def frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy of the model in evaluation mode, without gradients and without operations in place."""
-    model = copy.deepcopy(model).to(dtype).eval().requires_grad_(False)
+    """Return a copy of the model on the CPU, in evaluation mode, without gradients and without operations in place."""
+    model = copy.deepcopy(model).to("cpu", dtype).eval().requires_grad_(False)
     for module in model.modules():
         if "inplace" in vars(module):
             vars(module)["inplace"] = False

@@ -9,6 +9,10 @@ from spearpp.types import Float, Int, Tensor
 WIDE = 80
 """Number of unknowns from which on conjugate gradients are considered. Measured on a CPU: a search with 99 unknowns and
 1000 neurons takes two thirds of the time, one with 89 unknowns and 200 neurons the same time."""
+LARGE = 5e12
+"""Number of multiplications for the matrices JᵀJ from which on a GPU uses conjugate gradients. Measured on an H200: with
+1.4e12 (b = 450, m = 1000) the matrices take 0.6 of the time; with 2e13 (b = 400, m = 4000) only conjugate gradients were
+measured."""
 SAMPLED = 8
 """Number of points whose mean JᵀJ preconditions all others. Measured: with 40 points
 the condition number is 0.8 times as large."""
@@ -42,7 +46,8 @@ def descend(
         return equations.squared(points, *chosen(which))
 
     small = equations.is_small(t)
-    factor = None if small or t.shape[1] < WIDE else _preconditioner(equations, t, labels, weights)
+    dense = small or t.shape[1] < WIDE or (t.is_cuda and equations.multiplications(t) < LARGE)
+    factor = None if dense else _preconditioner(equations, t, labels, weights)
     if factor is None:
         return levenberg_marquardt(
             squared,
