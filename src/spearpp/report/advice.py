@@ -43,7 +43,8 @@ NOT_APPLICABLE = (
 NOT_FOUND = (
     Advice(
         "Allow more time",
-        "Run the audit again with a larger --budget, and audit several clients and several rounds.",
+        "Run the audit again with a larger --budget, audit several clients, and audit the rounds of one client "
+        "together (--rounds).",
     ),
     Advice(
         "Do not call this update safe",
@@ -60,6 +61,12 @@ NOISE = Advice(
 ROUNDING = Advice(
     "Do not rely on rounding or local epochs",
     "The inputs were still recovered with float16, bfloat16, eight bits and several local epochs.",
+)
+ROUNDS = Advice(
+    "Do not let the same samples take part in many rounds",
+    "Rounds of one client with the same data determine more samples than each round alone, so a batch that is too "
+    "large for one round can leak over several. Let clients take part rarely, change the samples of a round, or use "
+    "secure aggregation in every round. Audit the rounds of a client together (spearpp audit --rounds).",
 )
 PERSONAL_DATA = Advice(
     "Treat updates as personal data",
@@ -84,7 +91,8 @@ def advice(result: AuditResult) -> list[Advice]:
         return list(NOT_APPLICABLE)
     if result.verdict is Verdict.NOT_FOUND and not result.fitting:
         return list(NOT_FOUND)
-    return [NOISE, *([] if result.shown is None else [_more_samples(result.shown)]), ROUNDING, PERSONAL_DATA]
+    more = [] if result.shown is None else [_more_samples(result.shown)]
+    return [NOISE, *more, ROUNDS, ROUNDING, PERSONAL_DATA]
 
 
 def _more_samples(audited: LayerAudit) -> Advice:

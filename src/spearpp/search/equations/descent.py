@@ -10,9 +10,9 @@ WIDE = 80
 """Number of unknowns from which on conjugate gradients are considered. Measured on a CPU: a search with 99 unknowns and
 1000 neurons takes two thirds of the time, one with 89 unknowns and 200 neurons the same time."""
 LARGE = 5e12
-"""Number of multiplications for the matrices JᵀJ from which on a GPU uses conjugate gradients. Measured on an H200: with
-1.4e12 (b = 450, m = 1000) the matrices take 0.6 of the time; with 2e13 (b = 400, m = 4000) only conjugate gradients were
-measured."""
+"""Number of multiplications for the matrices JᵀJ from which on a GPU uses conjugate gradients. Measured on an H200:
+with 1.4e12 (b = 450, m = 1000) the matrices take 0.6 of the time. With 2e13 (b = 400, m = 4000) only conjugate
+gradients were measured."""
 SAMPLED = 8
 """Number of points whose mean JᵀJ preconditions all others. Measured: with 40 points
 the condition number is 0.8 times as large."""
