@@ -200,7 +200,8 @@ def test_layers_names_what_qualifies(simulated: Path, capsys: pytest.CaptureFixt
         (["simulate", "--wire", "int2"], "--wire int2"),
         (["simulate", "--client", "opacus", "--noise", "1"], "--noise-multiplier for opacus"),
         (["simulate", "--noise-multiplier", "1"], "this option is for opacus"),
-        (["audit"], "Missing argument"),
+        (["audit"], "pass either an update or --rounds"),
+        (["layers"], "Missing argument"),
         (["nothing"], "No such command"),
     ],
 )
@@ -507,7 +508,7 @@ def test_a_truth_of_features_or_tokens_does_not_end_the_audit(
     printed = capsys.readouterr()
     assert json.loads(Path("found/report.json").read_text())["verdict"] == "LEAKS"
     if network is _Convolution:
-        assert "not compared: the audit recovered features of layer hidden" in printed.err
+        assert "Not compared with the true batch: features were recovered" in printed.err
         assert main(["score", "found", "truth.pt"]) == 2
         assert "cannot be compared" in capsys.readouterr().err
     else:

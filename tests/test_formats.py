@@ -197,6 +197,7 @@ for wrong in (before, model, "after.pt", None):
     assert "from_weights or load" in error_of(spearpp.audit, wrong, model)
     assert "from_weights or load" in error_of(spearpp.find_layers, model, wrong)
     assert "from_weights or load" in error_of(spearpp.check, wrong, [])
+assert "round 2 is a str: expected a" in error_of(spearpp.audit, [update, "round2.pt"], model)
 for options in ({"generator": 0}, {"search": "gated"}, {"budget": "60s"}, {"batch_size": 3.0}):
     assert next(iter(options)) in error_of(spearpp.audit, update, model, **options)
 for wrong in ("x", 3, iter([])):

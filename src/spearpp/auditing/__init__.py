@@ -1,7 +1,7 @@
 """Audit a client's update: plan which layers to invert, run the searches, judge the recovered inputs."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ __all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "Vocabulary"
 
 
 def audit(
-    update: ClientUpdate | Sequence[ClientUpdate],
+    update: ClientUpdate | list[ClientUpdate] | tuple[ClientUpdate, ...],
     model: nn.Module | None = None,
     *,
     budget: float | None = None,
@@ -107,7 +107,7 @@ def audit(
     _check(budget, batch_size, generator, search, input_shape)
     check_memory(memory)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    if isinstance(update, Sequence):
+    if isinstance(update, list | tuple):
         return audit_rounds(
             [named_as(each, model) for each in check_rounds(update)],
             model,

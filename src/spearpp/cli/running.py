@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -80,9 +81,10 @@ class Session:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table to standard output."""
-        table = Table(title=escape(title), title_justify="left")
+        table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for index, name in enumerate(columns):
-            table.add_column(escape(name), justify="left" if index == 0 else "right")
+            left = index == 0
+            table.add_column(escape(name), justify="left" if left else "right", overflow="fold", min_width=3 + 8 * left)
         for row in rows:
             table.add_row(*(escape(cell) for cell in row))
         self.results.print(table)
