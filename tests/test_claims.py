@@ -72,7 +72,7 @@ class TestCounting:
         inputs = torch.cat([batch.inputs, 1.1 * batch.inputs[:2]])
         labels = torch.cat([batch.labels, batch.labels[:2]])
         for told in (8, None):
-            result = spearpp.audit(update_of(model, inputs, labels), model, batch_size=told)
+            result = spearpp.audit(update_of(model, inputs, labels), model, batch_size=told, budget=4)
             found = result.layers[0]
             assert found.inversion is not None
             for x, claim in zip(found.inversion.inputs, found.claims, strict=True):

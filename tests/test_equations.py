@@ -18,7 +18,7 @@ from spearpp.simulate import Batch
 from spearpp.update import ClientUpdate
 
 FEATURES, WIDTH = 40, 60
-FEW = search.Equations(starts=80)
+FEW = search.Equations(starts=40)
 Net = Callable[[], nn.Module]
 
 

@@ -33,12 +33,10 @@ LEAKING = {
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in SLOW])
 def test_nothing_that_is_claimed_is_wrong(name: str) -> None:
-    total: Counter[str] = Counter()
-    seeds = (1000,) if name.startswith("equations") else (1000, 1001)
-    for seed in seeds:
-        client = FAMILIES[name](torch.Generator().manual_seed(seed_of(name, seed)))
-        total.update(judged(client, told=seed % 2 == 0, starts=512, budget=2.0))
-    assert total["updates"] == len(seeds)
+    seed = 1000 + list(FAMILIES).index(name) % 2
+    client = FAMILIES[name](torch.Generator().manual_seed(seed_of(name, seed)))
+    total = Counter(judged(client, told=seed % 2 == 0, starts=512, budget=2.0))
+    assert total["updates"] == 1
     assert {fault: total[fault] for fault in ("wrong", "overstated", "bad means", "wrong leaks")} == {
         "wrong": 0,
         "overstated": 0,
@@ -46,7 +44,7 @@ def test_nothing_that_is_claimed_is_wrong(name: str) -> None:
         "wrong leaks": 0,
     }
     if name in LEAKING:
-        assert total["leaks"] == 2
+        assert total["leaks"] == 1
         assert total["certified"] + total["merged"] + total["close"] > 0
 
 
