@@ -7,8 +7,6 @@ The signal over T rounds then has only r + T unknowns instead of r·T. What the 
 this assumption (``backward``).
 """
 
-from typing import Protocol
-
 import torch
 
 from spearpp.inversion.next_layer import FewOutputs
@@ -34,25 +32,11 @@ RANK_ONE_STEPS = 3
 correct the rest."""
 
 
-class SignalSet(Protocol):
-    """The set of signals that the next layer can send back to one sample."""
-
-    reflections: int
-    """Number of reflections per start."""
-
-    def starts(self, size: int, generator: torch.Generator, dtype: torch.dtype) -> Float[Tensor, "size m"]:
-        """Return signals of length 1 to start from."""
-        ...
-
-    def project(self, signals: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
-        """Return the nearest signals of the set."""
-        ...
-
-
 class SignalsOfRound:
     """Signals of one round: the span of the weights of the next layer."""
 
     reflections = REFLECTIONS
+    """Number of reflections per start."""
 
     def __init__(self, outputs: FewOutputs, dtype: torch.dtype) -> None:
         self.span, self.pairs = outputs.span.to(dtype), outputs.between()
@@ -75,6 +59,7 @@ class SignalsOfRounds:
     """Signals over several rounds, with nearly the same gradient of the outputs in each: s_t W₂,tᵀ r."""
 
     reflections = REFLECTIONS_OF_ROUNDS
+    """Number of reflections per start."""
 
     def __init__(self, outputs: FewOutputs, dtype: torch.dtype) -> None:
         count = len(outputs.weight)
@@ -112,6 +97,6 @@ class SignalsOfRounds:
         return ((strength * common) @ self.basis.mT).transpose(0, 1).flatten(1)
 
 
-def signals_of(outputs: FewOutputs, dtype: torch.dtype) -> SignalSet:
+def signals_of(outputs: FewOutputs, dtype: torch.dtype) -> SignalsOfRound | SignalsOfRounds:
     """Return the signals of one round or of several rounds."""
     return SignalsOfRound(outputs, dtype) if outputs.rounds == 1 else SignalsOfRounds(outputs, dtype)
