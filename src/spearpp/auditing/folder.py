@@ -151,7 +151,8 @@ def read_document(folder: FileName) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise DataError(
-            f"{file} cannot be read: {error.strerror or error}; is {folder} a folder of an audit?"
+            f"{file} cannot be read: {error.strerror or error}; is {folder} a folder of an audit?",
+            hint="spearpp audit --out DIR writes such a folder",
         ) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error

@@ -43,7 +43,8 @@ def check_rounds(updates: Sequence[ClientUpdate]) -> Sequence[ClientUpdate]:
         if not isinstance(each, ClientUpdate):
             raise OptionError(f"round {number} is a {type(each).__name__}: expected a spearpp.ClientUpdate")
         if _shapes(each) != _shapes(updates[0]):
-            raise DataError(f"round {number} has other parameters or shapes than round 1: is it another model?")
+            why = f"round {number} has other parameters or shapes than round 1: is it another model?"
+            raise DataError(why, hint="the folder must contain updates of one model only")
         if each.clients > 1:
             raise DataError(f"round {number} is the sum of {each.clients} clients: rounds of one client are needed")
     return updates

@@ -180,12 +180,14 @@ def check_display(
         return
     allowed = f"but the model's inputs have {' or '.join(str(each) for each in sorted(sizes))} numbers"
     if truth is not None and all(truth.as_rows(size) is None for size in sizes):
-        raise OptionError(f"--truth has inputs of {truth.inputs.shape[1]} numbers, {allowed}")
-    expected = [("--shape describes", math.prod(display["shape"]))] if display["shape"] else []
-    expected += [("--columns names", len(display["columns"]))] if display["columns"] else []
-    for what, count in expected:
-        if count not in sizes:
-            raise OptionError(f"{what} {count} numbers, {allowed}")
+        advice = "save the inputs that the network receives, or omit --truth"
+        raise OptionError(f"--truth has inputs of {truth.inputs.shape[1]} numbers, {allowed}", hint=advice)
+    if display["shape"] and (count := math.prod(display["shape"])) not in sizes:
+        advice = "omit --shape: the shape is guessed from the number of inputs"
+        raise OptionError(f"--shape describes {count} numbers, {allowed}", hint=advice)
+    if display["columns"] and (count := len(display["columns"])) not in sizes:
+        advice = "give one name for each input of the model, or omit --columns"
+        raise OptionError(f"--columns names {count} numbers, {allowed}", hint=advice)
 
 
 def displayable(

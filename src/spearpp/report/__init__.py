@@ -121,7 +121,8 @@ def rerender(
         presentation = Presentation.read(content.get("presentation", {}))
     stored_redaction: Redaction = content.get("redacted", "none")
     if stored_redaction != "none" and truth is not None:
-        raise OptionError(f"the inputs in {path} were redacted, so they cannot be compared with a true batch")
+        why = f"the inputs in {path} were redacted, so they cannot be compared with a true batch"
+        raise OptionError(why, hint="omit --truth")
     compared = None if truth is None else compare(result, truth)
     redact = redact if stored_redaction == "none" else stored_redaction
     return _render(path, result, truth, compared, presentation, redact)

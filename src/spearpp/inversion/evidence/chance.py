@@ -7,7 +7,10 @@ import torch
 from spearpp.types import Bool, Float, Int, Tensor
 
 UNLUCKY = 1e-6
-"""Accepted probability that a sample of the batch has more firing neurons without a gradient than allowed."""
+"""Accepted probability that a sample of the batch has more active neurons without a gradient than allowed.
+
+A design choice: a batch of a thousand samples is rejected by this rule once in a thousand times.
+"""
 
 
 def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
@@ -18,7 +21,7 @@ def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
 
 
 def coins(
-    neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], silent: Int[Tensor, "*k"], free: int
+    neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
 ) -> Float[Tensor, "*k"]:
     """Number of fair coins that agree by chance as rarely as all inactive neurons lie among the zeros of a column.
 
@@ -29,7 +32,7 @@ def coins(
     >>> round(float(coins(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6
     2.585
     """
-    n, k, s = (each.double() - free for each in (neurons, zeros, silent))
+    n, k, s = (each.double() - free for each in (neurons, zeros, inactive))
     s = torch.minimum(s.clamp_min(0), k.clamp_min(0))
 
     def log_choose(of: Tensor, some: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from spearpp.types import Bool, Float, Tensor
 EXACT = 1e-3
 """The definition of an exact input: the largest stated error, relative to the norm of the input.
 
-Derived: half a grey level of an 8-bit image is 1/510 = 2e-3 of the range, so an error of 1e-3 is invisible. The stated
-error bounds the true error (``docs/results/hostile.md``). All other modules import this value.
+A design choice: an error of a thousandth of the norm cannot be seen in an ordinary picture. (It is no derivation from
+grey levels, which are relative to the range of a picture, not to its norm.) All other modules import this value.
 """
 WHOLE_NETWORK = 3
-"""Value of ``Evidence.layers`` if the equations come from all layers of a network."""
+"""Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,9 @@ class Evidence:
     determined: Bool[Tensor, "k"]
     """Whether no other input satisfies the same equations."""
     error: Float[Tensor, "k"]
-    """Bound on the error of the input over the input's norm, if the input is a sample of the batch."""
+    """The stated error: an estimate of ‖x - true x‖ / ‖x‖ from the noise of the gradient, if the input is a sample of
+    the batch. It is not a bound. In tests with hostile clients the true error was at most three times as large
+    (``docs/limits.md``, "What a certificate says")."""
     share: Float[Tensor, "k"]
     """‖d_i‖ ‖x̂_i‖ over the size of the gradient: how much of the gradient this input explains."""
     layers: int
@@ -39,12 +41,12 @@ class Evidence:
 
     @property
     def consistent(self) -> Bool[Tensor, "k"]:
-        """Which inputs are samples of the batch, up to their error."""
+        """Which inputs are certified up to their stated error: they satisfy the equations, and no other input does."""
         return self.holds & self.determined
 
     @property
     def exact(self) -> Bool[Tensor, "k"]:
-        """Which inputs are certified: samples of the batch with a negligible error."""
+        """Which inputs are exact (``Inversion.certified``): consistent, with a stated error of at most ``EXACT``."""
         together = torch.ones_like(self.holds[:1]) if self.layers > 1 else self.holds.all()[None]
         return self.consistent & (self.error <= EXACT) & together
 
