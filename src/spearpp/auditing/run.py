@@ -18,8 +18,9 @@ from spearpp.errors import OptionError, SpearError
 from spearpp.inversion.invert import invert
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
-from spearpp.model.following import Following, LayerTensors
+from spearpp.model.following import Following
 from spearpp.search import Equations, Search
+from spearpp.types import LayerTensors
 from spearpp.update import ClientUpdate
 
 TRIAL_STARTS = 64

@@ -6,7 +6,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.time_limit import check_time
@@ -233,18 +232,6 @@ def _largest(matrix: Float[Tensor, "*sets b b"], start: Tensor) -> Float[Tensor,
     square = matrix @ matrix
     fourth = square @ square
     return sphere.retract((fourth @ (fourth @ start))[..., 0])
-
-
-def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
-    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
-
-    Args:
-        problem: the layer. Its tolerance defines which singular values count as zero.
-        rows: sets of rows of L.
-    """
-    q, values = kernel_vectors(rows)
-    allowed = problem.tolerance.kernel(rows.shape[1], q)
-    return q[(values[:, 0] <= allowed) & (values[:, 1] > allowed)]
 
 
 def random_subsets(sets: int, of: int, size: int, generator: torch.Generator) -> Int[Tensor, "sets size"]:
