@@ -2,16 +2,17 @@
 
 import base64
 import math
+import operator
 import time
 import zlib
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from spearpp.errors import OptionError, RankError
-from spearpp.experiments.codec import register
+from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
 from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.invert import invert
@@ -113,9 +114,7 @@ class Attack:
         generator = torch.Generator().manual_seed(seed)
         batch = self.data.draw(self.b, generator, normalise=self.normalise)
         model = mlp(batch.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
-        client = self.client
-        for change in self.changes:
-            client = client | change
+        client = reduce(operator.or_, self.changes, self.client)
         return batch, linear_layers(model, client(model, batch, generator))
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spearpp.errors import SpearError
-from spearpp.experiments.cell import Cell
-from spearpp.experiments.version import code_version, commit
+from spearpp.experiments.cell import Cell, code_version, commit
 
 APPLICATION_ID = 0x53504152
 """SQLite application id of a store: the letters "SPAR"."""
