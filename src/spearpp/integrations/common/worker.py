@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from spearpp.errors import OptionError, SpearError
-from spearpp.integrations.common.job import Job, Outcome, Settings, perform, scratch_of
+from spearpp.integrations.common.job import LOGGER, Job, Outcome, Settings, perform, scratch_of
 from spearpp.integrations.common.policy import log_outcome
 
-LOGGER = logging.getLogger("spearpp.integrations")
 PATIENCE = 120.0
 """Seconds, in addition to ``BUDGETS`` times its time limit, after which a silent worker is killed.
 
