@@ -1,6 +1,5 @@
 """Compare recovered inputs with the true inputs. The attack itself never imports this module."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,11 +153,3 @@ def score(
     assigned = torch.full((len(distinct),), -1)
     best[rows], assigned[rows] = quality[rows, columns], columns
     return Score(psnr=best[copy_of], assignment=assigned[copy_of], threshold=threshold)
-
-
-def accuracy(scores: Iterable[Score]) -> float:
-    """Return the fraction of batches whose mean PSNR exceeds their threshold, as the paper's tables report it."""
-    accurate = [each.accurate for each in scores]
-    if not accurate:
-        raise ShapeError("no scores: the accuracy is defined for at least one batch")
-    return sum(accurate) / len(accurate)
