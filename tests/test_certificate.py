@@ -14,7 +14,7 @@ import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.inversion.evidence import EXACT, certify, chance_of_zeros
-from spearpp.inversion.evidence.chance import UNLUCKY, most_by_chance
+from spearpp.inversion.evidence.evidence import UNLUCKY, most_by_chance
 from spearpp.inversion.evidence.one_layer import widened
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion

@@ -11,14 +11,13 @@ from dataclasses import replace
 import torch
 
 from spearpp.errors import SpearError
-from spearpp.inversion.clock import Clock
 from spearpp.inversion.evidence import certify_many
 from spearpp.inversion.factors import SameRank, decompose_many
 from spearpp.inversion.invert import invert
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.pool import solve_weighted, zero_weights
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.result import Inversion, Stats
+from spearpp.inversion.result import Clock, Inversion, Stats
 from spearpp.inversion.selection import inputs_at
 from spearpp.inversion.swaps import Inverse, agreeing
 from spearpp.inversion.tolerance import tolerance

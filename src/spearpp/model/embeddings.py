@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from spearpp.model import unwrapped
-from spearpp.model.tracer import Tracer
+from spearpp.model.operations import Tracer
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, tensor_specs

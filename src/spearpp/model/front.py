@@ -13,10 +13,9 @@ import torch
 from torch import fx, nn
 
 from spearpp.errors import OptionError
-from spearpp.model.operations import is_dropout, is_linear, label
+from spearpp.model.operations import Tracer, is_dropout, is_linear, label
 from spearpp.model.rest import arguments, evaluate, frozen
 from spearpp.model.smoothing import activation_of, max_pooling_of, smoothed, smoothed_max_pool
-from spearpp.model.tracer import Tracer
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
 

@@ -1,4 +1,4 @@
-"""Determine what the operations of a traced model do to the output of a Linear layer, by evaluating them."""
+"""Trace a model into the graph of its operations, and evaluate what they do to the output of a Linear layer."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -72,6 +72,15 @@ def is_linear(module: object) -> bool:
     True
     """
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+
+class Tracer(fx.Tracer):
+    """Traces into all modules except PyTorch's own. It also traces into Linear layers that override ``forward``."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a call of the module is one node of the graph."""
+        del module_qualified_name
+        return is_linear(m) or (m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential))
 
 
 def readers(node: fx.Node) -> list[fx.Node]:

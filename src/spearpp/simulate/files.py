@@ -14,9 +14,8 @@ import torch
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
-from spearpp.simulate.batch import normalisation_of
+from spearpp.simulate.batch import Dataset, normalisation_of
 from spearpp.simulate.data import cifar10_of
-from spearpp.simulate.dataset import Dataset
 from spearpp.update.files import FileName
 
 MAX_BYTES = 2**31

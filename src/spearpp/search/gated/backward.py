@@ -2,8 +2,8 @@
 
 With r outputs, d_i = S_i ∘ (W₂ᵀ d₂,i), where d₂,i has only r entries. Every column is therefore a pair e = B t,
 d = L q, where B has r columns, and d = e or d = 0 at every neuron. These are m equations for b + r unknowns, and the
-mask does not depend on p. Reflections find such pairs (``reflect`` explains the method). The gated descent searches for
-the remaining inputs, orthogonal to those found here.
+mask does not depend on p. Reflections find such pairs (``two_layers`` explains the method). The gated descent searches
+for the remaining inputs, orthogonal to those found here.
 """
 
 import torch
