@@ -16,7 +16,8 @@ from typing import Any
 from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Stored, map_blocks
-from spearpp.update.readers import HEADER, open_index, open_npy, open_npz, open_safetensors, open_torch
+from spearpp.update.npz import open_npy, open_npz
+from spearpp.update.readers import HEADER, open_index, open_safetensors, open_torch
 from spearpp.update.source import Source
 
 LARGEST = 2**33
