@@ -197,7 +197,7 @@ class TestReplay:
         model, batch = mlp(features=300), batch_of(8, features=300)
         clean = FedSGD()(model, batch).gradients["0.weight"]
         noise = 0.1 * float(clean.square().mean().sqrt())
-        result = audit(DPSGD(clip=1e9, noise=noise)(model, batch), model, budget=20)
+        result = audit(DPSGD(clip=1e9, noise=noise)(model, batch), model, search=Gated(starts=512))
         assert result.verdict is Verdict.LEAKS
         assert "up to" in result.summary
         assert len(result.inputs) >= 7
@@ -278,7 +278,7 @@ class TestWire:
     )
     def test_what_leaks_is_right(self, client: Client, leaks: bool) -> None:
         model, batch = mlp(), batch_of(9)
-        result = audit(client(model, batch), model, budget=10)
+        result = audit(client(model, batch), model, search=Gated(starts=512))
         assert (result.verdict is Verdict.LEAKS) is leaks
         assert bool(len(result.inputs)) is leaks
         for x in result.inputs:
