@@ -10,18 +10,14 @@ from spearpp.normalisation import Normalisation
 from spearpp.types import Float, Int, Tensor
 
 PAPER_PSNR = 90.0
-"""PSNR in dB above which the SPEAR++ paper counts a batch as recovered.
-
-The mark serves comparisons with the paper and with the truth. A certificate does not use it: its definition of an exact
-input is ``spearpp.inversion.evidence.EXACT`` (docs/method.md, "What exact means").
-"""
+"""PSNR in dB above which the SPEAR++ paper counts a batch as recovered. The mark serves comparisons with the paper and
+with the truth. A certificate does not use it: its definition of an exact input is ``spearpp.inversion.evidence.EXACT``
+(docs/method.md, "What exact means")."""
 PAPER_NOISY_PSNR = 25.0
 """The same mark in the paper's tables on DP-SGD and FedAvg, where the inputs can only be recognised."""
 BEST_PSNR = 300.0
-"""Largest PSNR in dB, reported for identical inputs.
-
-Derived from float64: if every value is wrong by one rounding unit (2.2e-16), the PSNR is 313 dB.
-"""
+"""Largest PSNR in dB, reported for identical inputs. Derived from float64: if every value is wrong by one rounding unit
+(2.2e-16), the PSNR is 313 dB."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,10 +27,8 @@ from spearpp.simulate import Batch, Cast, Client, FedSGD, LayerGradient, Quantis
 from spearpp.types import Tensor
 
 WRONG_PSNR = -20 * math.log10(EXACT)
-"""A certified input with a PSNR below this value, 60 dB, counts as wrong.
-
-Derived: pixels are at most 1, so the root mean square error of an exact input is at most ``EXACT``.
-"""
+"""A certified input with a PSNR below this value, 60 dB, counts as wrong. Derived: pixels are at most 1, so the root
+mean square error of an exact input is at most ``EXACT``."""
 MASKS_PER_CHUNK = 16
 """Number of samples whose null vectors are computed at once. Design choice: the memory for 16 m x b matrices."""
 

@@ -19,10 +19,8 @@ from spearpp.experiments.cell import Cell
 from spearpp.experiments.engine import Done, Failed, Outcome, measure, worded
 
 ATTEMPTS = 2
-"""A cell fails if its process is killed this many times.
-
-The first kill may have another cause, such as memory that other processes used. A second attempt tells.
-"""
+"""A cell fails if its process is killed this many times. The first kill may have another cause, such as memory that
+other processes used. A second attempt tells."""
 POLL_SECONDS = 0.2
 """How often a worker process checks whether to stop. Design choice: not noticeable to a user, and no load."""
 

@@ -12,15 +12,11 @@ from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 _ITERATIONS = 8
-"""Inverse iterations for each eigenvector.
-
-Measured: fewer iterations for the second eigenvector lost one certificate in 1,100 (docs/lab/notebook.md).
-"""
+"""Inverse iterations for each eigenvector. Measured: fewer iterations for the second eigenvector lost one certificate
+in 1,100 (docs/lab/notebook.md)."""
 _SQUARED = 1e-4
-"""Smallest distance between a unit vector and a subspace that a Gram matrix yields to eight digits.
-
-Derived: a Gram matrix holds the square of the distance, 1e-8, and float64 has 16 digits.
-"""
+"""Smallest distance between a unit vector and a subspace that a Gram matrix yields to eight digits. Derived: a Gram
+matrix holds the square of the distance, 1e-8, and float64 has 16 digits."""
 _GATHER_SHARE = 0.75
 """Largest share of the rows for which gathering them is less work than using all rows. Design choice."""
 

@@ -23,10 +23,8 @@ from spearpp.update.names import plain
 LOOKUPS = (functional.embedding, functional.embedding_bag, torch.embedding)
 """Functions that look up rows of a table."""
 PROBE_SHAPE = (2, 6)
-"""Number of sequences and of tokens of the batch that is looked up in a model that cannot be traced.
-
-A design choice: most models accept a small batch of short sequences.
-"""
+"""Number of sequences and of tokens of the batch that is looked up in a model that cannot be traced. A design choice:
+most models accept a small batch of short sequences."""
 
 
 @dataclass(frozen=True)

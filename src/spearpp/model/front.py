@@ -27,11 +27,9 @@ MAX_SIDE = 256
 PROBES = 3
 """Number of random samples that test the front end."""
 RUNS = 6
-"""How often the model runs in training mode to find out whether the front end is random.
-
-Design choice: an augmentation that is applied with probability 1/2 is missed with a probability of 1/64, and the
-equations then have no solution for the pictures that were augmented.
-"""
+"""How often the model runs in training mode to find out whether the front end is random. Design choice: an augmentation
+that is applied with probability 1/2 is missed with a probability of 1/64, and the equations then have no solution for
+the pictures that were augmented."""
 SAME = 1e-9
 """Largest relative difference, in float64, between two runs that count as equal. 1e7 times the rounding error."""
 

@@ -32,17 +32,12 @@ RESHAPING = {
 RESHAPING_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten)
 DROPOUT = (nn.Dropout, nn.AlphaDropout)
 PROBES = (1e-3, 0.1, 0.5, 1.0, 3.0, 40.0, 1000.0)
-"""Absolute values at which an activation is evaluated, with both signs.
-
-A design choice: the values cover the range of pre-activations in a network, with points below and above the values 1
-and 6 at which Hardtanh and ReLU6 saturate.
-"""
+"""Absolute values at which an activation is evaluated, with both signs. A design choice: the values cover the range of
+pre-activations in a network, with points below and above the values 1 and 6 at which Hardtanh and ReLU6 saturate."""
 SMALL = 1.0
-"""Largest absolute value at which an activation must equal ReLU to count as "ReLU for small values".
-
-A design choice: pre-activations of a freshly initialised network are about this large. Hardtanh(0, 1) equals ReLU up to
-1 and ReLU6 up to 6, so both are tried. A certificate decides whether the assumption holds.
-"""
+"""Largest absolute value at which an activation must equal ReLU to count as "ReLU for small values". A design choice:
+pre-activations of a freshly initialised network are about this large. Hardtanh(0, 1) equals ReLU up to 1 and ReLU6 up
+to 6, so both are tried. A certificate decides whether the assumption holds."""
 
 
 class Behaviour(Enum):

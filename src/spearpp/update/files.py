@@ -21,10 +21,8 @@ from spearpp.update.readers import HEADER, open_index, open_safetensors, open_to
 from spearpp.update.source import Source
 
 LARGEST = 2**33
-"""Largest size of a file and of its tensors, in bytes, unless the caller allows more.
-
-A design choice: 8 GiB holds two billion float32 weights and still fits into the memory of a workstation.
-"""
+"""Largest size of a file and of its tensors, in bytes, unless the caller allows more. A design choice: 8 GiB holds two
+billion float32 weights and still fits into the memory of a workstation."""
 BLOCK_BYTES = 2**20
 """Bytes that are unpacked at once. A design choice: 1 MiB is small beside any file of tensors."""
 FileName = str | os.PathLike[str]

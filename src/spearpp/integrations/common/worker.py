@@ -24,10 +24,8 @@ from spearpp.integrations.common.job import LOGGER, Job, Outcome, Settings, perf
 from spearpp.integrations.common.policy import log_outcome
 
 PATIENCE = 120.0
-"""Seconds, in addition to ``BUDGETS`` times its time limit, after which a silent worker is killed.
-
-Design choice: covers the start of an interpreter and its imports, which take seconds, on a busy machine.
-"""
+"""Seconds, in addition to ``BUDGETS`` times its time limit, after which a silent worker is killed. Design choice:
+covers the start of an interpreter and its imports, which take seconds, on a busy machine."""
 BUDGETS = 10
 """Multiple of the time limit after which a worker counts as hanging. Design choice: an audit can exceed its limit."""
 ATTEMPTS = 2

@@ -9,11 +9,9 @@ import torch
 from spearpp.types import Bool, Float, Int, Tensor
 
 EXACT = 1e-3
-"""The definition of an exact input: the largest stated error, relative to the norm of the input.
-
-Derived: half a grey level of an 8-bit image is 1/510 = 2e-3 of the range, so an error of 1e-3 is invisible. The stated
-error bounds the true error (``docs/results/hostile.md``). All other modules import this value.
-"""
+"""The definition of an exact input: the largest stated error, relative to the norm of the input. Derived: half a grey
+level of an 8-bit image is 1/510 = 2e-3 of the range, so an error of 1e-3 is invisible. The stated error bounds the true
+error (``docs/results/hostile.md``). All other modules import this value."""
 WHOLE_NETWORK = 3
 """Value of ``Evidence.layers`` if the equations come from all layers of a network."""
 UNLUCKY = 1e-6

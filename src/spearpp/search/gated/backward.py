@@ -24,11 +24,9 @@ layer"); other values were not compared."""
 ALPHA = 2.0
 """α: weight of d relative to e in the metric. Design choice."""
 PAIR_STARTS = 0.75
-"""Share of the starts at the signal of one output predicted instead of another.
-
-Measured: with this share reflections found 186 of 234 columns at b=256. Random starts find the same columns again and
-again (docs/lab/notebook.md, section "The weights of an output layer").
-"""
+"""Share of the starts at the signal of one output predicted instead of another. Measured: with this share reflections
+found 186 of 234 columns at b=256. Random starts find the same columns again and again (docs/lab/notebook.md, section
+"The weights of an output layer")."""
 REFLECTIONS = 600
 """Reflections per start. Design choice."""
 POLISHES = 3

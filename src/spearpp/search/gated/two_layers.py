@@ -33,42 +33,31 @@ from spearpp.search.base import Proposals
 from spearpp.types import Float, Tensor, select_rows
 
 PROMISING = 0.15
-"""Largest share of relu(z) outside span(V) for which an end point is solved exactly.
-
-Design choice: such an end point has most of its mask right.
-"""
+"""Largest share of relu(z) outside span(V) for which an end point is solved exactly. Design choice: such an end point
+has most of its mask right."""
 POLISHES = 8
 """Maximum number of times an end point is solved for its mask, until the mask no longer changes. Design choice."""
 REMAINING_RESIDUAL = 1e-4
-"""Smallest allowed residual in subspaces from which earlier inputs were removed, even without noise.
-
-Design choice: earlier inputs are not exact, so neither are the remaining subspaces.
-"""
+"""Smallest allowed residual in subspaces from which earlier inputs were removed, even without noise. Design choice:
+earlier inputs are not exact, so neither are the remaining subspaces."""
 LAST_RESIDUAL = 1e-3
 """The same limit for the last input. Design choice: all other inputs together determine the last one."""
 DETERMINED = 1e-3
 """Minimum second norm of ``min_masked_residual`` for an input that its own equations determine, and maximum ratio of
-the first norm to the second.
-
-Design choice: if one small neuron of a mask is wrong, the solution nearly fits, so the first norm must be far smaller.
-"""
+the first norm to the second. Design choice: if one small neuron of a mask is wrong, the solution nearly fits, so the
+first norm must be far smaller."""
 MAX_NOISE = 0.05
 """Relative noise above which the next layer carries no usable information. Design choice."""
 MOST_STARTS = 2048
 """Maximum number of starts of a round. Design choice: it bounds the memory."""
 REFLECTIONS = (1600, 3200)
-"""Maximum number of reflections: at first, and after a round that found little.
-
-Measured: up to b=90, m=200, enough starts converge within 1600 (docs/lab/notebook.md, section "Reflections against
-descent").
-"""
+"""Maximum number of reflections: at first, and after a round that found little. Measured: up to b=90, m=200, enough
+starts converge within 1600 (docs/lab/notebook.md, section "Reflections against descent")."""
 EMPTY_ROUNDS = 3
 """Number of successive rounds without a new input after which the search ends. Design choice."""
 ONE_LAYER_SHARE = 0.3
-"""Largest ratio of samples to neurons for which the first layer alone may be enough.
-
-Measured: the first layer alone recovers at most 0.25 m samples (docs/lab/notebook.md, section "The next layer").
-"""
+"""Largest ratio of samples to neurons for which the first layer alone may be enough. Measured: the first layer alone
+recovers at most 0.25 m samples (docs/lab/notebook.md, section "The next layer")."""
 END_COSINE, SOLVED_COSINE = 0.99, 0.9999
 """Cosine above which two end points are the same input, before and after they are solved exactly. Design choice."""
 INDEPENDENT = 1e-6
@@ -82,10 +71,8 @@ ALPHAS = 2.0, 8.0
 BLOCK = 200
 """Reflections between two checks of how many starts have converged. Design choice: a check makes a GPU wait."""
 CONVERGED = 0.02
-"""Largest share of relu(z) outside span(V) for which a start counts as converged.
-
-Design choice: far below the share at a random point, and far above rounding in float32.
-"""
+"""Largest share of relu(z) outside span(V) for which a start counts as converged. Design choice: far below the share at
+a random point, and far above rounding in float32."""
 
 
 @dataclass(frozen=True)
