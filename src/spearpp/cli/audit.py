@@ -28,6 +28,7 @@ from spearpp.cli.console import (
 )
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import with_model
+from spearpp.dp import KAPPA, Comparison, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
 from spearpp.report.presentation import shown_width, shows_features
@@ -69,6 +70,11 @@ def audit(
         int | None, typer.Option(help="Number of samples the client trained on, if known.", show_default=False)
     ] = None,
     vocabulary: options.Vocabulary = None,
+    noise_multiplier: options.NoiseMultiplier = None,
+    clip: options.Clip = None,
+    sample_rate: options.SampleRate = 1.0,
+    dp_steps: options.DPSteps = None,
+    kappa: options.Kappa = KAPPA,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -101,6 +107,8 @@ def audit(
     received, network = with_model(model, received)
     history = [with_model(model, each)[0] for each in history]
     words = options.vocabulary(vocabulary)
+    seen_steps = (steps or 1) * max(1, len(history))
+    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, seen_steps)
     check_display(received, network, batch, display)
     check_vocabulary(received, network, words)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
@@ -118,6 +126,7 @@ def audit(
         display["shape"],
     )
     presentation, batch, notes = displayable(result, batch, display)
+    dp = None if stated is None else compare(stated, received, result, batch_size)
     with uninterrupted():
         page = reports.write(
             folder,
@@ -127,13 +136,19 @@ def audit(
             redact=redaction,
             command=["spearpp", *sys.argv[1:]],
             source=[str(each) for each in files],
-            about={"received": repr(received), "threat_model": received.threat_model},
+            about={
+                "received": repr(received),
+                "threat_model": received.threat_model,
+                "dp": None if dp is None else dp.to_dict(),
+            },
         )
     if as_json or as_sarif:
         content = read_document(folder)
         typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
     else:
         print_result(result, page, quiet)
+        if dp is not None and not quiet:
+            print_bound(dp)
         if batch is not None and not quiet:
             print_score(result, batch)
     for note in notes:
@@ -215,6 +230,16 @@ def print_score(result: AuditResult, truth: Batch) -> None:
         output().print(f"compared with the true batch: {compared.summary}", markup=False)
     elif result.best is None:
         output().print(f"compared with the true batch: 0 of {len(truth.inputs)} samples recovered", markup=False)
+
+
+def print_bound(dp: Comparison) -> None:
+    """Print the bound that the stated DP-SGD implies, beside what the audit recovered."""
+    console = output()
+    console.print(f"bound: {dp.sentence} {dp.measured}", markup=False)
+    for warning in dp.warnings:
+        console.print(f"[yellow]warning[/] {safe(warning)}")
+    if dp.not_checked is not None:
+        console.print(f"noise not checked: {dp.not_checked}", markup=False)
 
 
 def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words: Words | None) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 import torch
 import typer
 
+from spearpp.dp import KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
 from spearpp.words import read_words
@@ -106,6 +107,46 @@ FailOn = Annotated[
     typer.Option(
         help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
         "input was recovered. never: do not use code 1."
+    ),
+]
+DP_PANEL = "Differential privacy, as the client states it"
+NoiseMultiplier = Annotated[
+    float | None,
+    typer.Option(
+        help="Noise multiplier of DP-SGD. The report then shows the bound on every reconstruction attack.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Clip = Annotated[
+    float | None,
+    typer.Option(
+        help="Norm to which the client clips the gradient of each sample. With --batch-size, the noise is checked.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+SampleRate = Annotated[
+    float,
+    typer.Option(
+        help="Probability with which a step draws a sample. A rate below 1 needs the extra dp.",
+        rich_help_panel=DP_PANEL,
+    ),
+]
+DPSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--dp-steps",
+        help="Number of DP-SGD steps on the client's data that the server has seen. Default: --steps, in every round.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Kappa = Annotated[
+    float,
+    typer.Option(
+        help="Probability κ with which an attacker would guess a sample without the update.",
+        rich_help_panel=DP_PANEL,
     ),
 ]
 BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -236,6 +277,30 @@ def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
     if not all(table and file for table, _, file in named) or len({table for table, _, _ in named}) < len(named):
         raise OptionError(f"--vocabulary {' '.join(texts)}: expected one FILE, or TABLE=FILE once for each table")
     return {table: read_words(file) for table, _, file in named}
+
+
+def stated_dp(
+    noise_multiplier: float | None,
+    clip: float | None,
+    sample_rate: float,
+    steps: int | None,
+    kappa: float,
+    default_steps: int,
+) -> StatedDP | None:
+    """Return what the client states about its DP-SGD, or None without a noise multiplier.
+
+    Raises:
+        OptionError: If a number is out of range, or if other numbers are given without the noise multiplier.
+        MissingExtraError: If the bound needs a package that is not installed.
+    """
+    if noise_multiplier is None:
+        if clip is not None or steps is not None or sample_rate != 1 or kappa != KAPPA:
+            given = "--clip, --sample-rate, --dp-steps and --kappa"
+            raise OptionError(f"{given} describe DP-SGD: pass --noise-multiplier too")
+        return None
+    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa)
+    stated.check_packages()
+    return stated
 
 
 def fails(fail_on: str, *, leaks: bool, fitting: int) -> bool:

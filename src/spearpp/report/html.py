@@ -55,7 +55,11 @@ def page(
     lists: dict[str, Any] = {"source": [], "versions": {}}
     columns, features = _columns(result, presentation), shows_features(result)
     return environment.get_template("report.html").render(
-        content={**dict.fromkeys(("truth_not_compared", "received", "threat_model", "command")), **lists, **content},
+        content={
+            **dict.fromkeys(("truth_not_compared", "received", "threat_model", "command", "dp")),
+            **lists,
+            **content,
+        },
         verdict=result.verdict,
         leaks=result.verdict is Verdict.LEAKS,
         replay_meaning="" if result.replay is None else result.replay.meaning,
