@@ -22,10 +22,8 @@ COLOURS = ("#1f77b4", "#d1495b", "#3a7d44", "#8a5cc2", "#c77d0a", "#555555")
 LEGEND_LINE_HEIGHT = 18
 """Pixels from one line of the legend to the next. Text of 13 pixels needs about 1.4 times its size."""
 INTERVAL_SPREAD = 4.0
-"""Pixels between the interval bars of neighbouring series at the same x, so that no bar hides another.
-
-Design choice: half the width of a marker.
-"""
+"""Pixels between the interval bars of neighbouring series at the same x, so that no bar hides another. Design choice:
+half the width of a marker."""
 OVERSHOOT = 0.02
 """Points outside the axes are drawn at this share of the axis length beyond its end, so that they stay visible."""
 

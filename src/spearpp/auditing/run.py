@@ -18,8 +18,9 @@ from spearpp.errors import OptionError, SpearError
 from spearpp.inversion.invert import invert
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
-from spearpp.model.following import Following, LayerTensors
+from spearpp.model.following import Following
 from spearpp.search import Equations, Search
+from spearpp.types import LayerTensors
 from spearpp.update import ClientUpdate
 
 TRIAL_STARTS = 64
@@ -31,10 +32,8 @@ LEAST_SECONDS = 0.5
 SEARCH_SHARE = 0.9
 """Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
 LOADING_SECONDS = 3.0
-"""Smallest rest of the budget with which PyTorch's compiler is loaded for a second search.
-
-Measured: loading takes 1.5 to 2.5 s on a CPU core.
-"""
+"""Smallest rest of the budget with which PyTorch's compiler is loaded for a second search. Measured: loading takes 1.5
+to 2.5 s on a CPU core."""
 
 
 def load_derivatives() -> None:

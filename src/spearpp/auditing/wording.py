@@ -12,10 +12,8 @@ from spearpp.model import Sees
 from spearpp.update import ClientUpdate
 
 LARGE_DIFFERENCE = 1e-2
-"""Relative difference of a replay above which a caveat reports the difference.
-
-A design choice: 1 % is far above rounding, so the replay does not describe the client's training completely.
-"""
+"""Relative difference of a replay above which a caveat reports the difference. A design choice: 1 % is far above
+rounding, so the replay does not describe the client's training completely."""
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import assemble
-from spearpp.inversion.clock import Clock
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
-from spearpp.inversion.result import Inversion, Progress, Stats
+from spearpp.inversion.result import Clock, Inversion, Progress, Stats
 from spearpp.linalg.threads import single_thread_if_small
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following

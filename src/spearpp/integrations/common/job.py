@@ -18,12 +18,12 @@ from spearpp.auditing.folder import REDACTIONS, Redaction
 from spearpp.auditing.memory import MEMORY, check_memory
 from spearpp.auditing.rounds import audit_rounds
 from spearpp.errors import DataError, OptionError, SpearError
-from spearpp.integrations.common.history import RoundStore
-from spearpp.integrations.common.training import Training
+from spearpp.integrations.common.federation import RoundStore, Training
 from spearpp.types import Tensor
 from spearpp.update import KINDS, ClientUpdate, Kind
 
 LOGGER = logging.getLogger("spearpp.integrations")
+"""The logger of all integrations."""
 SCRATCH = ".partial-"
 """Prefix of the temporary folder in which a report is written."""
 

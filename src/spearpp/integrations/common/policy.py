@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from spearpp.errors import OptionError, SpearError
-from spearpp.integrations.common.job import Job, Outcome, Settings, perform
+from spearpp.integrations.common.job import LOGGER, Job, Outcome, Settings, perform
 
 Policy = Literal["warn", "block", "noise"]
 POLICIES: tuple[Policy, ...] = ("warn", "block", "noise")
 Payload = TypeVar("Payload")
-LOGGER = logging.getLogger("spearpp.integrations")
 
 
 class Gate:

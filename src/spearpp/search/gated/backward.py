@@ -2,8 +2,8 @@
 
 With r outputs, d_i = S_i ∘ (W₂ᵀ d₂,i), where d₂,i has only r entries. Every column is therefore a pair e = B t,
 d = L q, where B has r columns, and d = e or d = 0 at every neuron. These are m equations for b + r unknowns, and the
-mask does not depend on p. Reflections find such pairs (``reflect`` explains the method). The gated descent searches for
-the remaining inputs, orthogonal to those found here.
+mask does not depend on p. Reflections find such pairs (``two_layers`` explains the method). The gated descent searches
+for the remaining inputs, orthogonal to those found here.
 """
 
 import torch
@@ -24,11 +24,9 @@ layer"); other values were not compared."""
 ALPHA = 2.0
 """α: weight of d relative to e in the metric. Design choice."""
 PAIR_STARTS = 0.75
-"""Share of the starts at the signal of one output predicted instead of another.
-
-Measured: with this share reflections found 186 of 234 columns at b=256. Random starts find the same columns again and
-again (docs/lab/notebook.md, section "The weights of an output layer").
-"""
+"""Share of the starts at the signal of one output predicted instead of another. Measured: with this share reflections
+found 186 of 234 columns at b=256. Random starts find the same columns again and again (docs/lab/notebook.md, section
+"The weights of an output layer")."""
 REFLECTIONS = 600
 """Reflections per start. Design choice."""
 POLISHES = 3
