@@ -10,6 +10,7 @@ import typer
 
 from spearpp.cli.console import output
 from spearpp.config import DURATION, NAME, Config
+from spearpp.dp import KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
 from spearpp.words import read_words
@@ -129,6 +130,46 @@ ConfigFile = Annotated[
         callback=_use_as_defaults,
         is_eager=True,
         show_default=False,
+    ),
+]
+DP_PANEL = "Differential privacy, as the client states it"
+NoiseMultiplier = Annotated[
+    float | None,
+    typer.Option(
+        help="Noise multiplier of DP-SGD. The report then shows the bound on every reconstruction attack.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Clip = Annotated[
+    float | None,
+    typer.Option(
+        help="Norm to which the client clips the gradient of each sample. With --batch-size, the noise is checked.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+SampleRate = Annotated[
+    float,
+    typer.Option(
+        help="Probability with which a step draws a sample. A rate below 1 needs the extra dp.",
+        rich_help_panel=DP_PANEL,
+    ),
+]
+DPSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--dp-steps",
+        help="Number of DP-SGD steps on the client's data that the server has seen. Default: --steps, in every round.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Kappa = Annotated[
+    float,
+    typer.Option(
+        help="Probability κ with which an attacker would guess a sample without the update.",
+        rich_help_panel=DP_PANEL,
     ),
 ]
 BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -266,3 +307,27 @@ def read_config(path: Path | None) -> Config | None:
     if path is None and Path(NAME).is_file():
         output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
     return None if path is None else Config.read(path)
+
+
+def stated_dp(
+    noise_multiplier: float | None,
+    clip: float | None,
+    sample_rate: float,
+    steps: int | None,
+    kappa: float,
+    default_steps: int,
+) -> StatedDP | None:
+    """Return what the client states about its DP-SGD, or None without a noise multiplier.
+
+    Raises:
+        OptionError: If a number is out of range, or if other numbers are given without the noise multiplier.
+        MissingExtraError: If the bound needs a package that is not installed.
+    """
+    if noise_multiplier is None:
+        if clip is not None or steps is not None or sample_rate != 1 or kappa != KAPPA:
+            given = "--clip, --sample-rate, --dp-steps and --kappa"
+            raise OptionError(f"{given} describe DP-SGD: pass --noise-multiplier too")
+        return None
+    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa)
+    stated.check_packages()
+    return stated
