@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence.chance import chance_of_zeros, coins, most_by_chance
+from spearpp.inversion.evidence.evidence import chance_of_zeros, coins, most_by_chance
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import fix_scale
 from spearpp.types import Bool, Float, Int, Tensor
