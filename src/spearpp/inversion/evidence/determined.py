@@ -16,7 +16,8 @@ same zeros. A row of random directions has h of about b/m."""
 LARGEST_FAMILY = 8
 """Most directions that may share the same zeros. With more of them, all inputs count as undetermined."""
 LARGEST_TURN = 10.0
-"""Tangent of the largest angle between the true direction and the one that was chosen from its family."""
+"""Tangent of the largest angle between the true direction and the one that was chosen from its family. Design choice:
+in a family of two dimensions, 94 % of all directions are within this angle of 84°."""
 
 
 def only_direction_with_zeros(

@@ -15,7 +15,8 @@ error (``docs/results/hostile.md``). All other modules import this value."""
 WHOLE_NETWORK = 3
 """Value of ``Evidence.layers`` if the equations come from all layers of a network."""
 UNLUCKY = 1e-6
-"""Accepted probability that a sample of the batch has more firing neurons without a gradient than allowed."""
+"""Accepted probability that a sample of the batch has more firing neurons without a gradient than allowed. Design
+choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,14 +8,17 @@ for the remaining inputs, orthogonal to those found here.
 
 import torch
 
+from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.next_layer import FewOutputs
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import independent, min_masked_residual
 from spearpp.linalg.recording import repeat
 from spearpp.search.base import Proposals
+from spearpp.search.gated.two_layers import SOLVED_COSINE
 from spearpp.types import Bool, Float, Tensor
 
 BETA = 1.0
@@ -33,12 +36,6 @@ POLISHES = 3
 """How often each column is solved for its mask, and its mask updated. Design choice."""
 RESIDUAL = 1e-4
 """Largest share of S ∘ (B t) outside span(L) of an accepted column, unless noise allows more. Design choice."""
-SIGMAS = 5.0
-"""How many times its expected size the noise may have. Design choice: five standard deviations."""
-DUPLICATE_COSINE = 0.9999
-"""Cosine above which two columns are the same. Design choice: different columns are far from parallel."""
-INDEPENDENT = 1e-6
-"""Minimum distance of a new direction from the span of the known ones. Design choice: above rounding errors."""
 MIN_NEW = 0.02
 """Share of the starts of a round that must yield new directions for another round to follow. Design choice."""
 
@@ -112,10 +109,10 @@ class BackwardRounds:
         q = sphere.retract(q) @ self.basis.T
         noise = self.problem.tolerance.noise * self.problem.tolerance.amplification(q) * len(rows) ** 0.5
         q = q[share <= (SIGMAS * noise).clamp_min(RESIDUAL)]
-        duplicates = (q @ q.T).abs() > DUPLICATE_COSINE
+        duplicates = (q @ q.T).abs() > SOLVED_COSINE
         q = refit(self.problem, q[~duplicates.tril(-1).any(1)])
         zeros = (self.problem.tolerance.zeros(q @ self.problem.factors.left.T, q) & live).sum(1)
         q = q[zeros >= self.problem.tolerance.least_zeros]
         directions = torch.cat([self.known, q])
-        kept = independent(directions, torch.full_like(directions[:, 0], INDEPENDENT), always=len(self.known))
+        kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
         return directions[kept[len(self.known) :]]
