@@ -174,7 +174,6 @@ def _compare(
     """Compare the activation patterns of inputs with the zeros of their directions."""
     tolerance, factors = problem.tolerance, problem.factors
     live = factors.live[..., None, :]
-    neurons = live.sum(-1)
     scale = fix_scale(problem, inverse, pattern)
     signed = inverse * scale.sign()[..., None]
     z = signed @ problem.preactivations.mT
@@ -182,7 +181,7 @@ def _compare(
     slack = far[..., None] * tolerance.weight_norms[..., None, :]
     values = directions @ factors.left.mT
     bound = tolerance.entry(directions)
-    level = neurons.clamp_min(1).to(z).rsqrt()[..., None]
+    level = live.sum(-1).clamp_min(1).to(z).rsqrt()[..., None]
     zeros = values.abs() <= bound
     clear = live & (bound <= CLEAR * level)
     free = torch.full_like(zeros.sum(-1), problem.batch_size - 1)
@@ -197,14 +196,9 @@ def _compare(
     conflict = (excess > 1) & ~near
     size = torch.linalg.vector_norm(signed * factors.singular_values[..., None, :], dim=-1)  # ‖Rᵀp‖
     reach = size[..., None] * factors.row_norms[..., None, :]
-    moved_by = (z.abs() - slack) / reach
-    drift = torch.where(conflict, moved_by, 0.0).amax((-2, -1)) * (not problem.one_step)
-    # Local steps that switched neurons on switched others off, before the only step that their sample took part in.
-    # One such neuron of an input may be a small gradient by chance.
-    farthest = OFF * drift[..., None, None]
-    off = torch.where(clear & (z.abs() > slack) & fires & zeros & (moved_by <= farthest), moved_by, 0.0)
-    if off.shape[-1] > 1:
-        drift = torch.maximum(drift, off.topk(2, dim=-1).values[..., 1].amax(-1))
+    drift = torch.zeros_like(heavier)
+    if not problem.one_step:
+        drift = _drift((z.abs() - slack) / reach, conflict, clear & (z.abs() > slack) & fires & zeros)
     clearly_silent = z < -slack
     slack = widened(slack, drift[..., None, None], reach)
     told = clear & (z.abs() > slack)
@@ -215,16 +209,11 @@ def _compare(
     length = scale.abs().clamp_min(torch.finfo(z.dtype).tiny)
     size, columns = size / length, max(1, factors.right.shape[-1])
     spread = (SIGMAS * heavier * tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
-    spread = spread / scale.abs()
     weight = torch.linalg.vector_norm(masked, dim=-1) * size
     whole = torch.linalg.vector_norm(factors.row_norms, dim=-1)
     noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) * columns**0.5
     silent = zeros & live
-    agreeing = (told & (fires != zeros)).sum(-1)
-    hidden = (told & fires & zeros).sum(-1)
-    if problem.dropout:
-        agreeing = coins(neurons, silent.sum(-1), (told & ~fires & zeros).sum(-1), problem.batch_size - 1).long()
-        agreeing, hidden = agreeing + problem.batch_size - 1, torch.zeros_like(hidden)
+    agreeing, hidden = _agreements(problem, silent.sum(-1), told & fires, told & zeros)
     if problem.one_step:
         agreeing = torch.where(conflict.any(-1), 0, agreeing)
     return _Compared(
@@ -235,7 +224,7 @@ def _compare(
         hidden=hidden,
         free=free,
         allowed=most_by_chance(hiding),
-        error=spread / (size / columns**0.5),
+        error=spread / scale.abs() / (size / columns**0.5),
         share=weight / weight.sum(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny),
         residual=factors.distance(masked.mT, signed / length[..., None]) / whole,
         noise=noise / whole,
@@ -243,6 +232,42 @@ def _compare(
         drift=drift,
         silent=silent & clearly_silent,
     )
+
+
+def _drift(
+    moved_by: Float[Tensor, "*u b m"], switched_on: Bool[Tensor, "*u b m"], switched_off: Bool[Tensor, "*u b m"]
+) -> Float[Tensor, "*u"]:
+    """η: the drift that lets every inactive neuron with a gradient have fired at some time.
+
+    Local steps that switched neurons on switched others off, before the only step that their sample took part in. One
+    such neuron of an input may be a small gradient by chance.
+
+    Args:
+        moved_by: the drift that changes the sign of each neuron.
+        switched_on: inactive neurons with a gradient.
+        switched_off: firing neurons without a gradient.
+    """
+    drift = torch.where(switched_on, moved_by, 0.0).amax((-2, -1))
+    off = torch.where(switched_off & (moved_by <= OFF * drift[..., None, None]), moved_by, 0.0)
+    return torch.maximum(drift, off.topk(2, dim=-1).values[..., 1].amax(-1)) if off.shape[-1] > 1 else drift
+
+
+def _agreements(
+    problem: Problem, zeros: Int[Tensor, "*u b"], firing: Bool[Tensor, "*u b m"], zero: Bool[Tensor, "*u b m"]
+) -> tuple[Int[Tensor, "*u b"], Int[Tensor, "*u b"]]:
+    """Count the neurons that agree with the zeros of each input, and the firing neurons without a gradient.
+
+    Args:
+        problem: the layer.
+        zeros: number of zeros of each input.
+        firing: which neurons fire, among those that count.
+        zero: which neurons have no gradient, among those that count.
+    """
+    if problem.dropout:
+        free, inactive = problem.batch_size - 1, (zero & ~firing).sum(-1)
+        agreeing = coins(problem.factors.live[..., None, :].sum(-1), zeros, inactive, free).long() + free
+        return agreeing, torch.zeros_like(zeros)
+    return (firing ^ zero).sum(-1), (firing & zero).sum(-1)
 
 
 def _absent_rounds(zeros: Bool[Tensor, "k m"], rounds: int) -> Bool[Tensor, "k T"]:
