@@ -8,6 +8,9 @@ from typing import Annotated, Any, TypeVar
 import torch
 import typer
 
+from spearpp.cli.console import output
+from spearpp.config import DURATION, NAME, Config
+from spearpp.dp import KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
 from spearpp.words import read_words
@@ -100,12 +103,73 @@ Vocabulary = Annotated[
         show_default=False,
     ),
 ]
-FAIL_ON = ("leak", "certified", "never")
 FailOn = Annotated[
     str,
     typer.Option(
         help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
         "input was recovered. never: do not use code 1."
+    ),
+]
+
+
+def _use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
+    """Use the settings of a file as the defaults of the other options, so that options on the command line win."""
+    if path is not None:
+        config = Config.read(path)
+        given = {"model": config.model, "budget": config.budget, "fail_on": config.fail_on}
+        given |= {"batch_size": config.batch_size}
+        context.default_map = {name: value for name, value in given.items() if value is not None}
+    return path
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="File with accepted leaks, thresholds, model and budget, usually spearpp.toml. Other options override it.",
+        callback=_use_as_defaults,
+        is_eager=True,
+        show_default=False,
+    ),
+]
+DP_PANEL = "Differential privacy, as the client states it"
+NoiseMultiplier = Annotated[
+    float | None,
+    typer.Option(
+        help="Noise multiplier of DP-SGD. The report then shows the bound on every reconstruction attack.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Clip = Annotated[
+    float | None,
+    typer.Option(
+        help="Norm to which the client clips the gradient of each sample. With --batch-size, the noise is checked.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+SampleRate = Annotated[
+    float,
+    typer.Option(
+        help="Probability with which a step draws a sample. A rate below 1 needs the extra dp.",
+        rich_help_panel=DP_PANEL,
+    ),
+]
+DPSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--dp-steps",
+        help="Number of DP-SGD steps on the client's data that the server has seen. Default: --steps, in every round.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Kappa = Annotated[
+    float,
+    typer.Option(
+        help="Probability κ with which an attacker would guess a sample without the update.",
+        rich_help_panel=DP_PANEL,
     ),
 ]
 BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -136,7 +200,7 @@ def seconds(text: str) -> float:
     >>> seconds("90s"), seconds("2m")
     (90.0, 120.0)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*", text)
+    match = DURATION.fullmatch(text)
     if not match or not float(match[1]) > 0:
         raise OptionError(f"--budget {text}: expected a duration such as 60, 90s, 2m or 1h")
     return float(match[1]) * SECONDS_PER_UNIT[match[2] or ""]
@@ -238,15 +302,32 @@ def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
     return {table: read_words(file) for table, _, file in named}
 
 
-def fails(fail_on: str, *, leaks: bool, fitting: int) -> bool:
-    """Return whether an audit result leads to exit code 1.
+def read_config(path: Path | None) -> Config | None:
+    """Read the file of ``--config``. Without the option, print a note if there is a file with the usual name."""
+    if path is None and Path(NAME).is_file():
+        output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
+    return None if path is None else Config.read(path)
 
-    Args:
-        fail_on: The value of ``--fail-on``.
-        leaks: Whether training data was recovered.
-        fitting: Number of inputs that fit the update without proof.
 
-    >>> fails("leak", leaks=False, fitting=3), fails("certified", leaks=False, fitting=3)
-    (True, False)
+def stated_dp(
+    noise_multiplier: float | None,
+    clip: float | None,
+    sample_rate: float,
+    steps: int | None,
+    kappa: float,
+    default_steps: int,
+) -> StatedDP | None:
+    """Return what the client states about its DP-SGD, or None without a noise multiplier.
+
+    Raises:
+        OptionError: If a number is out of range, or if other numbers are given without the noise multiplier.
+        MissingExtraError: If the bound needs a package that is not installed.
     """
-    return (leaks and fail_on != "never") or (fitting > 0 and fail_on == "leak")
+    if noise_multiplier is None:
+        if clip is not None or steps is not None or sample_rate != 1 or kappa != KAPPA:
+            given = "--clip, --sample-rate, --dp-steps and --kappa"
+            raise OptionError(f"{given} describe DP-SGD: pass --noise-multiplier too")
+        return None
+    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa)
+    stated.check_packages()
+    return stated
