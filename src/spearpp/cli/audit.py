@@ -84,7 +84,6 @@ def audit(
     Ctrl-C stops the search. The report then contains the samples certified so far.
     """  # noqa: D301
     options.one_of("--fail-on", fail_on, FAIL_ON)
-    accepted = options.read_config(config)
     if as_json and as_sarif:
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
     files = [each for each in (update, after, rounds) if each is not None]
@@ -131,7 +130,7 @@ def audit(
                 "client": client or files[-1].name,
                 "model": describe_model(model, network),
             },
-            config=accepted,
+            config=config,
             fail_on=fail_on,
         )
     content = read_document(folder)

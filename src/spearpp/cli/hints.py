@@ -3,6 +3,7 @@
 from spearpp.errors import MissingExtraError, NonFiniteError
 
 CHECK_MODEL = "check --model, or omit it: every 2-D weight is then tried"
+CONFIG_EXAMPLE = "docs/howto.md shows an example of spearpp.toml under 'Accept a leak for a limited time'"
 HINTS = (
     ("pass before=", "give both files: spearpp audit BEFORE AFTER"),
     ("leave out before", "this file already contains the weights: spearpp audit FILE"),
@@ -12,6 +13,13 @@ HINTS = (
     ("do not form a chain of Linear layers", "name your own class with --model pkg.mod:Net, or omit --model"),
     ("more than tensors", "save only the state dict: torch.save(model.state_dict(), path)"),
     ("expected a file ending in", "save the update as .safetensors, .pt, .npz or .npy"),
+    (" is not valid TOML", CONFIG_EXAMPLE),
+    ("[[accept]]", CONFIG_EXAMPLE),
+    ("[audit]", CONFIG_EXAMPLE),
+    ("[thresholds]", CONFIG_EXAMPLE),
+    ("unknown table or key", CONFIG_EXAMPLE),
+    ("no browser was found", "spearpp report DIR without --pdf writes the page"),
+    ("but this spearpp reads version", "audit the update again to get a report of this version"),
     ("No such file", "check the path. Relative paths start at the current folder"),
     ("no CIFAR-10 file", "the photographs need no file: --data photographs"),
     ("a folder of an audit", "spearpp audit --out DIR writes such a folder"),

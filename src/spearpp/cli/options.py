@@ -111,20 +111,23 @@ FailOn = Annotated[
 ]
 
 
-def _use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
+def _use_as_defaults(context: typer.Context, config: Config | None) -> Config | None:
     """Use the settings of a file as the defaults of the other options, so that options on the command line win."""
-    if path is not None:
-        config = Config.read(path)
-        given = {"model": config.model, "budget": config.budget, "fail_on": config.fail_on}
-        given |= {"batch_size": config.batch_size}
+    if config is None and Path(NAME).is_file():
+        output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
+    if config is not None:
+        names = ("model", "budget", "batch_size", "fail_on")
+        given = {name: getattr(config, name) for name in names}
         context.default_map = {name: value for name, value in given.items() if value is not None}
-    return path
+    return config
 
 
 ConfigFile = Annotated[
-    Path | None,
+    Config | None,
     typer.Option(
         "--config",
+        parser=Config.read,
+        metavar="FILE",
         help="File with accepted leaks, thresholds, model and budget, usually spearpp.toml. Other options override it.",
         callback=_use_as_defaults,
         is_eager=True,
@@ -259,10 +262,3 @@ def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
     if not all(table and file for table, _, file in named) or len({table for table, _, _ in named}) < len(named):
         raise OptionError(f"--vocabulary {' '.join(texts)}: expected one FILE, or TABLE=FILE once for each table")
     return {table: read_words(file) for table, _, file in named}
-
-
-def read_config(path: Path | None) -> Config | None:
-    """Read the file of ``--config``. Without the option, print a note if there is a file with the usual name."""
-    if path is None and Path(NAME).is_file():
-        output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
-    return None if path is None else Config.read(path)
