@@ -22,6 +22,7 @@ from spearpp.errors import DataError
 from spearpp.report import pdf
 from spearpp.report.changes import changes
 from spearpp.report.decision import decide
+from spearpp.report.junit import junit
 from spearpp.report.leaks import leaks
 from spearpp.report.sarif import sarif
 
@@ -89,6 +90,7 @@ def test_an_expired_acceptance_is_named_everywhere(tmp_path: Path, leak: AuditRe
     content = json.loads((tmp_path / DOCUMENT).read_text())
     for text in (page.read_text(), json.dumps(content["checks"])):
         assert "the acceptance expired on 2020-01-02: test data" in text
+    assert "<failure" in junit(content)
     assert "suppressions" not in sarif(content)["runs"][0]["results"][0]
     far = datetime.date(9999, 1, 1)
     report.write(tmp_path, leak, config=accepting(until=far), fail_on="leak")
@@ -97,6 +99,8 @@ def test_an_expired_acceptance_is_named_everywhere(tmp_path: Path, leak: AuditRe
     assert result["level"] == "error"
     assert "test data" in result["suppressions"][0]["justification"]
     assert "accepted until 9999-01-01: test data" in page.read_text()
+    assert "<failure" not in junit(content)
+    assert "accepted until 9999-01-01: test data" in junit(content)
 
 
 def test_each_severity_has_its_reason(leak: AuditResult, nothing: AuditResult) -> None:

@@ -35,7 +35,7 @@ from spearpp.experiments import (
     reproduce,
 )
 from spearpp.experiments.attack import pixels_of
-from spearpp.experiments.codec import canonical, decode, encode
+from spearpp.experiments.cell import canonical, decode, encode
 from spearpp.experiments.defence import AXES, Defence
 from spearpp.experiments.frontier import Plan, bisect, sentence
 from spearpp.experiments.intervals import mean, wilson

@@ -29,8 +29,7 @@ from spearpp.metrics import Score
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.backward import BackwardRounds
-from spearpp.search.gated.reflect import reflect
-from spearpp.search.gated.two_layers import TwoLayerRounds
+from spearpp.search.gated.two_layers import TwoLayerRounds, reflect
 from spearpp.simulate import Batch, LayerGradient
 from spearpp.types import select_rows
 

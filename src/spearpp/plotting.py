@@ -24,10 +24,8 @@ LEGEND_LINE_HEIGHT = 18
 EMBEDDED_LINE_HEIGHT = 28
 """The same for a plot inside a page, whose style sheet sets text of 20 pixels on narrow screens."""
 INTERVAL_SPREAD = 4.0
-"""Pixels between the interval bars of neighbouring series at the same x, so that no bar hides another.
-
-Design choice: half the width of a marker.
-"""
+"""Pixels between the interval bars of neighbouring series at the same x, so that no bar hides another. Design choice:
+half the width of a marker."""
 OVERSHOOT = 0.02
 """Points outside the axes are drawn at this share of the axis length beyond its end, so that they stay visible."""
 

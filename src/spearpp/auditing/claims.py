@@ -32,40 +32,26 @@ from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 
 MAX_HELD_ERROR = 0.5
-"""Largest stated relative error of an input that the layer certifies and no replay explains.
-
-A design choice: the same number as ``proof.MAX_BATCH_ERROR``.
-"""
+"""Largest stated relative error of an input that the layer certifies and no replay explains. A design choice: the same
+number as ``proof.MAX_BATCH_ERROR``."""
 MAX_ERROR = 0.1
-"""Largest stated relative error of an input that its own replay proves (see ``proof.MAX_BATCH_ERROR`` for others).
-
-A design choice: a person recognises an image whose error is a tenth of its norm.
-"""
+"""Largest stated relative error of an input that its own replay proves (see ``proof.MAX_BATCH_ERROR`` for others). A
+design choice: a person recognises an image whose error is a tenth of its norm."""
 MAX_MISMATCH = 1e-2
-"""Largest mismatch of an input that its replay explains.
-
-A design choice between two cases that are far apart: the mismatch of a right input is at the level of the noise, and
-the mismatch of a wrong input is 0.5 or more.
-"""
+"""Largest mismatch of an input that its replay explains. A design choice between two cases that are far apart: the
+mismatch of a right input is at the level of the noise, and the mismatch of a wrong input is 0.5 or more."""
 SAFETY_FACTOR = 3.0
-"""The stated error is this many times the error that the mismatch and the median slope imply.
-
-Measured: on contrast copies (an image and the same image with another contrast) the implied error was within a factor
-of 1.3 of the true error. With a factor of 2 the true error of four inputs exceeded three times the stated error
-(``docs/results/hostile.md``).
-"""
+"""The stated error is this many times the error that the mismatch and the median slope imply. Measured: on contrast
+copies (an image and the same image with another contrast) the implied error was within a factor of 1.3 of the true
+error. With a factor of 2 the true error of four inputs exceeded three times the stated error
+(``docs/results/hostile.md``)."""
 MIN_PATTERN_SHARE = 0.03
-"""Smallest share of the neurons in which the activation pattern of an input must differ from every other pattern.
-
-A design choice: ``benchmarks/hostile.py`` counts samples as merged if their patterns differ in at most 2 % of the
-neurons, and the claims must be stricter than this benchmark.
-"""
+"""Smallest share of the neurons in which the activation pattern of an input must differ from every other pattern. A
+design choice: ``benchmarks/hostile.py`` counts samples as merged if their patterns differ in at most 2 % of the
+neurons, and the claims must be stricter than this benchmark."""
 MIN_PATTERN_NEURONS = 3
-"""Smallest number of neurons in which two activation patterns must differ.
-
-Derived: mixtures of two samples whose patterns differ in at most two neurons solve the equations of both samples
-(``docs/method.md``).
-"""
+"""Smallest number of neurons in which two activation patterns must differ. Derived: mixtures of two samples whose
+patterns differ in at most two neurons solve the equations of both samples (``docs/method.md``)."""
 
 
 _MAY_BE_MEAN = "the input may be the mean of several samples"

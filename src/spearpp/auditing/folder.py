@@ -34,17 +34,13 @@ Redaction = Literal["none", "blur", "omit"]
 REDACTIONS: tuple[Redaction, ...] = ("none", "blur", "omit")
 DOCUMENT, NUMBERS = "report.json", "recovered.safetensors"
 SMALLEST = 256
-"""Smallest number of pixels of a picture that is blurred. Smaller pictures are omitted.
-
-A design choice: each of the 4 x 4 blocks of the blurred picture then averages at least 16 pixels.
-"""
+"""Smallest number of pixels of a picture that is blurred. Smaller pictures are omitted. A design choice: each of the 4
+x 4 blocks of the blurred picture then averages at least 16 pixels."""
 EVIDENCE_COLUMNS = ("holds", "determined", "error", "share")
 """The columns that every kind of evidence has."""
 MAX_DOCUMENT_BYTES = 2**28
-"""Largest size of ``report.json``.
-
-A design choice: 256 MiB are far more than any report needs, and they fit into memory.
-"""
+"""Largest size of ``report.json``. A design choice: 256 MiB are far more than any report needs, and they fit into
+memory."""
 
 
 def save(

@@ -34,43 +34,27 @@ from spearpp.types import Float, Int, Tensor, replace_rows, select_rows
 from spearpp.update import ClientUpdate
 
 DIRECTIONS = 4
-"""Number of inputs that fit towards which slope and curvature are measured.
-
-A design choice: a median needs a few directions, and each direction costs two passes through the model.
-"""
+"""Number of inputs that fit towards which slope and curvature are measured. A design choice: a median needs a few
+directions, and each direction costs two passes through the model."""
 WRONG_DIRECTIONS = 16
-"""Largest number of wrong inputs towards which the slope is measured.
-
-A design choice: the errors of the other inputs lie towards the wrong inputs, so as many as possible are measured, and
-each costs two passes through the model.
-"""
+"""Largest number of wrong inputs towards which the slope is measured. A design choice: the errors of the other inputs
+lie towards the wrong inputs, so as many as possible are measured, and each costs two passes through the model."""
 DERIVATIVE_STEP = 1e-4
-"""Relative step of the numerical derivative of the outputs.
-
-A design choice for central differences in float64: rounding adds an error of about 1e-12, and a step this short changes
-the activation of few neurons.
-"""
+"""Relative step of the numerical derivative of the outputs. A design choice for central differences in float64:
+rounding adds an error of about 1e-12, and a step this short changes the activation of few neurons."""
 OUTPUT_STEP = 1e-2
-"""Step of the numerical derivatives of the softmax or sigmoid, in units of the outputs.
-
-A design choice for central differences in float64: the relative truncation error is of the order of 1e-5.
-"""
+"""Step of the numerical derivatives of the softmax or sigmoid, in units of the outputs. A design choice for central
+differences in float64: the relative truncation error is of the order of 1e-5."""
 ROUNDING = 3.0
-"""How many times the relative spacing of its dtype the rounding error of an observed signal may be.
-
-Measured: 1 to 2 for float32.
-"""
+"""How many times the relative spacing of its dtype the rounding error of an observed signal may be. Measured: 1 to 2
+for float32."""
 TRIES = 6
-"""How often an input with a mismatch is replayed again at a point within rounding of it.
-
-A neuron of a later layer may be exactly at zero, and rounding then decides whether the neuron is active. A design
-choice: six tries all fail with a probability of 1/64 for one such neuron.
-"""
+"""How often an input with a mismatch is replayed again at a point within rounding of it. A neuron of a later layer may
+be exactly at zero, and rounding then decides whether the neuron is active. A design choice: six tries all fail with a
+probability of 1/64 for one such neuron."""
 MISMATCHED = 1e-3
-"""Smallest mismatch of an input that is replayed again within rounding, or that calls for another loss.
-
-A design choice: 1e-3 is far above the rounding of float32 gradients.
-"""
+"""Smallest mismatch of an input that is replayed again within rounding, or that calls for another loss. A design
+choice: 1e-3 is far above the rounding of float32 gradients."""
 HOPELESS = 0.5
 """Mismatch from which an input is not replayed again. Wrong inputs have a mismatch of 0.5 or more."""
 

@@ -17,11 +17,13 @@ from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.auditing.memory import MEMORY
 from spearpp.auditing.vocabulary import Words, words_by_table
 from spearpp.cli import options
+from spearpp.cli.config_option import ConfigFile
 from spearpp.cli.console import make_folder, output, progress, uninterrupted
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import describe_model, with_model
-from spearpp.cli.results import print_result, print_score
+from spearpp.cli.results import print_bound, print_result, print_score
 from spearpp.config import FAIL_ON
+from spearpp.dp import KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
 from spearpp.report.decision import decide
@@ -48,7 +50,7 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    config: options.ConfigFile = None,
+    config: ConfigFile = None,
     client: Annotated[
         str | None,
         typer.Option(help="Name of the client in the report. Default: the client's file.", show_default=False),
@@ -66,6 +68,11 @@ def audit(
         int | None, typer.Option(help="Number of samples the client trained on, if known.", show_default=False)
     ] = None,
     vocabulary: options.Vocabulary = None,
+    noise_multiplier: options.NoiseMultiplier = None,
+    clip: options.Clip = None,
+    sample_rate: options.SampleRate = 1.0,
+    dp_steps: options.DPSteps = None,
+    kappa: options.Kappa = KAPPA,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -98,6 +105,8 @@ def audit(
     received, network = with_model(model, received)
     history = [with_model(model, each)[0] for each in history]
     words = options.vocabulary(vocabulary)
+    seen_steps = (steps or 1) * max(1, len(history))
+    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, seen_steps)
     check_display(received, network, batch, display)
     check_vocabulary(received, network, words)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
@@ -115,6 +124,7 @@ def audit(
         display["shape"],
     )
     presentation, batch, notes = displayable(result, batch, display)
+    dp = None if stated is None else compare(stated, received, result, batch_size)
     with uninterrupted():
         page = reports.write(
             folder,
@@ -129,6 +139,7 @@ def audit(
                 "threat_model": received.threat_model,
                 "client": client or files[-1].name,
                 "model": describe_model(model, network),
+                "dp": None if dp is None else dp.to_dict(),
             },
             config=config,
             fail_on=fail_on,
@@ -138,6 +149,8 @@ def audit(
         typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
     else:
         print_result(result, page, quiet)
+        if dp is not None and not quiet:
+            print_bound(dp)
         if batch is not None and not quiet:
             print_score(result, batch)
     for note in notes:

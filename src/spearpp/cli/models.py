@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +10,10 @@ from torch import nn
 
 from spearpp.errors import OptionError
 from spearpp.model import named_as
-from spearpp.model.checkpoint import AssumedNetwork
+from spearpp.model.untraced import AssumedNetwork
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
+from spearpp.update.rounds import by_number
 
 
 def with_model(text: str, update: ClientUpdate) -> tuple[ClientUpdate, nn.Module | None]:
@@ -98,7 +98,7 @@ def chain(update: ClientUpdate) -> nn.Module:
         OptionError: If the weights do not form a chain of Linear layers.
     """
     weights = tensor_specs(update.weights)
-    matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=_natural_order)
+    matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=by_number)
     layers, used = [], set(matrices)
     numbered = all(name.isdecimal() for name in weights)
     for name in matrices:
@@ -115,8 +115,3 @@ def chain(update: ClientUpdate) -> nn.Module:
             "--model mlp: the weights do not form a chain of Linear layers. Name your own factory, or use --model none"
         )
     return AssumedNetwork(layers, nn.functional.relu)
-
-
-def _natural_order(name: str) -> list[tuple[int, int | str]]:
-    """Sort key that places ``layer.2`` before ``layer.10``."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]

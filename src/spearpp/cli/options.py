@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 import torch
 import typer
 
-from spearpp.cli.console import output
-from spearpp.config import DURATION, NAME, Config
+from spearpp.config import DURATION
+from spearpp.dp import KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
 from spearpp.words import read_words
@@ -107,31 +107,6 @@ FailOn = Annotated[
     typer.Option(
         help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
         "input was recovered. never: do not use code 1."
-    ),
-]
-
-
-def _use_as_defaults(context: typer.Context, config: Config | None) -> Config | None:
-    """Use the settings of a file as the defaults of the other options, so that options on the command line win."""
-    if config is None and Path(NAME).is_file():
-        output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
-    if config is not None:
-        names = ("model", "budget", "batch_size", "fail_on")
-        given = {name: getattr(config, name) for name in names}
-        context.default_map = {name: value for name, value in given.items() if value is not None}
-    return config
-
-
-ConfigFile = Annotated[
-    Config | None,
-    typer.Option(
-        "--config",
-        parser=Config.read,
-        metavar="FILE",
-        help="File with accepted leaks, thresholds, model and budget, usually spearpp.toml. Other options override it.",
-        callback=_use_as_defaults,
-        is_eager=True,
-        show_default=False,
     ),
 ]
 BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -262,3 +237,27 @@ def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
     if not all(table and file for table, _, file in named) or len({table for table, _, _ in named}) < len(named):
         raise OptionError(f"--vocabulary {' '.join(texts)}: expected one FILE, or TABLE=FILE once for each table")
     return {table: read_words(file) for table, _, file in named}
+
+
+def stated_dp(
+    noise_multiplier: float | None,
+    clip: float | None,
+    sample_rate: float,
+    steps: int | None,
+    kappa: float,
+    default_steps: int,
+) -> StatedDP | None:
+    """Return what the client states about its DP-SGD, or None without a noise multiplier.
+
+    Raises:
+        OptionError: If a number is out of range, or if other numbers are given without the noise multiplier.
+        MissingExtraError: If the bound needs a package that is not installed.
+    """
+    if noise_multiplier is None:
+        if clip is not None or steps is not None or sample_rate != 1 or kappa != KAPPA:
+            given = "--clip, --sample-rate, --dp-steps and --kappa"
+            raise OptionError(f"{given} describe DP-SGD: pass --noise-multiplier too")
+        return None
+    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa)
+    stated.check_packages()
+    return stated

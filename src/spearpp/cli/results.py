@@ -11,6 +11,7 @@ from spearpp import AuditResult
 from spearpp import report as reports
 from spearpp.auditing.folder import read_document
 from spearpp.cli.console import VERDICT_STYLES, output, print_findings, print_layers, safe
+from spearpp.dp import Comparison
 from spearpp.report.decision import describe
 from spearpp.simulate import Batch
 
@@ -82,3 +83,13 @@ def print_score(result: AuditResult, truth: Batch) -> None:
         output().print(f"compared with the true batch: {compared.summary}", markup=False)
     elif result.best is None:
         output().print(f"compared with the true batch: 0 of {len(truth.inputs)} samples recovered", markup=False)
+
+
+def print_bound(dp: Comparison) -> None:
+    """Print the bound that the stated DP-SGD implies, beside what the audit recovered."""
+    console = output()
+    console.print(f"bound: {dp.sentence} {dp.measured}", markup=False)
+    for warning in dp.warnings:
+        console.print(f"[yellow]warning[/] {safe(warning)}")
+    if dp.not_checked is not None:
+        console.print(f"noise not checked: {dp.not_checked}", markup=False)

@@ -7,6 +7,7 @@ import typer
 
 from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
+from spearpp.cli.config_option import ConfigFile
 from spearpp.cli.console import VERDICT_STYLES, output
 from spearpp.cli.exits import BAD_INPUT, LEAK
 from spearpp.cli.models import model_of
@@ -42,7 +43,7 @@ def watch(
     ] = 0,
     interval: Annotated[float, typer.Option(help="Seconds between two scans of the folder.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Exit when all files in the folder are processed.")] = False,
-    config: options.ConfigFile = None,
+    config: ConfigFile = None,
     fail_on: options.FailOn = "never",
     redact: options.Redact = "none",
     seed: options.Seed = 0,

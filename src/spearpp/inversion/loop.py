@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.clock import Clock
 from spearpp.inversion.evidence import Evidence, certify, certify_whole
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.result import Progress
+from spearpp.inversion.result import Clock, Progress
 from spearpp.inversion.selection import Selection, initial, polish, select
 from spearpp.inversion.solutions import Solutions, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError

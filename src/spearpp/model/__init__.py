@@ -13,12 +13,10 @@ from dataclasses import replace
 from torch import nn
 
 from spearpp.errors import DataError, OptionError, ShapeError
-from spearpp.model.checkpoint import AssumedNetwork, assumed_networks, of_checkpoint
-from spearpp.model.definition import by_definition, in_transformers
 from spearpp.model.graph import by_graph
 from spearpp.model.layer import Layer, Sees, layer_of
-from spearpp.model.operations import is_linear
-from spearpp.model.tracer import Tracer
+from spearpp.model.operations import Tracer, is_linear
+from spearpp.model.untraced import AssumedNetwork, assumed_networks, by_definition, in_transformers, of_checkpoint
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, pick, tensor_specs
 from spearpp.update.names import common_prefix, plain

@@ -16,9 +16,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional
 
-from spearpp.model.operations import is_dropout, is_linear, label
+from spearpp.model.operations import Tracer, is_dropout, is_linear, label
 from spearpp.model.smoothing import activation_of, smoothed
-from spearpp.model.tracer import Tracer
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
 

@@ -1,4 +1,4 @@
-"""Reports of an audit: a folder with report.html for people, and report.json and report.sarif for programs.
+"""Reports of an audit: report.html for people, and report.json, report.sarif and report.junit.xml for programs.
 
 result = spearpp.audit(update, model)
 spearpp.report.write("audit", result)
@@ -23,6 +23,7 @@ from spearpp.pictures import blur, guess_shape
 from spearpp.report.decision import decide
 from spearpp.report.html import page
 from spearpp.report.identity import fingerprints, now
+from spearpp.report.junit import junit
 from spearpp.report.presentation import Presentation, shown_width, shows_features
 from spearpp.report.sarif import sarif
 from spearpp.simulate import Batch
@@ -35,12 +36,13 @@ __all__ = [
     "Presentation",
     "Redaction",
     "compare",
+    "junit",
     "rerender",
     "sarif",
     "why_not_compared",
     "write",
 ]
-PAGE, SARIF, TRUTH = "report.html", "report.sarif", "truth.safetensors"
+PAGE, SARIF, JUNIT, TRUTH = "report.html", "report.sarif", "report.junit.xml", "truth.safetensors"
 
 
 def write(
@@ -111,7 +113,7 @@ def rerender(
     presentation: Presentation | None = None,
     redact: Redaction = "none",
 ) -> Path:
-    """Render ``report.html`` and ``report.sarif`` of an existing report again, with other display options.
+    """Render all files of an existing report but ``report.json`` again, with other display options.
 
     Args:
         folder: Folder of a report.
@@ -192,6 +194,7 @@ def _render(
     html = page(shown, content, presentation, originals, compared, redact)
     write_whole(path / PAGE, html.encode())
     write_whole(path / SARIF, (json.dumps(sarif(content), indent=1) + "\n").encode())
+    write_whole(path / JUNIT, junit(content).encode())
     return path / PAGE
 
 

@@ -58,7 +58,7 @@ def page(
     if redact == "omit":
         samples = [{**each, "label": None} for each in samples]
     lists: dict[str, Any] = {"source": [], "versions": {}, "files": []}
-    absent = ("truth_not_compared", "received", "threat_model", "command", "date", "client", "model")
+    absent = ("truth_not_compared", "received", "threat_model", "command", "date", "client", "model", "dp")
     columns, features = _columns(result, presentation), shows_features(result)
     return (
         environment()

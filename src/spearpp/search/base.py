@@ -11,6 +11,7 @@ from spearpp.inversion.matches import Matches
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Solutions
+from spearpp.linalg.nullspace import kernel_vectors
 from spearpp.types import Float, Tensor
 
 
@@ -101,3 +102,15 @@ def check_options(search: object, starts: int, sparsity: float | None, chunk: in
         raise OptionError(f"{name}(sparsity={sparsity}): τ is a share of the neurons, between 0 and 1")
     if chunk is not None and chunk < 1:
         raise OptionError(f"{name}(chunk={chunk}): a chunk has at least one start")
+
+
+def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
+    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
+
+    Args:
+        problem: the layer. Its tolerance defines which singular values count as zero.
+        rows: sets of rows of L.
+    """
+    q, values = kernel_vectors(rows)
+    allowed = problem.tolerance.kernel(rows.shape[1], q)
+    return q[(values[:, 0] <= allowed) & (values[:, 1] > allowed)]

@@ -13,8 +13,7 @@ import torch
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
-from spearpp.simulate.batch import Batch, normalisation_of
-from spearpp.simulate.dataset import Dataset
+from spearpp.simulate.batch import Batch, Dataset, normalisation_of
 from spearpp.types import Tensor
 from spearpp.update.files import FileName, read_tensors
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spearpp.errors import DataError, OptionError
-from spearpp.types import Tensor
+from spearpp.types import LayerTensors
 from spearpp.update.coerce import (
     copied,
     copied_weights,
@@ -187,7 +187,7 @@ class ClientUpdate:
             threat_model="the server sees the sum of several clients' updates and the weights it sent",
         )
 
-    def layer(self, weight: str, bias: str | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    def layer(self, weight: str, bias: str | None) -> LayerTensors:
         """Return (dL/dW, dL/db, W, b) of one layer, in the order of the arguments of ``spearpp.invert``.
 
         Args:

@@ -16,14 +16,13 @@ from typing import Any
 from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Stored, map_blocks
-from spearpp.update.readers import HEADER, open_index, open_npy, open_npz, open_safetensors, open_torch
+from spearpp.update.npz import open_npy, open_npz
+from spearpp.update.readers import HEADER, open_index, open_safetensors, open_torch
 from spearpp.update.source import Source
 
 LARGEST = 2**33
-"""Largest size of a file and of its tensors, in bytes, unless the caller allows more.
-
-A design choice: 8 GiB holds two billion float32 weights and still fits into the memory of a workstation.
-"""
+"""Largest size of a file and of its tensors, in bytes, unless the caller allows more. A design choice: 8 GiB holds two
+billion float32 weights and still fits into the memory of a workstation."""
 BLOCK_BYTES = 2**20
 """Bytes that are unpacked at once. A design choice: 1 MiB is small beside any file of tensors."""
 FileName = str | os.PathLike[str]

@@ -1,4 +1,4 @@
-"""Readers for safetensors, PyTorch, npz and npy files from strangers. No reader runs anything that a file contains.
+"""Readers for safetensors and PyTorch files from strangers. No reader runs anything that a file contains.
 
 Opening a file reads names, shapes and byte offsets only. A tensor's elements are read later, block by block. The
 exceptions are unusual PyTorch files (the format before archives, sparse or quantised tensors, compressed archives,
@@ -6,8 +6,8 @@ another byte order): ``torch.load`` reads them whole.
 
 ``torch.load(mmap=True)`` and ``safetensors.safe_open(...).get_slice`` map the file into memory. If the file shrinks
 while it is mapped, the next access ends the process with SIGBUS instead of raising an error. ``numpy.load`` ignores
-``mmap_mode`` for npz files. This module therefore takes only the layout from these libraries, and reads the elements
-with ordinary file reads.
+``mmap_mode`` for npz files (``npz``). The readers therefore take only the layout from these libraries, and read the
+elements with ordinary file reads.
 """
 
 import json
@@ -15,20 +15,17 @@ import pickle
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Stored, TensorSpec, row_blocks
 from spearpp.update.names import dense
-from spearpp.update.npz import ArrayHeader, BinaryFile, open_array, read_header, read_headers
-from spearpp.update.source import Source, contiguous, fill
+from spearpp.update.source import BinaryFile, Source, contiguous
 
 HEADER = "spearpp"
 """Key of the metadata of a safetensors file under which this package stores its own header."""
@@ -118,58 +115,6 @@ def open_index(source: Source, largest: int) -> tuple[dict[str, Stored], dict[st
     if missing is not None:
         raise DataError(f"{source.path} says that {places[missing]} holds {missing[:80]!r}, but it does not")
     return {name: found[place][name] for name, place in places.items()}, {}
-
-
-def open_npz(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """Open an npz file. Return its arrays by name, and an empty header."""
-    with source.open() as file:
-        headers = read_headers(file, source.path, largest=largest)
-    try:
-        return {name.removeprefix("arr_"): _array(source, header, open_array) for name, header in headers.items()}, {}
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{source.path} holds an array whose elements are not numbers: {error}") from error
-
-
-def open_npy(source: Source, _largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """Open an npy file. Return its only array under the name "0", and an empty header."""
-    with source.open() as file:
-        header = read_header(file, source.path, source.size)
-
-    @contextmanager
-    def after_header(file: BinaryFile, _header: ArrayHeader, path: Path) -> Iterator[BinaryFile]:
-        read_header(file, path, source.size)
-        yield file
-
-    try:
-        return {"0": _array(source, header, after_header)}, {}
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{source.path} holds an array whose elements are not numbers: {error}") from error
-
-
-def _array(
-    source: Source,
-    header: ArrayHeader,
-    opened: Callable[[BinaryFile, ArrayHeader, Path], AbstractContextManager[BinaryFile]],
-) -> Stored:
-    """Return one array. ``opened`` opens it at its first element."""
-    native = header.dtype.newbyteorder("=")
-    spec = TensorSpec(torch.Size(header.shape), torch.from_numpy(numpy.empty(0, native)).dtype)
-
-    def elements(file: BinaryFile, shape: tuple[int, ...]) -> Tensor:
-        block = torch.empty(shape, dtype=spec.dtype)
-        fill(file, block, source.path)
-        if header.dtype != native:
-            block.numpy().byteswap(inplace=True)
-        return block
-
-    def read() -> Iterator[Tensor]:
-        with source.open() as raw, opened(raw, header, source.path) as file:
-            whole = elements(file, header.shape[::-1]).permute(*range(spec.ndim)[::-1]) if header.fortran else None
-            for start, stop in row_blocks(spec.shape):
-                yield elements(file, (stop - start, *header.shape[1:])) if whole is None else whole[start:stop]
-            file.read(1)  # in an archive, zipfile compares the checksum when it reaches the end of the entry
-
-    return Stored(spec, read)
 
 
 def open_torch(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:

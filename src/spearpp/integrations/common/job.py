@@ -19,14 +19,14 @@ from spearpp.auditing.memory import MEMORY, check_memory
 from spearpp.auditing.rounds import audit_rounds
 from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
-from spearpp.integrations.common.history import RoundStore
+from spearpp.integrations.common.federation import RoundStore, Training
 from spearpp.integrations.common.outcome import Outcome
-from spearpp.integrations.common.training import Training
 from spearpp.report.leaks import leaks
 from spearpp.types import Tensor
 from spearpp.update import KINDS, ClientUpdate, Kind
 
 LOGGER = logging.getLogger("spearpp.integrations")
+"""The logger of all integrations."""
 SCRATCH = ".partial-"
 """Prefix of the temporary folder in which a report is written."""
 

@@ -7,8 +7,8 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from spearpp.errors import DataError
+from spearpp.integrations.common.federation import Training
 from spearpp.integrations.common.job import Job, tensors_of
-from spearpp.integrations.common.training import Training
 from spearpp.update import Kind
 
 

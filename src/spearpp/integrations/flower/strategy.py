@@ -14,11 +14,9 @@ from torch import nn
 
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import OptionError, SpearError
+from spearpp.integrations.common.federation import Pseudonyms, RoundSampler, Training, round_name, round_number
 from spearpp.integrations.common.job import Settings
-from spearpp.integrations.common.naming import Pseudonyms, round_name, round_number
 from spearpp.integrations.common.outcome import Outcome
-from spearpp.integrations.common.round_sampler import RoundSampler
-from spearpp.integrations.common.training import Training
 from spearpp.integrations.common.worker import Auditor
 from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
 from spearpp.report import timeline

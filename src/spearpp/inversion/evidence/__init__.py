@@ -6,8 +6,7 @@ inputs are certified. Replaying
 an input alone through the model gives stronger evidence (``spearpp.auditing.signals``), where a model is known.
 """
 
-from spearpp.inversion.evidence.chance import chance_of_zeros, coins
-from spearpp.inversion.evidence.evidence import EXACT, WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence.evidence import EXACT, WHOLE_NETWORK, Evidence, chance_of_zeros, coins
 from spearpp.inversion.evidence.network import certify_network
 from spearpp.inversion.evidence.one_layer import certify, certify_many, certify_whole
 from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers

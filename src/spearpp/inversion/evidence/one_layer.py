@@ -46,9 +46,8 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence.chance import chance_of_zeros, coins, most_by_chance
 from spearpp.inversion.evidence.determined import entangled, only_direction_with_zeros
-from spearpp.inversion.evidence.evidence import EXACT, Evidence
+from spearpp.inversion.evidence.evidence import EXACT, Evidence, chance_of_zeros, coins, most_by_chance
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale
 from spearpp.inversion.tolerance import RARE

@@ -10,7 +10,7 @@ from typing import Any
 
 from spearpp.errors import MissingExtraError, OptionError, SpearError
 from spearpp.experiments.cell import Cell
-from spearpp.experiments.engines.base import Failed, Outcome, Work, judged, measure, worded
+from spearpp.experiments.engine import Done, Failed, Outcome, measure, worded
 
 RETRIES = 3
 """How often Ray runs a cell again after its worker or node died. 3 is also the default of Ray."""
@@ -86,14 +86,15 @@ class Ray:
         return int(slots)
 
 
-def _task(cell: Cell) -> Work:
+def _task(cell: Cell) -> Done:
     """Measure a cell in a Ray worker."""
     return measure(cell, "cuda" if _ray().get_gpu_ids() else "cpu")
 
 
 def _outcome(ray: Any, cell: Cell, reference: Any) -> Outcome:
     try:
-        return judged(cell, ray.get(reference))
+        measured: Done = ray.get(reference)
+        return measured
     except ray.exceptions.RayTaskError as error:
         return Failed(cell, worded(error.cause if getattr(error, "cause", None) else error))
     except ray.exceptions.RayError as error:

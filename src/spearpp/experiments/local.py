@@ -16,13 +16,11 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.experiments.cell import Cell
-from spearpp.experiments.engines.base import Failed, Outcome, Work, judged, measure, worded
+from spearpp.experiments.engine import Done, Failed, Outcome, measure, worded
 
 ATTEMPTS = 2
-"""A cell fails if its process is killed this many times.
-
-The first kill may have another cause, such as memory that other processes used. A second attempt tells.
-"""
+"""A cell fails if its process is killed this many times. The first kill may have another cause, such as memory that
+other processes used. A second attempt tells."""
 POLL_SECONDS = 0.2
 """How often a worker process checks whether to stop. Design choice: not noticeable to a user, and no load."""
 
@@ -91,7 +89,7 @@ class _Queue:
 
     device: str
     workers: int
-    running: dict[Future[Work], tuple[Cell, int]] = field(default_factory=dict)
+    running: dict[Future[Done], tuple[Cell, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._start()
@@ -107,14 +105,14 @@ class _Queue:
             cell, attempt = waiting.popleft()
             self.running[self._pool.submit(measure, cell, self.device)] = cell, attempt
 
-    def collect(self, finished: set[Future[Work]], waiting: deque[tuple[Cell, int]]) -> Iterator[Outcome]:
+    def collect(self, finished: set[Future[Done]], waiting: deque[tuple[Cell, int]]) -> Iterator[Outcome]:
         """Yield the finished cells. If a process died, start a new pool and try its unfinished cells again."""
         broken = False
         for future in [each for each in self.running if each in finished]:
             cell, attempt = self.running.pop(future)
             error = future.exception()
             if error is None:
-                yield judged(cell, future.result())
+                yield future.result()
             elif not isinstance(error, BrokenProcessPool):
                 yield Failed(cell, worded(error))
             else:
