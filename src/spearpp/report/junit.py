@@ -17,7 +17,8 @@ def junit(content: Mapping[str, Any]) -> str:
 
     Every Linear layer and every embedding table is a test case. The case fails if training data or a vocabulary was
     recovered, or if inputs fit without proof. It is skipped if the layer could not be inverted, or if all of its leaks
-    are accepted. If the client states DP-SGD, one more case fails if the update contradicts the statement. The file contains no recovered data.
+    are accepted. If the client states DP-SGD, one more case fails if the update contradicts the statement. The file
+    contains no recovered data.
 
     Returns:
         The XML document, with one test suite.
