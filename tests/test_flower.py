@@ -37,7 +37,8 @@ from spearpp import AuditResult, simulate
 from spearpp.auditing.folder import read_document
 from spearpp.errors import OptionError
 from spearpp.integrations.common.federation import RoundSampler
-from spearpp.integrations.common.job import Job, Outcome, Settings
+from spearpp.integrations.common.job import Job, Settings
+from spearpp.integrations.common.outcome import Outcome
 from spearpp.integrations.common.worker import Auditor
 from spearpp.integrations.flower import AuditStrategy, audit_mod
 from spearpp.simulate import Batch

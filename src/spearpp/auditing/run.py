@@ -14,7 +14,7 @@ from torch import nn
 from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
-from spearpp.errors import OptionError, SpearError
+from spearpp.errors import OptionError, RankError, SpearError
 from spearpp.inversion.invert import invert
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
@@ -163,6 +163,8 @@ def _invert(
             seconds=seconds / 2 if seconds is not None and second_search else seconds,
             progress=tell,
         )
+    except RankError:
+        return LayerAudit(layer, False, _full_rank(layer))
     except SpearError as error:
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
@@ -182,6 +184,14 @@ def _invert(
         if found is not None:
             layer, result = found
     return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
+
+
+def _full_rank(layer: Layer) -> str:
+    """Return why a layer whose gradient has full rank is not inverted."""
+    if layer.neurons == 1:
+        return "it has one output, so its gradient is one weighted sum of all samples"
+    rank = min(layer.neurons, layer.features + (layer.bias is not None))
+    return f"its gradient has full rank: there are at least {rank:,} {layer.noun}, or noise hides their number"
 
 
 def _following(layer: Layer, update: ClientUpdate, model: nn.Module | None) -> Following:

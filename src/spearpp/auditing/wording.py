@@ -59,7 +59,8 @@ def summary(context: Context, seconds: float) -> str:
         tried = sum(each.feasible and each.inversion is not None for each in context.audits)
         where = f"{tried} layers" if tried > 1 else "one layer"
         return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
-    why = [each.reason for each in context.audits]
+    tried = [each.reason for each in context.audits if each.layer.qualifies]
+    why = tried or [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
 
 
@@ -168,6 +169,15 @@ def _about_tables(context: Context) -> list[str]:
     return sentences
 
 
+def _count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> _count(1, "samples"), _count(2, "tokens")
+    ('1 sample', '2 tokens')
+    """
+    return f"{number:,} {noun.removesuffix('s') if number == 1 else noun}"
+
+
 def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     """Return caveats about one layer."""
     found, name = audited.inversion, audited.layer.name
@@ -179,7 +189,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
         sentences.append(f"Layer {name}: {missing} of {found.batch_size} {noun} were not recovered.")
     if context.batch_size is not None and 0 < found.batch_size < context.batch_size:
         sentences.append(
-            f"Layer {name}: its gradient shows {found.batch_size} {noun}, but the client trained on "
+            f"Layer {name}: its gradient shows {_count(found.batch_size, noun)}, but the client trained on "
             f"{context.batch_size} samples. Equal samples, linearly dependent samples and samples without a gradient "
             "do not increase the number that the gradient shows."
         )

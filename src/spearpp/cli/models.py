@@ -42,6 +42,15 @@ def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
     return named_model(text, "none, mlp, ")
 
 
+def describe_model(text: str, model: nn.Module | None) -> str:
+    """Name the network of ``--model`` for the report."""
+    if model is None:
+        return "not given: every 2-D weight was tried as a Linear layer"
+    if text == "mlp":
+        return "mlp: Linear layers with ReLU, built from the shapes of the weights"
+    return f"{text} ({type(model).__name__})"
+
+
 def named_model(text: str, others: str = "") -> nn.Module:
     """Build the network that a text such as ``file.py:factory`` names.
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeVar
 import torch
 import typer
 
+from spearpp.cli.console import output
+from spearpp.config import DURATION, NAME, Config
 from spearpp.dp import KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
@@ -101,12 +103,33 @@ Vocabulary = Annotated[
         show_default=False,
     ),
 ]
-FAIL_ON = ("leak", "certified", "never")
 FailOn = Annotated[
     str,
     typer.Option(
         help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
         "input was recovered. never: do not use code 1."
+    ),
+]
+
+
+def _use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
+    """Use the settings of a file as the defaults of the other options, so that options on the command line win."""
+    if path is not None:
+        config = Config.read(path)
+        given = {"model": config.model, "budget": config.budget, "fail_on": config.fail_on}
+        given |= {"batch_size": config.batch_size}
+        context.default_map = {name: value for name, value in given.items() if value is not None}
+    return path
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="File with accepted leaks, thresholds, model and budget, usually spearpp.toml. Other options override it.",
+        callback=_use_as_defaults,
+        is_eager=True,
+        show_default=False,
     ),
 ]
 DP_PANEL = "Differential privacy, as the client states it"
@@ -177,7 +200,7 @@ def seconds(text: str) -> float:
     >>> seconds("90s"), seconds("2m")
     (90.0, 120.0)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*", text)
+    match = DURATION.fullmatch(text)
     if not match or not float(match[1]) > 0:
         raise OptionError(f"--budget {text}: expected a duration such as 60, 90s, 2m or 1h")
     return float(match[1]) * SECONDS_PER_UNIT[match[2] or ""]
@@ -279,6 +302,13 @@ def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
     return {table: read_words(file) for table, _, file in named}
 
 
+def read_config(path: Path | None) -> Config | None:
+    """Read the file of ``--config``. Without the option, print a note if there is a file with the usual name."""
+    if path is None and Path(NAME).is_file():
+        output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
+    return None if path is None else Config.read(path)
+
+
 def stated_dp(
     noise_multiplier: float | None,
     clip: float | None,
@@ -301,17 +331,3 @@ def stated_dp(
     stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa)
     stated.check_packages()
     return stated
-
-
-def fails(fail_on: str, *, leaks: bool, fitting: int) -> bool:
-    """Return whether an audit result leads to exit code 1.
-
-    Args:
-        fail_on: The value of ``--fail-on``.
-        leaks: Whether training data was recovered.
-        fitting: Number of inputs that fit the update without proof.
-
-    >>> fails("leak", leaks=False, fitting=3), fails("certified", leaks=False, fitting=3)
-    (True, False)
-    """
-    return (leaks and fail_on != "never") or (fitting > 0 and fail_on == "leak")

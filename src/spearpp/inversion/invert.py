@@ -84,7 +84,8 @@ def invert(
         dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
         one_step: whether the gradient is known to come from one step and not from local training.
         rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
-            from some of them.
+            from some of them. The tensors of the next layer are then those of all rounds side by side,
+            (m₂, rounds · m).
         seconds: wall-clock budget of the search; None for none. A round that is running at its end is given up.
         progress: called after every round.
 
@@ -113,7 +114,7 @@ def invert(
     with clock("decompose"):
         seen = observe(grad_weight, grad_bias, weight, bias)
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
-        reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations)
+        reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations, rounds)
         problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs)
         problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
         if following is not None and problem.batch_size > 1:

@@ -58,6 +58,11 @@ class Activation:
     """What the operations from the Linear layer to this node do to the values, together."""
 
 
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether a module is BatchNorm, which mixes the samples of a batch in training mode."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
 def is_linear(module: object) -> bool:
     """Return whether a module is a Linear layer that inherits ``nn.Linear.forward``.
 

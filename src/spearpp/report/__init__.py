@@ -16,10 +16,13 @@ from typing import Any
 
 from spearpp.auditing import AuditResult
 from spearpp.auditing.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
-from spearpp.errors import OptionError
+from spearpp.config import Config
+from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
+from spearpp.report.decision import decide
 from spearpp.report.html import page
+from spearpp.report.identity import fingerprints, now
 from spearpp.report.junit import junit
 from spearpp.report.presentation import Presentation, shown_width, shows_features
 from spearpp.report.sarif import sarif
@@ -52,6 +55,8 @@ def write(
     command: Sequence[str] = (),
     source: Sequence[str] = (),
     about: dict[str, Any] | None = None,
+    config: Config | None = None,
+    fail_on: str = "never",
 ) -> Path:
     """Write all files of a report and return the path of the page.
 
@@ -63,8 +68,10 @@ def write(
         presentation: How to show inputs. None guesses from the number of features.
         redact: How to hide recovered inputs in every file: "none", "blur" or "omit".
         command: Command line that repeats the audit.
-        source: Files from which the update was read.
-        about: Further fields for ``report.json``.
+        source: Files from which the update was read. The report contains their hashes.
+        about: Further fields for ``report.json``, such as ``client`` and ``model``, the names of both.
+        config: Accepted leaks and thresholds of ``spearpp.toml``.
+        fail_on: What fails the gate: "leak", "certified" or "never".
 
     Returns:
         Path of ``report.html``.
@@ -77,6 +84,9 @@ def write(
     compared = None if truth is None else compare(result, truth)
     not_compared = None if truth is None else why_not_compared(result, truth)
     content = {
+        "date": now(),
+        "client": None,
+        "model": None,
         "source": list(source),
         "command": shlex.join(command) if command else None,
         "versions": _versions(),
@@ -85,6 +95,8 @@ def write(
         "truth_not_compared": not_compared,
         **(about or {}),
     }
+    content["files"] = fingerprints(content["source"])
+    content |= decide({**result.to_dict(), **content}, config, fail_on)
     path = Path(folder)
     result.save(path, redact=redact, shape=presentation.shape, about=content)
     if truth is not None and redact == "none":
@@ -126,7 +138,12 @@ def rerender(
         raise OptionError(f"the inputs in {path} were redacted, so they cannot be compared with a true batch")
     compared = None if truth is None else compare(result, truth)
     redact = redact if stored_redaction == "none" else stored_redaction
-    return _render(path, result, truth, compared, presentation, redact)
+    try:
+        return _render(path, result, truth, compared, presentation, redact)
+    except (SpearError, OSError):
+        raise
+    except Exception as error:  # The template meets any kind of damage in the fields that ``load`` does not check.
+        raise DataError(f"{path / DOCUMENT} is damaged: {type(error).__name__}: {error}") from error
 
 
 def compare(result: AuditResult, truth: Batch) -> Score | None:
@@ -168,6 +185,8 @@ def _render(
     redact: Redaction,
 ) -> Path:
     content = read_document(path)
+    if "severity" not in content:  # An earlier release wrote the report.
+        content |= decide(content)
     shown = redacted(result, redact, presentation.shape)
     rows = _shown_truth(result, truth)
     originals = None if rows is None or compared is None else _originals(rows, presentation, redact)

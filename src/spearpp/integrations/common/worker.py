@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from spearpp.errors import OptionError, SpearError
-from spearpp.integrations.common.job import LOGGER, Job, Outcome, Settings, perform, scratch_of
+from spearpp.integrations.common.job import LOGGER, Job, Settings, perform, scratch_of
+from spearpp.integrations.common.outcome import Outcome
 from spearpp.integrations.common.policy import log_outcome
 
 PATIENCE = 120.0
