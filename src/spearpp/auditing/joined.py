@@ -24,9 +24,9 @@ from spearpp.inversion.invert import invert
 from spearpp.inversion.network import SIGMAS
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer
-from spearpp.model.following import Following, LayerTensors
+from spearpp.model.following import Following
 from spearpp.search import Search, Suggested
-from spearpp.types import Bool, Float, Tensor
+from spearpp.types import Bool, Float, LayerTensors, Tensor
 from spearpp.update import ClientUpdate
 
 SAME = 1e-2

@@ -160,11 +160,9 @@ class Axis:
     whole: bool = False
     """Whether the parameter takes only whole numbers."""
     threshold: float = PAPER_NOISY_PSNR
-    """PSNR in dB above which an input counts as recovered.
-
-    ``PAPER_PSNR`` if the defence does not change the gradient of a sample, so that recovery is either exact or fails.
-    ``PAPER_NOISY_PSNR`` if the defence adds an error to the update.
-    """
+    """PSNR in dB above which an input counts as recovered. ``PAPER_PSNR`` if the defence does not change the gradient
+    of a sample, so that recovery is either exact or fails. ``PAPER_NOISY_PSNR`` if the defence adds an error to the
+    update."""
 
     @property
     def rising(self) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from spearpp.auditing.document import plain
+from spearpp.experiments.cell import code_version
 from spearpp.experiments.frontier import Line, Point, sentence
 from spearpp.experiments.intervals import Interval
 from spearpp.experiments.rendering import document, html_table, markdown_table, share
-from spearpp.experiments.version import code_version
 from spearpp.plotting import Axis, ReferenceLine, Series, draw
 from spearpp.plotting import Point as Marker
 

@@ -10,14 +10,14 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import assemble
-from spearpp.inversion.clock import Clock
+from spearpp.inversion.input_noise import with_input_noise
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
-from spearpp.inversion.result import Inversion, Progress, Stats
+from spearpp.inversion.result import Clock, Inversion, Progress, Stats
 from spearpp.linalg.threads import single_thread_if_small
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following
@@ -120,7 +120,8 @@ def invert(
         problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
         if following is not None and problem.batch_size > 1:
             rests = [following] if isinstance(following, Following) else following
-            problem = replace(problem, network=network_equations(rests, problem.factors, seen))
+            equations = network_equations(rests, problem.factors, seen)
+            problem = replace(problem, network=with_input_noise(equations, problem.factors, seen))
     if problem.batch_size == 0:
         return _nothing(problem, reading.why, clock)
     problem = search.place(problem)

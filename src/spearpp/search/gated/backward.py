@@ -2,16 +2,18 @@
 
 With r outputs, d_i = S_i ∘ (W₂ᵀ d₂,i), where d₂,i has only r entries. Every column is therefore a pair e = B t,
 d = L q, where B has r columns, and d = e or d = 0 at every neuron. These are m equations for b + r unknowns, and the
-mask does not depend on p. Reflections find such pairs (``reflect`` explains the method). The gated descent searches for
-the remaining inputs, orthogonal to those found here.
+mask does not depend on p. Reflections find such pairs (``two_layers`` explains the method). The gated descent searches
+for the remaining inputs, orthogonal to those found here.
 """
 
 import torch
 
+from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.next_layer import FewOutputs
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement, independent, min_masked_residual
 from spearpp.linalg.recording import repeat
@@ -19,6 +21,7 @@ from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.refine import concentrated
 from spearpp.search.gated.signals import signals_of
+from spearpp.search.gated.two_layers import SOLVED_COSINE
 from spearpp.types import Bool, Float, Tensor
 
 BETA = 1.0
@@ -43,12 +46,6 @@ Measured on three clients: 0.08 to 0.28 for all but four of 138 end points near 
 ALIKE = 0.9
 """Cosine above which two end points over several rounds count as the same direction. Design choice: the same number as
 ``refine.DUPLICATE_COSINE``."""
-SIGMAS = 5.0
-"""How many times its expected size the noise may have. Design choice: five standard deviations."""
-DUPLICATE_COSINE = 0.9999
-"""Cosine above which two columns are the same. Design choice: different columns are far from parallel."""
-INDEPENDENT = 1e-6
-"""Minimum distance of a new direction from the span of the known ones. Design choice: above rounding errors."""
 MIN_NEW = 0.02
 """Share of the starts of a round that must yield new directions for another round to follow. Design choice."""
 
@@ -139,14 +136,14 @@ class BackwardRounds:
         q, silent = q[fits], silent[fits]
         if problem.rounds > 1 and len(q):
             q = concentrated(problem, silent, q)[0]
-        duplicates = (q @ q.T).abs() > DUPLICATE_COSINE
+        duplicates = (q @ q.T).abs() > SOLVED_COSINE
         q = refit(problem, q[~duplicates.tril(-1).any(1)])
         zeros = (problem.tolerance.zeros(q @ problem.factors.left.T, q) & live).sum(1)
         q = q[zeros >= problem.tolerance.least_zeros]
         if problem.rounds > 1:  # the zeros of absent rounds prove nothing
             q = q[sent_back(problem, self.outputs, q)]
         directions = torch.cat([self.known, q])
-        kept = independent(directions, torch.full_like(directions[:, 0], INDEPENDENT), always=len(self.known))
+        kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
         return directions[kept[len(self.known) :]]
 
     def _masks_of_others(self, size: int, generator: torch.Generator) -> Bool[Tensor, "size m"]:
