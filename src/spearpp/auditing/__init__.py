@@ -49,8 +49,8 @@ def audit(
     The audit inverts the Linear layers of the model until all inputs of the model are recovered (the inputs of later
     layers follow from them). If a ReLU follows a layer, it searches for sparse directions, together with the next layer
     if there is one. For any other activation, and for a ReLU layer whose inputs were not all certified, it solves the
-    equations of the network behind the layer. A layer whose gradient has rank one is inverted whatever follows it.
-    Behind convolutions a layer sees features. If they determine the inputs of the model, these are computed from them.
+    equations of the network after the layer. A layer whose gradient has rank one is inverted whatever follows it.
+    After convolutions a layer sees features. If they determine the inputs of the model, these are computed from them.
     Then the audit replays each recovered input alone through the model. The replay
     says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
 
@@ -85,7 +85,7 @@ def audit(
         vocabulary: the words or column values of the rows of an embedding table, as a list, or as a mapping from the
             names of tables to lists. The result then names words instead of row numbers only.
         generator: source of randomness; None is a generator with seed 0.
-        progress: called after every round with the layer and its progress.
+        progress: called after every round of a search with the layer and its progress.
 
     Raises:
         SpearError: if ``update`` is not an update, or its file is damaged, changed or missing. If nothing is found, the

@@ -57,7 +57,7 @@ def _shapes(update: ClientUpdate) -> dict[str, tuple[int, ...]]:
 def first_layer(plans: Sequence[Plan]) -> Layer | None:
     """Return the layer whose inputs are the same in all rounds, or None if there is none.
 
-    This is a layer that sees the inputs of the model, or a layer behind weights that do not change between the rounds.
+    This is a layer that sees the inputs of the model, or a layer after weights that do not change between the rounds.
     """
     names = [{layer.name for layer in plan.feasible} for plan in plans]
     for layer in plans[-1].feasible:

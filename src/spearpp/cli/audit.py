@@ -187,7 +187,7 @@ def check_display(
 
     If no layer receives the model's inputs, their size is unknown and nothing is checked.
 
-    If no layer takes the input of the model, as behind convolutions, the size of the input is not known.
+    If no layer takes the input of the model, as after convolutions, the size of the input is not known.
 
     Raises:
         OptionError: If the truth, the image shape or the column names match no layer that receives inputs.

@@ -63,7 +63,7 @@ Picture = Annotated[
     typer.Option(
         "--shape",
         help="Shape of an input of the model, e.g. 3x32x32: to show it as an image, and to compute it from features "
-        "behind convolutions. none shows inputs as table rows. Default: guessed.",
+        "after convolutions. none shows inputs as table rows. Default: guessed.",
     ),
 ]
 Mean = Annotated[
