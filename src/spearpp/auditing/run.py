@@ -24,7 +24,8 @@ from spearpp.types import LayerTensors
 from spearpp.update import ClientUpdate
 
 TRIAL_STARTS = 64
-"""Number of starts with each activation that is tried: one trial of every set of equations."""
+"""Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
+(``search.equations.rounds.TRIAL``), so that no activation takes long."""
 LEAST_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 
@@ -215,7 +216,7 @@ def _by_equations(
     """Solve the equations of the network for a layer with ReLU whose sparse directions did not certify every input.
 
     Returns:
-        The inversion, or None if there is no time left or nothing behind the layer can be computed from it alone.
+        The inversion, or None if there is no time left or nothing after the layer can be computed from it alone.
     """
     if seconds is not None and not _time_to_load(seconds):
         return None

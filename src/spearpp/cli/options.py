@@ -106,8 +106,8 @@ Vocabulary = Annotated[
 FailOn = Annotated[
     str,
     typer.Option(
-        help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
-        "input was recovered. never: do not use code 1."
+        help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update without proof. "
+        "certified: the verdict is LEAKS. never: do not use code 1."
     ),
 ]
 

@@ -17,23 +17,23 @@ def agreeing(problem: Problem, inverse: "Inverse", zeros: Bool[Tensor, "*u b m"]
 
 @dataclass(frozen=True)
 class Inverse:
-    """P̄ = Q̄⁻¹ and two products with it, from which the score of a swap is computed without another inverse."""
+    """P = Q⁻¹ and two products with it, from which the score of a swap is computed without another inverse."""
 
     rows: Float[Tensor, "*u b b"]
-    """P̄, one point p̄_i in each row."""
+    """P, one point p_i in each row."""
     scale: Float[Tensor, "*u b"]
-    """s = P̄ R[:, bias]. It is not used if the layer has no bias."""
+    """s = P R[:, bias]. It is not used if the layer has no bias."""
     unscaled: Float[Tensor, "*u b m"]
-    """P̄ Aᵀ, the pre-activations before they are divided by s."""
+    """P Aᵀ, the pre-activations before they are divided by s."""
 
     @classmethod
     def of(cls, problem: Problem, directions: Tensor) -> "Inverse":
-        """Invert Q̄, given as one direction in each row."""
+        """Invert Q, given as one direction in each row."""
         return cls.at(problem, torch.linalg.inv(directions.mT))
 
     @classmethod
     def at(cls, problem: Problem, rows: Tensor) -> "Inverse":
-        """Build the object from P̄, given as one point in each row."""
+        """Build the object from P, given as one point in each row."""
         return cls(rows, (rows @ problem.factors.right[..., -1:])[..., 0], rows @ problem.preactivations.mT)
 
 
@@ -46,7 +46,7 @@ def swap_scores(
 ) -> Int[Tensor, "k b"]:
     """Return ``merit`` with each candidate in each of the b places; -1 if it is in the span of the other directions.
 
-    Let v be a candidate and u = P̄ v. If v replaces direction j, row j of the inverse becomes p_j / u_j and every other
+    Let v be a candidate and u = P v. If v replaces direction j, row j of the inverse becomes p_j / u_j and every other
     row i becomes p_i - (u_i / u_j) p_j, so no matrix is inverted.
 
     Args:
@@ -80,7 +80,7 @@ def _agreement(problem: Problem, unscaled: Tensor, scale: Tensor, zeros: Tensor)
 
     Args:
         problem: the layer.
-        unscaled: A p̄_i, of shape (…, b, m).
+        unscaled: A p_i, of shape (…, b, m).
         scale: s_i, of shape (…, b). z has the sign of unscaled / s. Without a bias the better sign is used instead.
         zeros: which entries of each column are zero, of shape (…, b, m).
     """
