@@ -156,7 +156,8 @@ def read_document(folder: FileName) -> dict[str, Any]:
         raise DataError(f"{file} is not the report of an audit")
     if content.get("version") != VERSION:
         raise DataError(
-            f"{file} has version {str(content.get('version'))[:20]}, but this spearpp reads version {VERSION}"
+            f"{file} has version {str(content.get('version'))[:20]}, but this spearpp reads version {VERSION}",
+            hint="audit the update again to get a report of this version",
         )
     return content
 

@@ -15,11 +15,9 @@ import torch
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
 from spearpp.simulate.batch import Dataset, normalisation_of
-from spearpp.simulate.data import cifar10_of
+from spearpp.simulate.data import MAX_BYTES, cifar10_of
 from spearpp.update.files import FileName
 
-MAX_BYTES = 2**31
-"""Largest size of a table's file, and of all resized images of a folder. A design choice: 2 GiB fits into memory."""
 MAX_PIXELS = 50_000_000
 """Largest number of pixels of an image before resizing. A design choice: cameras take images of this size, and one such
 image takes 150 MB."""

@@ -19,8 +19,7 @@ LARGEST_FAMILY = 8
 A design choice: larger groups of samples with one pattern are not certified anyway."""
 LARGEST_TURN = 10.0
 """Tangent of the largest angle between the true direction and the one that was chosen among all with the same zeros.
-
-A design choice: 84 degrees. A larger value states a larger error."""
+Design choice: if these span two dimensions, 94 % of all directions are within this angle of 84°."""
 
 
 def only_direction_with_zeros(

@@ -15,8 +15,8 @@ picture, but the norm of a dark picture is smaller.) All other modules import th
 WHOLE_NETWORK = 3
 """Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
 UNLUCKY = 1e-6
-"""Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. A design
-choice: this rule rejects one batch of a thousand samples in a thousand."""
+"""Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
+choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
 
 
 @dataclass(frozen=True, eq=False)
