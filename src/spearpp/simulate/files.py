@@ -148,7 +148,8 @@ def torchvision_cifar10(root: FileName | None = None) -> Dataset:
         from torchvision.datasets import CIFAR10
     except ImportError as error:
         raise DataError(
-            "no CIFAR-10: set SPEARPP_DATA to the npz file or its folder, or pip install torchvision to download it"
+            "no CIFAR-10: set SPEARPP_DATA to the npz file or its folder, or pip install torchvision to download it",
+            hint="spearpp simulate --data photographs needs no file",
         ) from error
     folder = Path.home() / ".cache" / "spearpp" if root is None else Path(root)
     try:

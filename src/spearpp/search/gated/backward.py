@@ -72,7 +72,7 @@ class BackwardRounds:
         self.over = len(new) < MIN_NEW * size or len(self.known) == self.problem.batch_size
         return Proposals(new, starts=size, steps=size * self.signals.reflections)
 
-    def _reflect(self, size: int, generator: torch.Generator) -> tuple[Bool[Tensor, "size m"], Float[Tensor, "size b"]]:
+    def _reflect(self, size: int, generator: torch.Generator) -> tuple[Bool[Tensor, "size m"], Float[Tensor, "size d"]]:
         """Reflect random starts and return their masks and directions at the end."""
         rows, signals = self.rows.to(self.dtype), self.signals
         e = signals.starts(size, generator, self.dtype)
@@ -96,7 +96,7 @@ class BackwardRounds:
         q = d @ rows
         return (q @ rows.T).abs() > 0.5 * ALPHA * signals.project(e).abs(), q
 
-    def _accept(self, masks: Bool[Tensor, "k m"], ends: Float[Tensor, "k b"]) -> Float[Tensor, "new b"]:
+    def _accept(self, masks: Bool[Tensor, "k m"], ends: Float[Tensor, "k d"]) -> Float[Tensor, "new b"]:
         """Solve t for each mask, keep the columns that fit, and solve them again for their zeros."""
         rows, live, problem = self.rows, self.problem.factors.live, self.problem
         masks = masks & live
@@ -133,7 +133,7 @@ class BackwardRounds:
         last = points @ self.problem.factors.right[:, -1:]
         return (points * last.sign()) @ self.problem.preactivations.T > 0
 
-    def _different(self, ends: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
+    def _different(self, ends: Float[Tensor, "k d"]) -> Bool[Tensor, "k"]:
         """Return which end points are near no earlier one and near no known direction."""
         units = sphere.retract(ends)
         known = ((units @ self.basis.T @ self.known.T).abs() > ALIKE).any(1)
