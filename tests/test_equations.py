@@ -12,9 +12,10 @@ from spearpp import search, simulate
 from spearpp.auditing import Verdict
 from spearpp.errors import OptionError
 from spearpp.inversion.result import Inversion
-from spearpp.model.following import Following, LayerTensors
+from spearpp.model.following import Following
 from spearpp.model.rest import Rest
 from spearpp.simulate import Batch
+from spearpp.types import LayerTensors
 from spearpp.update import ClientUpdate
 
 FEATURES, WIDTH = 40, 60

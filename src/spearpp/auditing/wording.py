@@ -12,10 +12,8 @@ from spearpp.model import Sees
 from spearpp.update import ClientUpdate
 
 LARGE_DIFFERENCE = 1e-2
-"""Relative difference of a replay above which a caveat reports the difference.
-
-A design choice: 1 % is far above rounding, so the replay does not describe the client's training completely.
-"""
+"""Relative difference of a replay above which a caveat reports the difference. A design choice: 1 % is far above
+rounding, so the replay does not describe the client's training completely."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,9 @@ def _recovered(audited: LayerAudit) -> str:
     if apart == math.inf and all(each.samples == 1 for each in found):
         return f"{count} (each is one sample, averaged over the local steps)"
     if apart < math.inf:
-        return f"{count} exactly (each is one sample, or the mean of samples that differ by at most {apart:.1%})"
+        return (
+            f"{count} exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
+        )
     alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
     one = noun.removesuffix("s")
     return f"{count} (each is one {one}, or the weighted mean of several {noun} that {alike})"
