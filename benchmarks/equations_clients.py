@@ -135,7 +135,9 @@ def measure(name: str, batches: int | None, data: str | None) -> Row:
         if update.kind == "gradients":
             reference = ratios(best_fit(model, batch, update), batch.inputs)[0]
             behind += (reference[nearest] - decibels).tolist()
-        print(f"# {name}, seed {seed}: {int(kept.sum())} recovered, {decibels.min():.1f} dB", file=sys.stderr, flush=True)
+        print(
+            f"# {name}, seed {seed}: {int(kept.sum())} recovered, {decibels.min():.1f} dB", file=sys.stderr, flush=True
+        )
     middle = statistics.median(found_ratios) if found_ratios else float("nan")
     lowest = min(found_ratios, default=float("nan"))
     difference = statistics.mean(behind) if behind else None
@@ -145,7 +147,17 @@ def measure(name: str, batches: int | None, data: str | None) -> Row:
 
 def rows(names: list[str], batches: int | None, data: str | None) -> Iterator[Row]:
     """Measure clients, and print a row for each."""
-    heads = ("client", "whole updates", "recovered", "certified", "wrong", "lowest", "median", "behind best fit", "seconds")
+    heads = (
+        "client",
+        "whole updates",
+        "recovered",
+        "certified",
+        "wrong",
+        "lowest",
+        "median",
+        "behind best fit",
+        "seconds",
+    )
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for name in names:
         row = measure(name, batches, data)

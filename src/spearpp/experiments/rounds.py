@@ -11,7 +11,7 @@ from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import first_layer
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import WRONG_PSNR, Measurement
-from spearpp.experiments.codec import register
+from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
 from spearpp.metrics import PAPER_PSNR, score
 from spearpp.search import Gated, Search
