@@ -19,6 +19,7 @@ from spearpp.inversion import pixels
 from spearpp.inversion.pixels import Pictures, solve
 from spearpp.model import Sees
 from spearpp.model.front import FrontEnd
+from spearpp.report.sarif import sarif
 from spearpp.types import Tensor
 
 SIDE = 12
@@ -203,6 +204,11 @@ class TestAudit:
         again = AuditResult.load(tmp_path)
         assert from_features(again)[0].claims == entry.claims
         assert "in front of the first Linear layer" in (tmp_path / "report.html").read_text()
+        (leak,) = sarif(result.to_dict())["runs"][0]["results"]
+        assert (leak["ruleId"], leak["properties"]["sees"]) == (
+            "spearpp/recoverable-training-data",
+            "inputs from features",
+        )
 
     def test_pictures_without_a_known_batch_size(self) -> None:
         model, inputs = pooled(1), pictures(3, seed=1)
@@ -234,6 +240,8 @@ class TestAudit:
         reasons = [each.reason for each in result.layers if each.layer.sees == Sees.FEATURES and len(each.inputs)]
         assert reasons
         assert why in reasons[0]
+        (leak,) = sarif(result.to_dict())["runs"][0]["results"]
+        assert (leak["ruleId"], leak["properties"]["sees"]) == ("spearpp/features", "features")
 
     def test_batch_norm_in_training_mode_is_named_as_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = cnn(nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))

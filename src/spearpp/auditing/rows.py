@@ -109,7 +109,8 @@ def looked_up(update: ClientUpdate, table: Table) -> tuple[Bool[Tensor, "rows"],
     if not still:
         return nothing, f"every row moved, because the training looked up all of them, or because {dense}"
     if still < -(-FEWEST_ENTRIES // view.columns):
-        return nothing, f"only {still} rows did not move, too few to show that the training looked up the others"
+        few = f"only {still} of the rows did not move, which is too few to exclude other reasons"
+        return nothing, f"{few}: {dense}"
     return nothing, f"rounding hides which rows were looked up, or {dense}"
 
 
