@@ -23,7 +23,8 @@ from spearpp.update.names import plain
 
 COMMON_SIDES = (28, 32, 64, 96, 128, 224)
 """Side lengths that are tried before others if the shape of the input is not given: MNIST, CIFAR, Tiny ImageNet, STL,
-and the usual sizes of photographs. A wrong shape does no harm: ψ(x) = f has no solution then."""
+and the usual sizes of photographs. For a wrong shape ψ(x) = f has no solution, unless ψ ignores the border that the
+guess leaves out."""
 MAX_SIDE = 256
 """Largest side length that is tried. Design choice."""
 UNKNOWN_SHAPE = "the shape of the model's input is unknown; pass it (input_shape=, --shape)"
