@@ -13,6 +13,7 @@ from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
 from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
+from spearpp.auditing.refine import refine
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.rounds import audit_rounds, check_rounds
 from spearpp.auditing.run import Budget, run
@@ -147,6 +148,7 @@ def audit(
                 limits = Budgeted(clock.deadline, memory, generator)
                 found = recover_inputs(audits, plan.update, model, input_shape, batch_size, limits)
                 audits, network = found.audits, found.network or network
+            audits = refine(audits, plan.update, network)
             whole_replay = replay_all(audits, plan.update, network)
             audits = add_proof(audits, whole_replay, judged.signals, one_step=is_one_step(update))
             audits = check_replay(audits, whole_replay, plan.update)

@@ -177,7 +177,7 @@ def _invert(
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
-    if trained and model is not None and update.steps is None and not bool(result.fits.any()):
+    if trained and model is not None and update.steps in (None, 1) and not bool(result.fits.any()):
         left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
         local = invert_training(layer, update, model, seconds=left, generator=generator, progress=tell)
         result = result if local is None else local
