@@ -8,6 +8,7 @@ an input alone through the model gives stronger evidence (``spearpp.auditing.sig
 
 from spearpp.inversion.evidence.chance import chance_of_zeros, coins
 from spearpp.inversion.evidence.evidence import EXACT, WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence.joint import certify_together
 from spearpp.inversion.evidence.network import certify_network
 from spearpp.inversion.evidence.one_layer import certify, certify_many, certify_whole
 from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers
@@ -20,6 +21,7 @@ __all__ = [
     "certify",
     "certify_many",
     "certify_network",
+    "certify_together",
     "certify_two_layers",
     "certify_whole",
     "chance_of_zeros",
