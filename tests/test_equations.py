@@ -11,6 +11,7 @@ import spearpp
 from spearpp import search, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.errors import OptionError
+from spearpp.inversion.evidence import joint
 from spearpp.inversion.result import Inversion
 from spearpp.model.following import Following, LayerTensors
 from spearpp.model.rest import Rest
@@ -216,6 +217,22 @@ def test_an_unknown_loss_leaves_the_forward_equations() -> None:
     result = spearpp.invert(*first, following=Following.of_layers("gelu", later, loss=None))
     assert int(result.certified.sum()) == 15
     assert bool((errors(result, batch) <= stated(result)).all())
+
+
+def test_certified_samples_determine_samples_with_few_active_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most samples activate at most as many neurons as there are unknowns, so their own equations leave them open."""
+    model, batch = network(nn.ReLU()), batch_of(15)
+    with torch.no_grad():
+        model[0].get_parameter("bias").sub_(0.4)
+    first, *later = simulate.fedsgd(model, batch)
+    results = []
+    for passes in (0, joint.PASSES):
+        monkeypatch.setattr(joint, "PASSES", passes)
+        results.append(spearpp.invert(*first, following=Following.of_layers("relu", later)))
+    alone, together = results
+    assert int(together.certified.sum()) >= int(alone.certified.sum()) + 4
+    certified = errors(together, batch)[together.certified]
+    assert bool((certified <= stated(together)[together.certified]).all())
 
 
 def test_one_seed_gives_one_result() -> None:

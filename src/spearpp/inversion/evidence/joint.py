@@ -36,10 +36,10 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
     """
     evidence, information = judge_points(problem, network, found)
     own = next((span for span in network.equations if span.signals and span.layer == 0), None)
-    for _ in range(PASSES if own is not None else 0):
+    for _ in range(PASSES):
         known = evidence.exact
         rows = torch.nonzero((evidence.details["excess"] <= SIGMAS) & ~known)[:, 0]
-        if own is None or not bool(known.any()) or not len(rows):
+        if own is None or information is None or not bool(known.any()) or not len(rows):
             break
         helpers = select_rows(found, known)
         others = _orthogonal(problem, network, own, helpers, information[known], found.coordinates[rows])
@@ -48,9 +48,9 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
         better = new.holds & (new.error < evidence.error[rows])
         found = replace_rows(found, rows[better], select_rows(moved, better))
         evidence = evidence.replaced(rows[better], new.rows(better))
-        information[rows[better]] = more[better]
-        if not bool(new.exact.any()):
+        if more is None or not bool(new.exact.any()):
             break
+        information[rows[better]] = more[better]
     return found, evidence
 
 
@@ -88,7 +88,7 @@ def _orthogonal(
 
 def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogonal) -> Solutions:
     """Minimise the residuals of the network and of the other samples together, from the given points."""
-    _, weights, equations, (origin, basis) = weighted_equations(problem, network, start)
+    equations, weights, (origin, basis) = weighted_equations(problem, network, start)
     linear = others.rows @ basis
     constant = others.residuals(origin.expand_as(start.coordinates))
 

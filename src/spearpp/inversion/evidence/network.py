@@ -9,9 +9,9 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
   signals of a linear network, for example, have only as many dimensions as the network has outputs;
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them;
-- **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of the layer's row space adds
-  √n times the standard deviation of an entry, from the noise of every row. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio of a share to its
-  level if this exceeds 1.
+- **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of each row of the layer's gradient
+  adds to every entry of x̂ = V p. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio
+  of a share to its level if this exceeds 1.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
@@ -29,6 +29,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
 from spearpp.inversion.tolerance import RARE
+from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.spectrum import rank_above, trace_of_inverse
 from spearpp.types import Bool, Float, Tensor
 
@@ -37,6 +38,9 @@ PROBES = 3
 found, and the points of one span can show at most as many equations as there are points."""
 VIOLATED = 10.0
 """How many times its noise level the violation of an equation must be to count. Design choice: well above noise."""
+
+LARGEST = 400
+"""Largest batch whose samples help each other. Design choice: this needs b matrices of b times b numbers, 0.5 GB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,32 +54,25 @@ class Orthogonal:
         return (self.rows @ points[:, :, None])[:, :, 0]
 
 
-def certify_network(problem: Problem, network: Network, found: Solutions) -> Evidence:
-    """Collect the evidence for inputs that solve the equations of the network.
+def judge_points(
+    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None = None
+) -> tuple[Evidence, Float[Tensor, "k u u"] | None]:
+    """Collect the evidence for inputs that solve the equations of the network, and those of other samples if given.
 
     Details of each input: ``outside``, the largest share of a vector outside its space; ``excess``, the largest ratio
     of a share to its noise level; ``chance``, the bound on the probability of a wrong point.
-    """
-    return judge_points(problem, network, found)[0]
-
-
-def judge_points(
-    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None = None
-) -> tuple[Evidence, Float[Tensor, "k u u"]]:
-    """Collect the evidence for inputs that solve the equations of the network, and those of other samples if given.
 
     Returns:
-        The evidence, and the matrix JᵀJ of each input, whose inverse is the covariance of its coordinates.
+        The evidence, and the matrix JᵀJ of each input, whose inverse is the covariance of its coordinates; None instead
+        of the matrices for batches above ``LARGEST``.
     """
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
     shares, levels = network.levels(z, found.labels)
     excess = (shares / levels).amax(0)
-    products, *_, (_, basis) = weighted_equations(problem, network, found)
     if others is not None:
         excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
-        products = products + (others.rows @ basis).mT @ (others.rows @ basis)
-    spread = trace_of_inverse(products).sqrt()
+    spread, information = _spread(problem, network, found, others)
     factors = problem.factors
     columns = factors.right.shape[1]
     rows = columns**0.5 * row_deviation(factors, found.coordinates)
@@ -98,7 +95,7 @@ def judge_points(
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
         numbers={"equations": float(effective), **_counts(network)},
     )
-    return evidence, products
+    return evidence, information
 
 
 def _counts(network: Network) -> dict[str, float]:
@@ -146,26 +143,41 @@ def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bo
     return found
 
 
+def _spread(
+    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None
+) -> tuple[Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
+    """Return the standard deviation of each point, inf if it is not determined, and the matrices JᵀJ if they are kept.
+
+    Chunks of points bound the memory.
+    """
+    equations, weights, (origin, basis) = weighted_equations(problem, network, found)
+    t = (found.coordinates - origin) @ basis
+    spreads, kept = [], []
+    for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2)):
+        products = equations.normal_equations(t[rows], found.labels[rows], weights[rows])[1]
+        if others is not None:
+            linear = others.rows[rows] @ basis
+            products = products + linear.mT @ linear
+        spreads.append(trace_of_inverse(products).sqrt())
+        kept += [products] if problem.batch_size <= LARGEST else []
+    return torch.cat(spreads), torch.cat(kept) if kept else None
+
+
 def weighted_equations(
     problem: Problem, network: Network, found: Solutions
-) -> tuple[Float[Tensor, "k u u"], Float[Tensor, "k s"], Residuals, tuple[Tensor, Tensor]]:
-    """Divide the equations of each point by their noise.
+) -> tuple[Residuals, Float[Tensor, "k s"], tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]]:
+    """Return all equations, the weights that divide those of each point by their noise, and origin and basis of points.
 
     The level of a span is the norm of the noise of all its equations, so one equation has the level over the square
     root of their number.
-
-    Returns:
-        The matrix JᵀJ of each point, the weights of the spans, the equations, and the origin and basis of their points.
     """
     preactivations, one = coordinates_of(problem)
     equations = Residuals(network, network.equations, preactivations, torch.float64)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
     equations.place(origin, basis)
     levels = network.levels(found.coordinates @ preactivations.T, found.labels)[1]
-    t = (found.coordinates - origin) @ basis
-    sizes = torch.tensor([span.equations for span in network.equations], device=t.device)
-    weights = (sizes[:, None].sqrt() / levels).T
-    return equations.normal_equations(t, found.labels, weights)[1], weights, equations, (origin, basis)
+    sizes = torch.tensor([span.equations for span in network.equations], device=levels.device)
+    return equations, (sizes[:, None].sqrt() / levels).T, (origin, basis)
 
 
 def row_deviation(factors: Factors, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
