@@ -13,9 +13,10 @@ from spearpp.auditing import Kind, Verdict
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import joint
 from spearpp.inversion.result import Inversion
-from spearpp.model.following import Following, LayerTensors
+from spearpp.model.following import Following
 from spearpp.model.rest import Rest
 from spearpp.simulate import Batch
+from spearpp.types import LayerTensors
 from spearpp.update import ClientUpdate
 
 FEATURES, WIDTH = 40, 60

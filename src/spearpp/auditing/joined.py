@@ -24,10 +24,10 @@ from spearpp.inversion.invert import invert
 from spearpp.inversion.network import SIGMAS
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer
-from spearpp.model.following import Following, LayerTensors
+from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.search import Search, Suggested
-from spearpp.types import Bool, Float, Tensor
+from spearpp.types import Bool, Float, LayerTensors, Tensor
 from spearpp.update import ClientUpdate
 
 SAME = 1e-2
@@ -78,13 +78,15 @@ def join_rounds(
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round of the search.
     """
-    tensors = joined_tensors(layer, updates)
+    tensors, next_layer = joined_tensors(layer, updates), _next_layer(layer, updates)
     shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
     deadline = None if seconds is None else time.monotonic() + seconds
 
     def solve(search: Search | None, following: list[Following] | None, share: float) -> Inversion:
         return invert(
             *tensors,
+            next_grad_weight=None if next_layer is None else next_layer[0],
+            next_weight=None if next_layer is None else next_layer[1],
             following=following,
             search=search,
             generator=torch.Generator().manual_seed(0) if generator is None else generator,
@@ -122,6 +124,16 @@ def joined_tensors(layer: Layer, updates: Sequence[ClientUpdate]) -> LayerTensor
         return gradients, None, weights, None
     bias_gradients = torch.cat([each.gradients[layer.bias] for each in updates])
     return gradients, bias_gradients, weights, torch.cat([each.weights[layer.bias] for each in updates])
+
+
+def _next_layer(layer: Layer, updates: Sequence[ClientUpdate]) -> tuple[Tensor, Tensor] | None:
+    """Return gradients and weights of the next Linear layer in all rounds, side by side; None if there is none."""
+    name = layer.next
+    if name is None:
+        return None
+    return torch.cat([each.gradients[name] for each in updates], 1), torch.cat(
+        [each.weights[name] for each in updates], 1
+    )
 
 
 def _rests(

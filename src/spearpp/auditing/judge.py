@@ -23,10 +23,8 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import pick, tensor_specs
 
 PROVES_NETWORK = 1e-3
-"""Largest mismatch of an input replayed alone that proves the assumed network.
-
-A design choice: 1e-3 is far above the rounding of float32, and a wrong network leaves a far larger mismatch.
-"""
+"""Largest mismatch of an input replayed alone that proves the assumed network. A design choice: 1e-3 is far above the
+rounding of float32, and a wrong network leaves a far larger mismatch."""
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,7 @@ def _from_features(
         name=f"input (from {audited.layer.name})",
         features=front.unknowns,
         sees=Sees.PIXELS,
-        reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape "
-        f"{'x'.join(map(str, front.shape))}",
+        reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape {_shape(front)}",
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
     signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, loss)
@@ -197,7 +196,7 @@ def _check_counts(front: FrontEnd, features: Tensor, errors: Tensor, memory: int
     most = int(large.sum(1).max())
     if most <= front.unknowns:
         counts = f"at most {most:,} of {front.features:,} features are not zero, for {front.unknowns:,} unknowns"
-        raise OptionError(f"{counts}, so many inputs have the same features")
+        raise OptionError(f"{counts} of an input of shape {_shape(front)}, so many inputs have the same features")
     needed = JACOBIAN_COPIES * 8 * front.unknowns * max(front.unknowns, front.features)
     if memory is not None and needed > memory:
         size = f"{needed / 2**30:.3g} GiB for {front.features:,} equations and {front.unknowns:,} unknowns"
@@ -206,7 +205,7 @@ def _check_counts(front: FrontEnd, features: Tensor, errors: Tensor, memory: int
 
 def _why_nothing(front: FrontEnd, pictures: Pictures, solved: Tensor) -> str:
     """Return why no feature vector gave an input."""
-    shape = "x".join(map(str, front.shape))
+    shape = _shape(front)
     if bool(solved.any()):
         counts = f"{_counts(pictures.equations[solved])} for {front.unknowns:,} unknowns"
         return f"{counts} do not determine an input of shape {shape}"
@@ -214,6 +213,11 @@ def _why_nothing(front: FrontEnd, pictures: Pictures, solved: Tensor) -> str:
     if front.batch_norm:
         why += "; BatchNorm comes before the layer, and mixes the samples of a batch in training mode"
     return why
+
+
+def _shape(front: FrontEnd) -> str:
+    """Return the shape of an input, and whether it is a guess."""
+    return "x".join(map(str, front.shape)) + (" (a guess)" if front.guessed else "")
 
 
 def _counts(equations: Int[Tensor, "k"]) -> str:

@@ -14,10 +14,8 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import elementwise
 
 RANK_ONE = 1e-3
-"""Largest relative norm of a gradient of rank one after its projection on the largest row is subtracted.
-
-A design choice: 1e-3 is above the relative rounding error of float16, 5e-4.
-"""
+"""Largest relative norm of a gradient of rank one after its projection on the largest row is subtracted. A design
+choice: 1e-3 is above the relative rounding error of float16, 5e-4."""
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,10 @@ def looked_up(update: ClientUpdate, table: Table) -> tuple[Bool[Tensor, "rows"],
         found = explain(rows)
         if found is not None:
             return found[0] & view.usable, found[1]
-    why = "no weight decay explains how the rows moved that were not looked up, or rounding hides which rows these are"
-    return nothing, f"{why}. Noise, a dense regulariser or a table that the loss uses as a whole moves every row"
+    dense = "noise, a dense regulariser or a table that the loss uses as a whole moves every row"
+    if bool(view.per_row(lambda _, d: (d != 0).any(1)).bool()[view.usable].all()):
+        return nothing, f"every row moved, because the training looked up all of them, or because {dense}"
+    return nothing, f"rounding hides which rows were looked up, or {dense}"
 
 
 class _View(Movements):

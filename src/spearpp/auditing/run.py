@@ -11,16 +11,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
-from spearpp.errors import OptionError, SpearError
+from spearpp.errors import OptionError, RankError, SpearError
 from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.invert import invert
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
-from spearpp.model.following import Following, LayerTensors
+from spearpp.model.following import Following
+from spearpp.model.loss import Loss
 from spearpp.search import Equations, Search
+from spearpp.types import LayerTensors
 
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried: one trial of every set of equations."""
@@ -31,10 +34,8 @@ LEAST_SECONDS = 0.5
 SEARCH_SHARE = 0.9
 """Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
 LOADING_SECONDS = 3.0
-"""Smallest rest of the budget with which PyTorch's compiler is loaded for a second search.
-
-Measured: loading takes 1.5 to 2.5 s on a CPU core.
-"""
+"""Smallest rest of the budget with which PyTorch's compiler is loaded for a second search. Measured: loading takes 1.5
+to 2.5 s on a CPU core."""
 
 
 def load_derivatives() -> None:
@@ -152,6 +153,13 @@ def _invert(
         if solve:
             load_derivatives()
             seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+        trained = solve and update.kind != "gradients" and model is not None and plan.copies_fit
+        trained = trained and plan.loss is Loss.CROSS_ENTROPY
+        if trained and model is not None and (update.steps or 1) > 1:
+            local = invert_training(layer, update, model, seconds=seconds, generator=generator, progress=tell)
+            if local is not None:
+                return LayerAudit(layer, True, f"{layer.reason}; {local.stats.stopped}", local)
+            seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
         following = _following(layer, plan, model) if solve else None
         result = invert(
             *tensors,
@@ -164,10 +172,16 @@ def _invert(
             seconds=seconds / 2 if seconds is not None and second_search else seconds,
             progress=tell,
         )
+    except RankError:
+        return LayerAudit(layer, False, _full_rank(layer))
     except SpearError as error:
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
+    if trained and model is not None and update.steps is None and not bool(result.fits.any()):
+        left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+        local = invert_training(layer, update, model, seconds=left, generator=generator, progress=tell)
+        result = result if local is None else local
     if layer.output and result.batch_size > 1 and not result.stats.starts:
         why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
         return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")
@@ -195,6 +209,14 @@ def _outcome(layer: Layer, result: Inversion) -> str:
     parts = [f"{forward} forward"] if forward else []
     parts += [f"{backward} backward"] if backward else []
     return f"{outcome}; used {' and '.join(parts)} equations"
+
+
+def _full_rank(layer: Layer) -> str:
+    """Return why a layer whose gradient has full rank is not inverted."""
+    if layer.neurons == 1:
+        return "it has one output, so its gradient is one weighted sum of all samples"
+    rank = min(layer.neurons, layer.features + (layer.bias is not None))
+    return f"its gradient has full rank: there are at least {rank:,} {layer.noun}, or noise hides their number"
 
 
 def _following(layer: Layer, plan: Plan, model: nn.Module | None) -> Following:

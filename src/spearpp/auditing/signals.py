@@ -2,7 +2,8 @@
 
 The gradient of a layer is a sum of d_i x_iᵀ over the samples, where d_i is the **signal** of sample i: the gradient of
 the loss with respect to the layer's pre-activations. A recovered input x with direction q and point p has the observed
-signal d = L q / (q·p). If x is one sample, the network and the loss predict the same signal:
+signal d = L q / (q·p); ``spearpp.inversion`` defines these letters. If x is one sample, the network and the loss give
+the same signal:
 
     d = κ Jᵀ (softmax(o) - e_y),     o: outputs for x,  J = do/dz: their Jacobian at this layer,  y: label of x
 
@@ -13,10 +14,10 @@ without the original data:
   change of d(x) over the relative change of x. Mismatch over slope is the error of x that the mismatch implies;
 - the **weight** κ. It is the same for all samples. An input that represents k samples has k times the weight, because k
   samples were merged or one sample occurs k times;
-- the **curvature**: half of the second derivative of d(x). The mean of two samples at a relative distance of 2δ has a
-  mismatch of curvature · δ². Two samples can therefore be mistaken for one if their distance is below
-  √(noise / curvature). Where the outputs do not depend on x (a saturated softmax, tiny inputs), the curvature vanishes
-  and the replay proves nothing.
+- the **curvature**: half of the second derivative of d(x). The mean x of two samples, each at a distance of δ ‖x‖ from
+  x, has a mismatch of curvature · δ². Two samples can therefore be mistaken for one if δ is below √(noise / curvature).
+  Where the outputs do not depend on x (a saturated softmax, tiny inputs), the curvature vanishes and the replay proves
+  nothing.
 """
 
 from collections.abc import Callable
@@ -35,43 +36,27 @@ from spearpp.types import Float, Int, Tensor, replace_rows, select_rows
 from spearpp.update import ClientUpdate
 
 DIRECTIONS = 4
-"""Number of inputs that fit towards which slope and curvature are measured.
-
-A design choice: a median needs a few directions, and each direction costs two passes through the model.
-"""
+"""Number of inputs that fit towards which slope and curvature are measured. A design choice: a median needs a few
+directions, and each direction costs two passes through the model."""
 WRONG_DIRECTIONS = 16
-"""Largest number of wrong inputs towards which the slope is measured.
-
-A design choice: the errors of the other inputs lie towards the wrong inputs, so as many as possible are measured, and
-each costs two passes through the model.
-"""
+"""Largest number of wrong inputs towards which the slope is measured. A design choice: the errors of the other inputs
+lie towards the wrong inputs, so as many as possible are measured, and each costs two passes through the model."""
 DERIVATIVE_STEP = 1e-4
-"""Relative step of the numerical derivative of the outputs.
-
-A design choice for central differences in float64: rounding adds an error of about 1e-12, and a step this short changes
-the activation of few neurons.
-"""
+"""Relative step of the numerical derivative of the outputs. A design choice for central differences in float64:
+rounding adds an error of about 1e-12, and a step this short changes the activation of few neurons."""
 OUTPUT_STEP = 1e-2
-"""Step of the numerical derivatives of the softmax or sigmoid, in units of the outputs.
-
-A design choice for central differences in float64: the relative truncation error is of the order of 1e-5.
-"""
+"""Step of the numerical derivatives of the softmax or sigmoid, in units of the outputs. A design choice for central
+differences in float64: the relative truncation error is of the order of 1e-5."""
 ROUNDING = 3.0
-"""How many times the relative spacing of its dtype the rounding error of an observed signal may be.
-
-Measured: 1 to 2 for float32.
-"""
+"""How many times the relative spacing of its dtype the rounding error of an observed signal may be. Measured: 1 to 2
+for float32."""
 TRIES = 6
-"""How often an input with a mismatch is replayed again at a point within rounding of it.
-
-A neuron of a later layer may be exactly at zero, and rounding then decides whether the neuron is active. A design
-choice: six tries all fail with a probability of 1/64 for one such neuron.
-"""
+"""How often an input with a mismatch is replayed again at a point within rounding of it. A neuron of a later layer may
+be exactly at zero, and rounding then decides whether the neuron is active. A design choice: six tries all fail with a
+probability of 1/64 for one such neuron."""
 MISMATCHED = 1e-3
-"""Smallest mismatch of an input that is replayed again within rounding, or that calls for another loss.
-
-A design choice: 1e-3 is far above the rounding of float32 gradients.
-"""
+"""Smallest mismatch of an input that is replayed again within rounding, or that calls for another loss. A design
+choice: 1e-3 is far above the rounding of float32 gradients."""
 HOPELESS = 0.5
 """Mismatch from which an input is not replayed again. Wrong inputs have a mismatch of 0.5 or more."""
 

@@ -13,10 +13,8 @@ from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 
 LARGE_DIFFERENCE = 1e-2
-"""Relative difference of a replay above which a caveat reports the difference.
-
-A design choice: 1 % is far above rounding, so the replay does not describe the client's training completely.
-"""
+"""Relative difference of a replay above which a caveat reports the difference. A design choice: 1 % is far above
+rounding, so the replay does not describe the client's training completely."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,8 @@ def summary(context: Context, seconds: float) -> str:
         tried = sum(each.feasible and each.inversion is not None for each in context.audits)
         where = f"{tried} layers" if tried > 1 else "one layer"
         return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
-    why = [each.reason for each in context.audits]
+    qualified = [each.reason for each in context.audits if each.layer.qualifies]
+    why = qualified or [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
 
 
@@ -92,7 +91,9 @@ def _recovered(audited: LayerAudit) -> str:
     if apart == math.inf and all(each.samples == 1 for each in found):
         return f"{count} (each is one sample, averaged over the local steps)"
     if apart < math.inf:
-        return f"{count} exactly (each is one sample, or the mean of samples that differ by at most {apart:.1%})"
+        return (
+            f"{count} exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
+        )
     alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
     one = noun.removesuffix("s")
     return f"{count} (each is one {one}, or the weighted mean of several {noun} that {alike})"
@@ -179,6 +180,15 @@ def _about_tables(context: Context) -> list[str]:
     return sentences
 
 
+def _count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> _count(1, "samples"), _count(2, "tokens")
+    ('1 sample', '2 tokens')
+    """
+    return f"{number:,} {noun.removesuffix('s') if number == 1 else noun}"
+
+
 def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     """Return caveats about one layer."""
     found, name = audited.inversion, audited.layer.name
@@ -190,7 +200,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
         sentences.append(f"Layer {name}: {missing} of {found.batch_size} {noun} were not recovered.")
     if context.batch_size is not None and 0 < found.batch_size < context.batch_size:
         sentences.append(
-            f"Layer {name}: its gradient shows {found.batch_size} {noun}, but the client trained on "
+            f"Layer {name}: its gradient shows {_count(found.batch_size, noun)}, but the client trained on "
             f"{context.batch_size} samples. Equal samples, linearly dependent samples and samples without a gradient "
             "do not increase the number that the gradient shows."
         )

@@ -10,7 +10,7 @@ import torch
 
 from spearpp import simulate
 from spearpp.errors import DataError
-from spearpp.experiments.codec import register
+from spearpp.experiments.cell import register
 from spearpp.simulate import Batch, Dataset
 from spearpp.simulate.data import cifar10_set
 

@@ -10,14 +10,14 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import assemble
-from spearpp.inversion.clock import Clock
+from spearpp.inversion.input_noise import with_input_noise
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
-from spearpp.inversion.result import Inversion, Progress, Stats
+from spearpp.inversion.result import Clock, Inversion, Progress, Stats
 from spearpp.linalg.threads import single_thread_if_small
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following
@@ -85,7 +85,8 @@ def invert(
         dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
         one_step: whether the gradient is known to come from one step and not from local training.
         rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
-            from some of them.
+            from some of them. The tensors of the next layer are then those of all rounds side by side,
+            (m₂, rounds · m).
         seconds: wall-clock budget of the search; None for none. A round that is running at its end is given up.
         progress: called after every round.
 
@@ -114,12 +115,13 @@ def invert(
     with clock("decompose"):
         seen = observe(grad_weight, grad_bias, weight, bias)
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
-        reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations)
+        reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations, rounds)
         problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs)
         problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
         if following is not None and problem.batch_size > 1:
             rests = [following] if isinstance(following, Following) else following
-            problem = replace(problem, network=network_equations(rests, problem.factors, seen))
+            equations = network_equations(rests, problem.factors, seen)
+            problem = replace(problem, network=with_input_noise(equations, problem.factors, seen))
     if problem.batch_size == 0:
         return _nothing(problem, reading.why, clock)
     problem = search.place(problem)

@@ -22,6 +22,7 @@ the column space of the stacked gradient: T·m - b backward equations, also wher
 weights behind the layer. Later layers have other inputs in every round, so each round gives its own equations for them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,6 +67,8 @@ class Span:
     rounding: float
     appended_one: bool = False
     """Whether the vectors are inputs with an appended 1, because the layer has a bias."""
+    drift: float = 0.0
+    """Share of a sample's vector outside the space because the weights moved during local training."""
 
     @property
     def equations(self) -> int:
@@ -74,8 +77,9 @@ class Span:
 
     @property
     def typical_level(self) -> float:
-        """The level that noise causes for a vector whose coordinates in the space are alike."""
-        return self.noise * self.equations**0.5 * float((self.singular_values**-2).mean()) ** 0.5
+        """The level that noise and drift cause for a vector whose coordinates in the space are alike."""
+        noise = self.noise * self.equations**0.5 * float((self.singular_values**-2).mean()) ** 0.5
+        return math.hypot(noise, self.drift)
 
     @cached_property
     def complement(self) -> Float[Tensor, "d equations"]:
@@ -95,7 +99,7 @@ class Span:
         amplified = torch.linalg.vector_norm((vectors @ self.basis) / self.singular_values, dim=1)
         noise = self.noise * self.equations**0.5 * amplified / _norm(vectors)
         rounding = self.rounding * cancellation if self.signals else torch.full_like(noise, self.rounding)
-        return torch.hypot(noise, rounding)
+        return torch.hypot(torch.hypot(noise, rounding), torch.full_like(noise, self.drift))
 
 
 @dataclass(frozen=True, eq=False)

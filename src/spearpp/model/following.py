@@ -11,12 +11,10 @@ from spearpp.errors import OptionError, ShapeError
 from spearpp.model.layer import Layer
 from spearpp.model.loss import Loss
 from spearpp.model.rest import Rest
-from spearpp.types import Tensor
+from spearpp.types import LayerTensors, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.names import plain
 
-LayerTensors = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
-"""The tensors grad_weight, grad_bias, weight and bias of a layer."""
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,

@@ -13,10 +13,9 @@ import torch
 from torch import fx, nn
 
 from spearpp.errors import OptionError
-from spearpp.model.operations import is_dropout, is_linear, label
-from spearpp.model.rest import arguments, evaluate, frozen
+from spearpp.model.operations import Tracer, is_batch_norm, is_dropout, is_linear, label
+from spearpp.model.rest import PROBES, SAME, arguments, evaluate, frozen
 from spearpp.model.smoothing import activation_of, max_pooling_of, smoothed, smoothed_max_pool
-from spearpp.model.tracer import Tracer
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
 
@@ -25,16 +24,12 @@ COMMON_SIDES = (28, 32, 64, 96, 128, 224)
 and the usual sizes of photographs. A wrong shape does no harm: ψ(x) = f has no solution then."""
 MAX_SIDE = 256
 """Largest side length that is tried. Design choice."""
-PROBES = 3
-"""Number of random samples that test the front end."""
+UNKNOWN_SHAPE = "the shape of the model's input is unknown; pass it (input_shape=, --shape)"
+"""Reason why nothing follows from features if the shape is not given and cannot be guessed."""
 RUNS = 6
-"""How often the model runs in training mode to find out whether the front end is random.
-
-Design choice: an augmentation that is applied with probability 1/2 is missed with a probability of 1/64, and the
-equations then have no solution for the pictures that were augmented.
-"""
-SAME = 1e-9
-"""Largest relative difference, in float64, between two runs that count as equal. 1e7 times the rounding error."""
+"""How often the model runs in training mode to find out whether the front end is random. Design choice: an augmentation
+that is applied with probability 1/2 is missed with a probability of 1/64, and the equations then have no solution for
+the pictures that were augmented."""
 
 
 class FrontEnd:
@@ -49,6 +44,7 @@ class FrontEnd:
         shape: shape of one input of the model.
         unknowns: number of values of one input.
         features: number of values of ψ(x).
+        guessed: whether the shape is a guess.
         batch_norm: whether ψ contains BatchNorm, which mixes samples if the client trained in training mode.
 
     Raises:
@@ -73,7 +69,10 @@ class FrontEnd:
         self._start = next(node.name for node in graph.nodes if node.op == "placeholder")
         self.features = int(getattr(model.get_submodule(_module_of(model, name)), "in_features", 0))
         modules = [model.get_submodule(str(node.target)) for node in self._nodes if node.op == "call_module"]
-        self.batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in modules)
+        self.batch_norm = any(is_batch_norm(each) for each in modules)
+        if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in modules):
+            raise OptionError("the operations before the layer look up an embedding, so the inputs are tokens")
+        self.guessed = shape is None
         self.shape = self._guess_shape(model) if shape is None else tuple(shape)
         self.unknowns = int(torch.Size(self.shape).numel())
         self._check(model, name)
@@ -141,7 +140,7 @@ class FrontEnd:
                 if found is not None:
                     return found
                 break
-        raise OptionError("the shape of the model's input is unknown; pass it (input_shape=, --shape)")
+        raise OptionError(UNKNOWN_SHAPE)
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether an input of this shape gives the right number of features, without computing them."""
@@ -161,6 +160,8 @@ class FrontEnd:
             alone = torch.cat([self(each) for each in probe.split(1)])
             seen = _seen_by_layer(model, _module_of(model, name), probe.reshape(-1, *self.shape))
         except Exception as error:  # the operations are user code and may raise anything
+            if self.guessed:
+                raise OptionError(UNKNOWN_SHAPE) from error
             shape = "x".join(map(str, self.shape))
             raise OptionError(f"the model does not accept inputs of shape {shape} before the layer: {error}") from error
         if together.shape != (PROBES, self.features):
@@ -207,7 +208,7 @@ def _seen_by_layer(model: nn.Module, name: str, inputs: Tensor) -> list[Tensor]:
     """Run a copy of the model in training mode, with BatchNorm in evaluation mode, and return what the layer sees."""
     model = copy.deepcopy(model).to(inputs).train().requires_grad_(False)
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if is_batch_norm(module):
             module.eval()
     seen: list[Tensor] = []
     handle = model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append(args[0]))

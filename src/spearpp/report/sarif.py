@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from spearpp.report.decision import describe
+
 LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
 VOCABULARY_RULE = "spearpp/vocabulary"
 
@@ -21,15 +23,18 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
     if content["verdict"] == "LEAKS" or content["fitting"]:
         leaks = content["verdict"] == "LEAKS"
         leak_rule = VOCABULARY_RULE if content["best_layer"] is None else LEAK_RULE
-        results.append(
-            {
-                "ruleId": leak_rule if leaks else UNPROVED_RULE,
-                "level": "error" if leaks else "warning",
-                "message": {"text": content["summary"]},
-                "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(str(source[-1]))}}}],
-                "properties": {name: content[name] for name in names},
-            }
-        )
+        result: dict[str, Any] = {
+            "ruleId": leak_rule if leaks else UNPROVED_RULE,
+            "level": "error" if leaks else "warning",
+            "message": {"text": content["summary"]},
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(str(source[-1]))}}}],
+            "properties": {name: content[name] for name in names},
+        }
+        known = content.get("leaks") or []
+        if known and all(each["status"] == "accepted" for each in known):
+            reasons = "; ".join(describe(each) for each in known)
+            result["suppressions"] = [{"kind": "external", "status": "accepted", "justification": reasons}]
+        results.append(result)
     notifications = [
         {"level": each["level"], "message": {"text": f"{each['about']}: {each['message']}"}}
         for each in content["findings"]

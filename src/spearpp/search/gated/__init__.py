@@ -6,8 +6,8 @@ activation pattern of p to gate the rows of L.
 
 One round minimises the ``objective`` from random starts (``descent``), solves the end points exactly (``refine``),
 keeps those that fit (``accept``), and removes what was found from the problem (``rounds``). Before these rounds, the
-search tries cheaper sources: the equations of the next layer if its gradient is informative (``two_layers``,
-``reflect``), else inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with
+search tries cheaper sources: the equations of the next layer if its gradient is informative (``two_layers``),
+else inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with
 few outputs (``backward``).
 """
 
