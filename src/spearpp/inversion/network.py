@@ -220,6 +220,20 @@ class Network:
             kept[:, rows] = choices.gather(1, best.expand(len(kept), 1, -1))[:, 0]
         return shares, levels
 
+    def rounding_of_signals(
+        self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"], span: Span
+    ) -> Float[Tensor, "k"]:
+        """Return the rounding error of each sample's signals in a span, relative to their norms."""
+        return span.rounding * self._cancellation(self.replay(preactivations, labels)[1])
+
+    def _cancellation(self, signals: list[Tensor]) -> Float[Tensor, "k"]:
+        """Return how many times larger the rounding of each sample's signals is than that of its inputs."""
+        if self.loss not in (Loss.CROSS_ENTROPY, Loss.BCE):
+            return torch.ones_like(signals[0][:, 0])
+        count = len(self.rests[0].layers)
+        outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
+        return 1 / torch.stack([_norm(each) for each in outputs]).amin(0).clamp(max=1)
+
     def _levels(self, preactivations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return shares and levels at exactly these pre-activations."""
         spans, cancellation = self.equations, torch.ones_like(preactivations[:, 0])
@@ -228,10 +242,7 @@ class Network:
         else:
             inputs, signals = self.replay(preactivations, labels)
             vectors = self.of_spans(inputs, signals, spans)
-            if self.loss is not Loss.MSE:
-                count = len(self.rests[0].layers)
-                outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
-                cancellation = 1 / torch.stack([_norm(each) for each in outputs]).amin(0).clamp(max=1)
+            cancellation = self._cancellation(signals)
         pairs = list(zip(spans, vectors, strict=True))
         shares = torch.stack([span.share_outside(each) for span, each in pairs])
         input_noise = torch.zeros_like(cancellation)
