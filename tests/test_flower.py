@@ -41,6 +41,7 @@ from spearpp.integrations.common.job import Job, Settings
 from spearpp.integrations.common.outcome import Outcome
 from spearpp.integrations.common.worker import Auditor
 from spearpp.integrations.flower import AuditStrategy, audit_mod
+from spearpp.report import timeline
 from spearpp.simulate import Batch
 
 ROOT = Path(__file__).parents[1]
@@ -233,6 +234,11 @@ def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
         assert content["training"] == {"lr": RATE, "steps": 1, "momentum": None}
         assert content["replay"]["scale"] == pytest.approx(1.0, abs=1e-3)  # the rate is right
         assert content["round"] == int(report.parent.name[-1])
+        assert content["client"] == report.name
+    entries, _ = timeline.read(tmp_path)
+    assert [(each.verdict, each.recovered) for each in entries] == [("LEAKS", 6)] * len(folders(tmp_path))
+    assert all((tmp_path / str(each.report) / "report.html").is_file() for each in entries)
+    assert (tmp_path / timeline.PAGE).is_file()
 
 
 def steps(message: Message, node: int) -> dict[str, Any]:

@@ -27,10 +27,15 @@ from spearpp.errors import DataError
 
 NAME = "spearpp.toml"
 """Usual name of the file. A command reads the file only if the option ``--config`` names it."""
-MAX_BYTES = 2**16
-"""Largest size of the file. Design choice: 64 KiB hold hundreds of accepted leaks, and parsing takes milliseconds."""
+EXAMPLE = "docs/howto.md shows an example of spearpp.toml under 'Accept a leak for a limited time'"
+"""Hint for a file with invalid entries."""
+MAX_BYTES = 2**15
+"""Largest size of the file. Design choice: 32 KiB hold about 200 accepted leaks. The worst file of this size that we
+found, one key with 16,000 dots, is parsed in a second."""
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 """A time limit such as 60, 90s, 2m or 1h."""
+MAX_FAULTS = 20
+"""Largest number of invalid entries that an error names. Design choice: they fit on a screen."""
 FAIL_ON = ("leak", "certified", "never")
 """Values of ``--fail-on`` and of ``fail_on``."""
 THRESHOLDS = ("inputs", "features", "unproved", "vocabulary")
@@ -81,10 +86,12 @@ class Config:
         audit = _table(content, "audit", AUDIT_FIELDS, faults)
         thresholds = _table(content, "thresholds", dict.fromkeys(THRESHOLDS, _count), faults)
         accepted = tuple(_accepted(content.get("accept", []), faults))
-        faults += [f"unknown table or key {key!r}" for key in content if key not in ("audit", "thresholds", "accept")]
+        faults += [f"unknown table or key {key[:40]!r}" for key in content if key not in TABLES]
         if faults:
-            listed = faults[0] if len(faults) == 1 else "".join(f"\n- {fault}" for fault in faults)
-            raise DataError(f"{path}: {listed}")
+            more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+            listed = "".join(f"\n- {fault}" for fault in faults[:MAX_FAULTS] + more)
+            message = f"{path} has invalid entries:{listed}" if len(faults) > 1 else f"{path}: {faults[0]}"
+            raise DataError(message, hint=EXAMPLE)
         return cls(path=str(path), **audit, thresholds=thresholds, accepted=accepted)
 
 
@@ -100,7 +107,7 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid TOML: {error}") from error
+        raise DataError(f"{path} is not valid TOML: {error}", hint=EXAMPLE) from error
 
 
 Check = Callable[[Any], str | None]
@@ -143,6 +150,7 @@ def _fail_on(value: Any) -> str | None:
 
 AUDIT_FIELDS: dict[str, Check] = {"model": _text, "budget": _duration, "batch_size": _positive, "fail_on": _fail_on}
 ACCEPT_FIELDS: dict[str, Check] = {"leak": _leak, "most": _positive, "reason": _text, "expires": _date, "sha256": _hash}
+TABLES = ("audit", "thresholds", "accept")
 REQUIRED = ("leak", "most", "reason", "expires")
 """Fields that every accepted leak must have."""
 

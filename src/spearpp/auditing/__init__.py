@@ -121,6 +121,7 @@ def audit(
                 generator=generator,
                 progress=progress,
                 input_shape=input_shape,
+                vocabulary=vocabulary,
             ),
             budget=budget,
             memory=memory,
@@ -155,18 +156,18 @@ def audit(
     late = clock.spent and whole_replay is None and any(len(each.claims) for each in audits)
     verdict = _verdict(audits, tables)
     context = Context(
-        verdict,
-        audits,
-        update,
-        model is not None,
-        network is not None,
-        batch_size,
-        plan.decay,
-        whole_replay,
-        training_estimate,
-        interrupted,
-        replay_skipped_because,
-        tables,
+        verdict=verdict,
+        audits=audits,
+        update=update,
+        model_given=model is not None,
+        replayable=network is not None,
+        batch_size=batch_size,
+        decay=plan.decay,
+        whole_replay=whole_replay,
+        training_estimate=training_estimate,
+        interrupted=interrupted,
+        replay_skipped_because=replay_skipped_because,
+        tables=tables,
     )
     return AuditResult(
         verdict=verdict,
@@ -192,9 +193,16 @@ def _check(budget: object, batch_size: object, generator: object, search: object
         raise OptionError(f"budget={budget!r}: expected a positive number of seconds, or None")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise OptionError(f"batch_size={batch_size!r}: the number of samples the client trained on, or None")
-    sides = input_shape if isinstance(input_shape, tuple | list) and input_shape else [1 if input_shape is None else 0]
-    if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in sides):
+    if input_shape is not None and not _is_shape(input_shape):
         raise OptionError(f"input_shape={input_shape!r}: expected positive numbers such as (3, 32, 32), or None")
+
+
+def _is_shape(value: object) -> bool:
+    """Return whether a value is a non-empty sequence of positive whole numbers."""
+    if not isinstance(value, tuple | list):
+        return False
+    sizes = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and each > 0]
+    return len(sizes) == len(value) > 0
 
 
 def _verdict(audits: list[LayerAudit], tables: tuple[Vocabulary, ...]) -> Verdict:

@@ -16,6 +16,7 @@ from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.run import Budget
 from spearpp.auditing.union import Union, of_layer, unite
+from spearpp.auditing.vocabulary import Vocabulary, unite_vocabularies
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import DataError, OptionError
 from spearpp.inversion.result import Inversion, Progress
@@ -42,7 +43,8 @@ def check_rounds(updates: Sequence[ClientUpdate]) -> Sequence[ClientUpdate]:
         if not isinstance(each, ClientUpdate):
             raise OptionError(f"round {number} is a {type(each).__name__}: expected a spearpp.ClientUpdate")
         if _shapes(each) != _shapes(updates[0]):
-            raise DataError(f"round {number} has other parameters or shapes than round 1: is it another model?")
+            why = f"round {number} has other parameters or shapes than round 1: is it another model?"
+            raise DataError(why, hint="the folder must contain updates of one model only")
         if each.clients > 1:
             raise DataError(f"round {number} is the sum of {each.clients} clients: rounds of one client are needed")
     return updates
@@ -153,7 +155,8 @@ def audit_rounds(
     audits = _layers(last, union)
     replayed = _replay_last(union, updates, model) or last.replay
     history = _history(alone, layer, joined, used, outcome, union)
-    verdict = _verdict(alone, audits)
+    tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
+    verdict = _verdict(alone, audits, tables)
     context = Context(
         verdict=verdict,
         audits=audits,
@@ -166,6 +169,7 @@ def audit_rounds(
         training_estimate=None,
         interrupted=interrupted,
         replay_skipped_because=None,
+        tables=tables,
     )
     return AuditResult(
         verdict=verdict,
@@ -182,11 +186,12 @@ def audit_rounds(
         seconds=time.monotonic() - began,
         budget=budget,
         history=history,
+        vocabulary=tables,
     )
 
 
-def _verdict(alone: list[AuditResult | None], audits: list[LayerAudit]) -> Verdict:
-    if best_of(audits) is not None:
+def _verdict(alone: list[AuditResult | None], audits: list[LayerAudit], tables: tuple[Vocabulary, ...]) -> Verdict:
+    if best_of(audits) is not None or any(each.leaks for each in tables):
         return Verdict.LEAKS
     tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
     return Verdict.NOT_FOUND if tried else Verdict.NOT_APPLICABLE

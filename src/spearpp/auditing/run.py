@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
@@ -151,6 +152,12 @@ def _invert(
         if solve:
             load_derivatives()
             seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+        trained = solve and update.kind != "gradients" and model is not None and plan.copies_fit
+        if trained and model is not None and (update.steps or 1) > 1:
+            local = invert_training(layer, update, model, seconds=seconds, generator=generator, progress=tell)
+            if local is not None:
+                return LayerAudit(layer, True, f"{layer.reason}; {local.stats.stopped}", local)
+            seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
         following = _following(layer, update, model) if solve else None
         result = invert(
             *tensors,
@@ -169,6 +176,10 @@ def _invert(
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
+    if trained and model is not None and update.steps is None and not bool(result.fits.any()):
+        left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
+        local = invert_training(layer, update, model, seconds=left, generator=generator, progress=tell)
+        result = result if local is None else local
     if layer.output and result.batch_size > 1 and not result.stats.starts:
         why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
         return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")

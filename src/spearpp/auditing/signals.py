@@ -2,7 +2,8 @@
 
 The gradient of a layer is a sum of d_i x_iᵀ over the samples, where d_i is the **signal** of sample i: the gradient of
 the loss with respect to the layer's pre-activations. A recovered input x with direction q and point p has the observed
-signal d = L q / (q·p). If x is one sample, the network and the loss predict the same signal:
+signal d = L q / (q·p); ``spearpp.inversion`` defines these letters. If x is one sample, the network and the loss give
+the same signal:
 
     d = κ Jᵀ (softmax(o) - e_y),     o: outputs for x,  J = do/dz: their Jacobian at this layer,  y: label of x
 
@@ -13,10 +14,10 @@ without the original data:
   change of d(x) over the relative change of x. Mismatch over slope is the error of x that the mismatch implies;
 - the **weight** κ. It is the same for all samples. An input that represents k samples has k times the weight, because k
   samples were merged or one sample occurs k times;
-- the **curvature**: half of the second derivative of d(x). The mean of two samples at a relative distance of 2δ has a
-  mismatch of curvature · δ². Two samples can therefore be mistaken for one if their distance is below
-  √(noise / curvature). Where the outputs do not depend on x (a saturated softmax, tiny inputs), the curvature vanishes
-  and the replay proves nothing.
+- the **curvature**: half of the second derivative of d(x). The mean x of two samples, each at a distance of δ ‖x‖ from
+  x, has a mismatch of curvature · δ². Two samples can therefore be mistaken for one if δ is below √(noise / curvature).
+  Where the outputs do not depend on x (a saturated softmax, tiny inputs), the curvature vanishes and the replay proves
+  nothing.
 """
 
 from collections.abc import Callable

@@ -59,8 +59,8 @@ def summary(context: Context, seconds: float) -> str:
         tried = sum(each.feasible and each.inversion is not None for each in context.audits)
         where = f"{tried} layers" if tried > 1 else "one layer"
         return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
-    tried = [each.reason for each in context.audits if each.layer.qualifies]
-    why = tried or [each.reason for each in context.audits]
+    qualified = [each.reason for each in context.audits if each.layer.qualifies]
+    why = qualified or [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
 
 
@@ -88,7 +88,9 @@ def _recovered(audited: LayerAudit) -> str:
     if apart == math.inf and all(each.samples == 1 for each in found):
         return f"{count} (each is one sample, averaged over the local steps)"
     if apart < math.inf:
-        return f"{count} exactly (each is one sample, or the mean of samples that differ by at most {apart:.1%})"
+        return (
+            f"{count} exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
+        )
     alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
     one = noun.removesuffix("s")
     return f"{count} (each is one {one}, or the weighted mean of several {noun} that {alike})"

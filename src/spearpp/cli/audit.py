@@ -17,6 +17,7 @@ from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.auditing.memory import MEMORY
 from spearpp.auditing.vocabulary import Words, words_by_table
 from spearpp.cli import options
+from spearpp.cli.config_option import ConfigFile
 from spearpp.cli.console import make_folder, output, progress, uninterrupted
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import describe_model, with_model
@@ -49,7 +50,7 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    config: options.ConfigFile = None,
+    config: ConfigFile = None,
     client: Annotated[
         str | None,
         typer.Option(help="Name of the client in the report. Default: the client's file.", show_default=False),
@@ -90,7 +91,6 @@ def audit(
     Ctrl-C stops the search. The report then contains the samples certified so far.
     """  # noqa: D301
     options.one_of("--fail-on", fail_on, FAIL_ON)
-    accepted = options.read_config(config)
     if as_json and as_sarif:
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
     files = [each for each in (update, after, rounds) if each is not None]
@@ -141,7 +141,7 @@ def audit(
                 "model": describe_model(model, network),
                 "dp": None if dp is None else dp.to_dict(),
             },
-            config=accepted,
+            config=config,
             fail_on=fail_on,
         )
     content = read_document(folder)
@@ -197,12 +197,14 @@ def check_display(
         return
     allowed = f"but the model's inputs have {' or '.join(str(each) for each in sorted(sizes))} numbers"
     if truth is not None and all(truth.as_rows(size) is None for size in sizes):
-        raise OptionError(f"--truth has inputs of {truth.inputs.shape[1]} numbers, {allowed}")
-    expected = [("--shape describes", math.prod(display["shape"]))] if display["shape"] else []
-    expected += [("--columns names", len(display["columns"]))] if display["columns"] else []
-    for what, count in expected:
-        if count not in sizes:
-            raise OptionError(f"{what} {count} numbers, {allowed}")
+        advice = "save the inputs that the network receives, or omit --truth"
+        raise OptionError(f"--truth has inputs of {truth.inputs.shape[1]} numbers, {allowed}", hint=advice)
+    if display["shape"] and (count := math.prod(display["shape"])) not in sizes:
+        advice = "omit --shape: the shape is guessed from the number of inputs"
+        raise OptionError(f"--shape describes {count} numbers, {allowed}", hint=advice)
+    if display["columns"] and (count := len(display["columns"])) not in sizes:
+        advice = "give one name for each input of the model, or omit --columns"
+        raise OptionError(f"--columns names {count} numbers, {allowed}", hint=advice)
 
 
 def displayable(

@@ -8,8 +8,7 @@ from typing import Annotated, Any, TypeVar
 import torch
 import typer
 
-from spearpp.cli.console import output
-from spearpp.config import DURATION, NAME, Config
+from spearpp.config import DURATION
 from spearpp.dp import KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
@@ -108,28 +107,6 @@ FailOn = Annotated[
     typer.Option(
         help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
         "input was recovered. never: do not use code 1."
-    ),
-]
-
-
-def _use_as_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Use the settings of a file as the defaults of the other options, so that options on the command line win."""
-    if path is not None:
-        config = Config.read(path)
-        given = {"model": config.model, "budget": config.budget, "fail_on": config.fail_on}
-        given |= {"batch_size": config.batch_size}
-        context.default_map = {name: value for name, value in given.items() if value is not None}
-    return path
-
-
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        help="File with accepted leaks, thresholds, model and budget, usually spearpp.toml. Other options override it.",
-        callback=_use_as_defaults,
-        is_eager=True,
-        show_default=False,
     ),
 ]
 DP_PANEL = "Differential privacy, as the client states it"
@@ -300,13 +277,6 @@ def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
     if not all(table and file for table, _, file in named) or len({table for table, _, _ in named}) < len(named):
         raise OptionError(f"--vocabulary {' '.join(texts)}: expected one FILE, or TABLE=FILE once for each table")
     return {table: read_words(file) for table, _, file in named}
-
-
-def read_config(path: Path | None) -> Config | None:
-    """Read the file of ``--config``. Without the option, print a note if there is a file with the usual name."""
-    if path is None and Path(NAME).is_file():
-        output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
-    return None if path is None else Config.read(path)
 
 
 def stated_dp(

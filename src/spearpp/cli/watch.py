@@ -7,6 +7,7 @@ import typer
 
 from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
+from spearpp.cli.config_option import ConfigFile
 from spearpp.cli.console import VERDICT_STYLES, output
 from spearpp.cli.exits import BAD_INPUT, LEAK
 from spearpp.cli.models import model_of
@@ -42,7 +43,7 @@ def watch(
     ] = 0,
     interval: Annotated[float, typer.Option(help="Seconds between two scans of the folder.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Exit when all files in the folder are processed.")] = False,
-    config: options.ConfigFile = None,
+    config: ConfigFile = None,
     fail_on: options.FailOn = "never",
     redact: options.Redact = "none",
     seed: options.Seed = 0,
@@ -70,13 +71,12 @@ def watch(
         raise OptionError(f"--interval {interval}: expected a positive number of seconds")
     content = options.one_of("--kind", kind, KINDS)
     redaction = options.one_of("--redact", redact, REDACTIONS)
-    accepted = options.read_config(config)
     settings = Settings(
         *(None, options.seconds(budget), out, redaction, seed),
         about={"model": None if model == "none" else model},
         memory=options.size(memory),
         history=history,
-        config=accepted,
+        config=config,
         fail_on=fail_on,
     )
     watched = Watch(
@@ -90,13 +90,13 @@ def watch(
     )
     console, leak, failure = output(), False, False
     for outcome in watched.run(interval, once=once):
-        leak = leak or outcome.fails(accepted, fail_on)
+        leak = leak or outcome.fails(config, fail_on)
         failure = failure or outcome.verdict is None
         style = VERDICT_STYLES.get(outcome.verdict or "", "red")
         console.print(f"{outcome.name}: {outcome.summary}", style=style, markup=False)
         if outcome.problem not in (None, outcome.summary):
             console.print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
-        for line in outcome.acceptances(accepted):
+        for line in outcome.acceptances(config):
             console.print(f"{outcome.name}: {line}", style="yellow", markup=False)
     if leak or watched.failing(fail_on):
         raise typer.Exit(LEAK)

@@ -17,7 +17,7 @@ from spearpp.inversion.evidence import (
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import inputs_of, solve_inputs
 from spearpp.inversion.network import Network
-from spearpp.inversion.pairs import Pairs, fits
+from spearpp.inversion.pairs import CONFLICTS, Pairs, fits
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
 from spearpp.inversion.solutions import Solutions
@@ -28,8 +28,6 @@ from spearpp.types import Bool, Tensor, to_device
 NEAR_ZERO = 0.02
 """Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
 that is off by 2 % changes a pre-activation by about as much."""
-CONFLICTS = 0.01
-"""Share of the neurons that may be inactive for an input and still have a gradient from it, if the input fits."""
 
 
 @dataclass(frozen=True)

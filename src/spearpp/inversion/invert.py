@@ -10,6 +10,7 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import assemble
+from spearpp.inversion.input_noise import with_input_noise
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
@@ -119,7 +120,8 @@ def invert(
         problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
         if following is not None and problem.batch_size > 1:
             rests = [following] if isinstance(following, Following) else following
-            problem = replace(problem, network=network_equations(rests, problem.factors, seen))
+            equations = network_equations(rests, problem.factors, seen)
+            problem = replace(problem, network=with_input_noise(equations, problem.factors, seen))
     if problem.batch_size == 0:
         return _nothing(problem, reading.why, clock)
     problem = search.place(problem)

@@ -13,7 +13,7 @@ import torch
 
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.swaps import Inverse, agreeing, swap_scores
+from spearpp.inversion.swaps import agreeing, swap_scores
 from spearpp.inversion.tolerance import INDEPENDENT
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
@@ -48,9 +48,9 @@ class Selection:
         cls, problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"], found: int | None = None
     ) -> "Selection":
         """Build a selection and compute its inverse and its score. ``found=None`` means that all are candidates."""
-        inverse = Inverse.of(problem, directions)
-        score = compute_score(problem, inverse, zeros)
-        return cls(directions, zeros, len(directions) if found is None else found, score, inverse.rows)
+        points = torch.linalg.inv(directions.T)
+        score = compute_score(problem, points, zeros)
+        return cls(directions, zeros, len(directions) if found is None else found, score, points)
 
     @property
     def full(self) -> bool:
@@ -91,9 +91,9 @@ def fix_scale(
     return torch.where(2 * agreeing_if_positive >= zeros.shape[-1], 1.0, -1.0).to(inverse)
 
 
-def compute_score(problem: Problem, inverse: "Inverse", zeros: Bool[Tensor, "b m"]) -> float:
+def compute_score(problem: Problem, points: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> float:
     """computeScore: return λ, the share of entries of D that are zero exactly where the neuron is inactive."""
-    return int(agreeing(problem, inverse, zeros)) / zeros.numel()
+    return int(agreeing(problem, points, zeros)) / zeros.numel()
 
 
 def greedy_filt(
@@ -123,8 +123,7 @@ def greedy_filt(
     directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
     b, m = zeros.shape
     best, score, best_before = merit(chosen), chosen.score, -1
-    inverse, selected = Inverse.at(problem, chosen.points), held.tolist()
-    tried = order.tolist()
+    points, selected, tried = chosen.points, held.tolist(), order.tolist()
     most_at_once = max(1, (_CACHE_BYTES if directions.device.type == "cpu" else _DEVICE_BYTES) // (8 * b * b * m))
     while best_before < best and score < 1:
         if best_before >= 0:
@@ -134,7 +133,7 @@ def greedy_filt(
         while start < len(tried) and score < 1:
             check_time()
             candidates = [index for index in tried[start : start + at_once] if index not in selected]
-            scores = swap_scores(problem, inverse, zeros, pool.directions[candidates], pool.zeros[candidates])
+            scores = swap_scores(problem, points, zeros, pool.directions[candidates], pool.zeros[candidates])
             improving = (scores.amax(1) > best).nonzero()[:, 0]
             if not len(improving):
                 # Most candidates improve nothing. Score twice as many at once until one does.
@@ -144,10 +143,10 @@ def greedy_filt(
             place, index = int(scores[first].argmax()), candidates[first]
             best, selected[place] = int(scores[first, place]), index
             directions[place], zeros[place] = pool.directions[index], pool.zeros[index]
-            inverse = Inverse.of(problem, directions)
-            score = compute_score(problem, inverse, zeros)
+            points = torch.linalg.inv(directions.T)
+            score = compute_score(problem, points, zeros)
             start, at_once = tried.index(index, start) + 1, 1
-    return Selection(directions, zeros, chosen.found, score, inverse.rows)
+    return Selection(directions, zeros, chosen.found, score, points)
 
 
 def merit(chosen: Selection) -> int:

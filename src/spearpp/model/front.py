@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from spearpp.errors import OptionError
 from spearpp.model.operations import Tracer, is_batch_norm, is_dropout, is_linear, label
-from spearpp.model.rest import arguments, evaluate, frozen
+from spearpp.model.rest import PROBES, SAME, arguments, evaluate, frozen
 from spearpp.model.smoothing import activation_of, max_pooling_of, smoothed, smoothed_max_pool
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
@@ -26,14 +26,10 @@ MAX_SIDE = 256
 """Largest side length that is tried. Design choice."""
 UNKNOWN_SHAPE = "the shape of the model's input is unknown; pass it (input_shape=, --shape)"
 """Reason why nothing follows from features if the shape is not given and cannot be guessed."""
-PROBES = 3
-"""Number of random samples that test the front end."""
 RUNS = 6
 """How often the model runs in training mode to find out whether the front end is random. Design choice: an augmentation
 that is applied with probability 1/2 is missed with a probability of 1/64, and the equations then have no solution for
 the pictures that were augmented."""
-SAME = 1e-9
-"""Largest relative difference, in float64, between two runs that count as equal. 1e7 times the rounding error."""
 
 
 class FrontEnd:

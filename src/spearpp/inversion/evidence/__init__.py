@@ -1,9 +1,10 @@
 """Evidence, without ground truth, that a recovered input is a sample of the batch.
 
-``one_layer`` uses the gradient of one layer and needs all b directions. ``two_layers`` also uses the next layer, and
-``network`` all later layers; both judge each input on its own. All return ``Evidence``, and one rule decides which
-inputs are certified. Replaying
-an input alone through the model gives stronger evidence (``spearpp.auditing.signals``), where a model is known.
+``one_layer`` uses the gradient of one layer and needs all b directions. It compares activation patterns with zeros
+(``patterns``), measures how likely agreement is by chance, and asks whether each direction is the only one
+with its zeros (``determined``). ``two_layers`` also uses the next layer, and ``network`` all later layers; both judge
+each input on its own. All three return ``Evidence``, which states what it means that an input is consistent or exact.
+If the model is known, replaying an input alone gives further evidence (``spearpp.auditing.signals``).
 """
 
 from spearpp.inversion.evidence.evidence import EXACT, WHOLE_NETWORK, Evidence, chance_of_zeros, coins

@@ -8,10 +8,12 @@ for the remaining inputs, orthogonal to those found here.
 
 import torch
 
+from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.next_layer import FewOutputs
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement, independent, min_masked_residual
 from spearpp.linalg.recording import repeat
@@ -19,6 +21,7 @@ from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.refine import concentrated
 from spearpp.search.gated.signals import signals_of
+from spearpp.search.gated.two_layers import SOLVED_COSINE
 from spearpp.types import Bool, Float, Tensor
 
 BETA = 1.0
@@ -35,12 +38,6 @@ MOVED = 0.1
 ALIKE = 0.9
 """Cosine above which two end points over several rounds count as the same direction. Design choice: the same number as
 ``refine.DUPLICATE_COSINE``."""
-SIGMAS = 5.0
-"""How many times its expected size the noise may have. Design choice: five standard deviations."""
-DUPLICATE_COSINE = 0.9999
-"""Cosine above which two columns are the same. Design choice: different columns are far from parallel."""
-INDEPENDENT = 1e-6
-"""Minimum distance of a new direction from the span of the known ones. Design choice: above rounding errors."""
 MIN_NEW = 0.02
 """Share of the starts of a round that must yield new directions for another round to follow. Design choice."""
 
@@ -75,7 +72,7 @@ class BackwardRounds:
         self.over = len(new) < MIN_NEW * size or len(self.known) == self.problem.batch_size
         return Proposals(new, starts=size, steps=size * self.signals.reflections)
 
-    def _reflect(self, size: int, generator: torch.Generator) -> tuple[Bool[Tensor, "size m"], Float[Tensor, "size b"]]:
+    def _reflect(self, size: int, generator: torch.Generator) -> tuple[Bool[Tensor, "size m"], Float[Tensor, "size d"]]:
         """Reflect random starts and return their masks and directions at the end."""
         rows, signals = self.rows.to(self.dtype), self.signals
         e = signals.starts(size, generator, self.dtype)
@@ -99,7 +96,7 @@ class BackwardRounds:
         q = d @ rows
         return (q @ rows.T).abs() > 0.5 * ALPHA * signals.project(e).abs(), q
 
-    def _accept(self, masks: Bool[Tensor, "k m"], ends: Float[Tensor, "k b"]) -> Float[Tensor, "new b"]:
+    def _accept(self, masks: Bool[Tensor, "k m"], ends: Float[Tensor, "k d"]) -> Float[Tensor, "new b"]:
         """Solve t for each mask, keep the columns that fit, and solve them again for their zeros."""
         rows, live, problem = self.rows, self.problem.factors.live, self.problem
         masks = masks & live
@@ -119,14 +116,14 @@ class BackwardRounds:
         q, silent = q[fits], silent[fits]
         if problem.rounds > 1 and len(q):  # local steps turn a column out of the span, so only its zeros are exact
             q = concentrated(problem, silent, q)[0]
-        duplicates = (q @ q.T).abs() > DUPLICATE_COSINE
+        duplicates = (q @ q.T).abs() > SOLVED_COSINE
         q = refit(problem, q[~duplicates.tril(-1).any(1)])
         zeros = (problem.tolerance.zeros(q @ problem.factors.left.T, q) & live).sum(1)
         q = q[zeros >= problem.tolerance.least_zeros]
         if problem.rounds > 1:  # the zeros of absent rounds prove nothing
             q = q[sent_back(problem, self.outputs, q)]
         directions = torch.cat([self.known, q])
-        kept = independent(directions, torch.full_like(directions[:, 0], INDEPENDENT), always=len(self.known))
+        kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
         return directions[kept[len(self.known) :]]
 
     def _masks_of_others(self, size: int, generator: torch.Generator) -> Bool[Tensor, "size m"]:
@@ -136,7 +133,7 @@ class BackwardRounds:
         last = points @ self.problem.factors.right[:, -1:]
         return (points * last.sign()) @ self.problem.preactivations.T > 0
 
-    def _different(self, ends: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
+    def _different(self, ends: Float[Tensor, "k d"]) -> Bool[Tensor, "k"]:
         """Return which end points are near no earlier one and near no known direction."""
         units = sphere.retract(ends)
         known = ((units @ self.basis.T @ self.known.T).abs() > ALIKE).any(1)
