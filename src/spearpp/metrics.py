@@ -29,7 +29,8 @@ class Score:
     assignment: Int[Tensor, "b"]
     """Row of the recovered input that is assigned to each true sample; -1 if no input is assigned."""
     threshold: float
-    """PSNR in dB above which a sample counts as ``exact`` in this comparison. The claims of an audit define exact by their stated error."""
+    """PSNR in dB above which a sample counts as exact in this comparison. The claims of an audit do not use it, but the
+    stated error (``spearpp.inversion.evidence.EXACT``)."""
 
     @property
     def mean_psnr(self) -> float:
