@@ -102,6 +102,14 @@ Vocabulary = Annotated[
         show_default=False,
     ),
 ]
+ClientLoss = Annotated[
+    str,
+    typer.Option(
+        "--loss",
+        help="Loss of the client: cross-entropy, mse or bce (both with one-hot targets), or unknown. The equations of "
+        "the network and the replay use it; the search for ReLU layers does not.",
+    ),
+]
 FailOn = Annotated[
     str,
     typer.Option(

@@ -70,6 +70,8 @@ class Span:
     """Whether the vectors are inputs with an appended 1, because the layer has a bias."""
     drift: float = 0.0
     """Share of a sample's vector outside the space because the weights moved during local training."""
+    sensitivity: float = 0.0
+    """The share outside that noise in the entries of the input causes, over the standard deviation of this noise."""
 
     @property
     def equations(self) -> int:
@@ -92,15 +94,19 @@ class Span:
         outside = vectors - (vectors @ self.basis) @ self.basis.T
         return torch.linalg.vector_norm(outside, dim=1) / _norm(vectors)
 
-    def level(self, vectors: Float[Tensor, "k d"], cancellation: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
-        """Return the share outside that noise and rounding explain for a true vector.
+    def level(
+        self, vectors: Float[Tensor, "k d"], cancellation: Float[Tensor, "k"], input_noise: Float[Tensor, "k"]
+    ) -> Float[Tensor, "k"]:
+        """Return the share outside that noise, rounding and movement explain for a true vector.
 
-        ``cancellation`` says how many times larger the rounding of each sample's signals is than that of its inputs.
+        ``cancellation`` says how many times larger the rounding of each sample's signals is than that of its inputs,
+        ``input_noise`` is the standard deviation of the noise in the entries of each sample's input.
         """
         amplified = torch.linalg.vector_norm((vectors @ self.basis) / self.singular_values, dim=1)
         noise = self.noise * self.equations**0.5 * amplified / _norm(vectors)
         rounding = self.rounding * cancellation if self.signals else torch.full_like(noise, self.rounding)
-        return torch.hypot(torch.hypot(noise, rounding), torch.full_like(noise, self.drift))
+        moved = torch.hypot(self.sensitivity * input_noise, torch.full_like(noise, self.drift))
+        return torch.hypot(torch.hypot(noise, rounding), moved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +125,9 @@ class Network:
     """The weight of each later layer, by name."""
     output_gradient: Float[Tensor, "c"] | None = None
     """The gradient of the bias of the output layer: the sum of the signals at the outputs; None if there is no bias."""
+    input_noise: Float[Tensor, "b m"] | None = None
+    """Maps the pre-activations of a sample to σ Σ⁻¹p, whose norm is the noise in the entries of its input; None if this
+    noise is rounding (``spearpp.inversion.input_noise``)."""
     notes: list[str] = field(default_factory=list)
     """Why some later layers give no equations."""
 
@@ -211,6 +220,20 @@ class Network:
             kept[:, rows] = choices.gather(1, best.expand(len(kept), 1, -1))[:, 0]
         return shares, levels
 
+    def rounding_of_signals(
+        self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"], span: Span
+    ) -> Float[Tensor, "k"]:
+        """Return the rounding error of each sample's signals in a span, relative to their norms."""
+        return span.rounding * self._cancellation(self.replay(preactivations, labels)[1])
+
+    def _cancellation(self, signals: list[Tensor]) -> Float[Tensor, "k"]:
+        """Return how many times larger the rounding of each sample's signals is than that of its inputs."""
+        if self.loss not in (Loss.CROSS_ENTROPY, Loss.BCE):
+            return torch.ones_like(signals[0][:, 0])
+        count = len(self.rests[0].layers)
+        outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
+        return 1 / torch.stack([_norm(each) for each in outputs]).amin(0).clamp(max=1)
+
     def _levels(self, preactivations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return shares and levels at exactly these pre-activations."""
         spans, cancellation = self.equations, torch.ones_like(preactivations[:, 0])
@@ -219,13 +242,13 @@ class Network:
         else:
             inputs, signals = self.replay(preactivations, labels)
             vectors = self.of_spans(inputs, signals, spans)
-            if self.loss is not Loss.MSE:
-                count = len(self.rests[0].layers)
-                outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
-                cancellation = 1 / torch.stack([_norm(each) for each in outputs]).amin(0).clamp(max=1)
+            cancellation = self._cancellation(signals)
         pairs = list(zip(spans, vectors, strict=True))
         shares = torch.stack([span.share_outside(each) for span, each in pairs])
-        return shares, torch.stack([span.level(each, cancellation) for span, each in pairs])
+        input_noise = torch.zeros_like(cancellation)
+        if self.input_noise is not None:
+            input_noise = torch.linalg.vector_norm(preactivations @ self.input_noise.T, dim=1)
+        return shares, torch.stack([span.level(each, cancellation, input_noise) for span, each in pairs])
 
     def _inputs(self, preactivations: Tensor, widths: Mapping[str, float] | None) -> list[Tensor]:
         """Return the inputs of the later layers of all rounds."""
@@ -284,7 +307,8 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
     if own.left.shape[0] > own.batch_size:
         rounding = ROUNDING * seen.gradient_epsilon
         spans.append(Span(0, True, own.left, own.singular_values, _noise(own, seen), rounding))
-    return Network(tuple(each.rest for each in rounds), loss, outputs, tuple(spans), weights, output_gradient, notes)
+    rests = tuple(each.rest for each in rounds)
+    return Network(rests, loss, outputs, tuple(spans), weights, output_gradient, notes=notes)
 
 
 def _at_rank(seen: Observation, batch_size: int) -> Factors | None:
