@@ -5,6 +5,7 @@ from spearpp.errors import MissingExtraError, NonFiniteError
 CHECK_MODEL = "check --model, or omit it: every 2-D weight is then tried"
 CONFIG_EXAMPLE = "docs/howto.md shows an example of spearpp.toml under 'Accept a leak for a limited time'"
 HINTS = (
+    ("pass either an update or --rounds", "spearpp audit BEFORE AFTER, or spearpp audit --rounds FOLDER"),
     ("pass before=", "give both files: spearpp audit BEFORE AFTER"),
     ("leave out before", "this file already contains the weights: spearpp audit FILE"),
     ("has none of the update's parameters", CHECK_MODEL),
