@@ -15,7 +15,7 @@ from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.inversion.evidence import EXACT, certify, chance_of_zeros
 from spearpp.inversion.evidence.evidence import UNLUCKY, most_by_chance
-from spearpp.inversion.evidence.one_layer import widened
+from spearpp.inversion.evidence.patterns import widened
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import Selection

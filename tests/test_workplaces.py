@@ -127,11 +127,9 @@ def test_an_exit_code_decides_about_the_job(place: Path, code: str, rule: str, r
 
 
 def test_pre_commit_runs_the_hook_if_a_python_file_changes(place: Path) -> None:
-    pytest.importorskip("pre_commit")
-    manifest = ROOT / ".pre-commit-hooks.yaml"
+    pytest.importorskip("pre_commit.clientlib").load_manifest(ROOT / ".pre-commit-hooks.yaml")
     tool = (sys.executable, "-m", "pre_commit")
-    assert run(place, *tool, "validate-manifest", str(manifest)).returncode == 0
-    (hook,) = yaml.safe_load(manifest.read_text())
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
     # A hook of language python would install PyTorch here. Everything else is as in the manifest.
     hook |= {"language": "system", "args": ["net.py:Net", "--input", "30", "--batch", "4"]}
     (place / ".pre-commit-config.yaml").write_text(yaml.safe_dump({"repos": [{"repo": "local", "hooks": [hook]}]}))
@@ -174,6 +172,25 @@ def test_junit_has_a_failure_for_every_layer_that_leaks() -> None:
     assert next(child.tag for child in suite) == "properties"
     values = {each.get("name"): each.get("value") for each in suite.iter("property")}
     assert values["verdict"] == "LEAKS"
+
+
+def test_junit_skips_a_leak_that_was_accepted_and_fails_once_it_expired() -> None:
+    content = content_of(simulate.FedSGD())
+    acceptance = {"leak": "inputs/0", "most": 4, "reason": "test data", "expires": "2030-01-01", "sha256": None}
+    leak = {
+        "id": "inputs/0",
+        "kind": "inputs",
+        "where": "0",
+        "count": 4,
+        "exact": 4,
+        "total": 4,
+        "acceptance": acceptance,
+    }
+    for status, tag in (("accepted", "skipped"), ("expired", "failure"), ("exceeded", "failure")):
+        root = ElementTree.fromstring(junit({**content, "leaks": [{**leak, "status": status}]}))  # noqa: S314
+        found = root.find(f"./testsuite/testcase/{tag}")
+        assert found is not None
+        assert "test data" in found.get("message", "")
 
 
 def test_junit_does_not_fail_and_does_not_reassure_where_nothing_was_found() -> None:

@@ -27,6 +27,8 @@ from spearpp.errors import DataError
 
 NAME = "spearpp.toml"
 """Usual name of the file. A command reads the file only if the option ``--config`` names it."""
+EXAMPLE = "docs/howto.md shows an example of spearpp.toml under 'Accept a leak for a limited time'"
+"""Hint for a file with invalid entries."""
 MAX_BYTES = 2**15
 """Largest size of the file. Design choice: 32 KiB hold about 200 accepted leaks. The worst file of this size that we
 found, one key with 16,000 dots, is parsed in a second."""
@@ -88,7 +90,8 @@ class Config:
         if faults:
             more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
             listed = "".join(f"\n- {fault}" for fault in faults[:MAX_FAULTS] + more)
-            raise DataError(f"{path} has invalid entries:{listed}" if len(faults) > 1 else f"{path}: {faults[0]}")
+            message = f"{path} has invalid entries:{listed}" if len(faults) > 1 else f"{path}: {faults[0]}"
+            raise DataError(message, hint=EXAMPLE)
         return cls(path=str(path), **audit, thresholds=thresholds, accepted=accepted)
 
 
@@ -104,7 +107,7 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid TOML: {error}") from error
+        raise DataError(f"{path} is not valid TOML: {error}", hint=EXAMPLE) from error
 
 
 Check = Callable[[Any], str | None]

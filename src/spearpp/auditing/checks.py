@@ -128,7 +128,7 @@ def _scale(update: ClientUpdate) -> Iterable[Finding]:
         return
     last = update.gradients[name]
     largest, total = float(last.abs().max()), float(last.double().sum().abs())
-    if total > 1e-3 * float(last.double().abs().sum()):  # more than rounding: not a softmax classifier
+    if largest == 0 or total > 1e-3 * float(last.double().abs().sum()):  # not a softmax classifier: more than rounding
         return
     limit = "the gradient of the last bias of a classifier lies within ±1"
     if update.lr is None and update.kind != "gradients":

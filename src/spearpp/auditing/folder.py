@@ -147,7 +147,8 @@ def read_document(folder: FileName) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise DataError(
-            f"{file} cannot be read: {error.strerror or error}; is {folder} a folder of an audit?"
+            f"{file} cannot be read: {error.strerror or error}; is {folder} a folder of an audit?",
+            hint="spearpp audit --out DIR writes such a folder",
         ) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
@@ -155,7 +156,8 @@ def read_document(folder: FileName) -> dict[str, Any]:
         raise DataError(f"{file} is not the report of an audit")
     if content.get("version") != VERSION:
         raise DataError(
-            f"{file} has version {str(content.get('version'))[:20]}, but this spearpp reads version {VERSION}"
+            f"{file} has version {str(content.get('version'))[:20]}, but this spearpp reads version {VERSION}",
+            hint="audit the update again to get a report of this version",
         )
     return content
 

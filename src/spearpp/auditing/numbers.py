@@ -20,7 +20,7 @@ SAME_MAGNITUDE = 1.05
 """Largest ratio of the 90th to the 10th percentile of the magnitudes at which all entries have the same magnitude. A
 design choice: the ratio is 1 for signs and 13 for Gaussian entries."""
 FEW_VALUES = 256
-"""Largest number of different values of a quantised gradient: the number of values of 8 bits."""
+"""Largest number of different values of a quantised gradient. Derived: the number of values of 8 bits."""
 HALF = {torch.bfloat16: ("bfloat16", "4e-3"), torch.float16: ("float16", "5e-4")}
 """Names and relative rounding errors of the 16-bit formats: 2⁻⁸ and 2⁻¹¹. bfloat16 is first, because most of its values
 are float16 values too."""

@@ -112,6 +112,7 @@ def chain(update: ClientUpdate) -> nn.Module:
     named = numbered or all(name.endswith("weight") for name in matrices)
     if len(layers) < 2 or not connected or used != set(weights) or not named:
         raise OptionError(
-            "--model mlp: the weights do not form a chain of Linear layers. Name your own factory, or use --model none"
+            "--model mlp: the weights do not form a chain of Linear layers",
+            hint="name your own class with --model pkg.mod:Net, or omit --model",
         )
     return AssumedNetwork(layers, nn.functional.relu)

@@ -52,8 +52,10 @@ def _recovered(path: Path) -> Tensor:
         return Batch.load(path).inputs
     result = AuditResult.load(path)
     if not result.inputs.shape[1]:
-        raise DataError(f"{path} contains no recovered inputs: the audit found none, or the report omits them")
+        why = f"{path} contains no recovered inputs: the audit found none, or the report omits them"
+        raise DataError(why, hint="spearpp report DIR shows what the audit found")
     if result.best is not None and result.best.layer.sees == "features":
         what = f"features of layer {result.best.layer.name}, which cannot be compared with inputs of the model"
-        raise DataError(f"{path} contains {what}")
+        advice = "spearpp score compares inputs only; the features are in recovered.safetensors"
+        raise DataError(f"{path} contains {what}", hint=advice)
     return result.inputs

@@ -14,16 +14,15 @@ from dataclasses import replace
 import torch
 
 from spearpp.inversion.factors import Factors
+from spearpp.inversion.input_noise import typical_inputs
 from spearpp.inversion.network import ROUNDING, Network, Span
 from spearpp.inversion.observation import Observation, observe
 from spearpp.model.following import Following
 from spearpp.types import Tensor
 
-OUTSIDE = 0.1
+OUTSIDE = 0.2
 """Share of a vector outside its space because of the movement, over the change of the vector by the whole movement.
 Measured: 0.03 to 0.15 with the weights halfway (``docs/lab/notebook.md``, "Local training with any activation")."""
-POINTS = 32
-"""Number of points at which the change of the vectors is measured. Design choice: a median needs a few."""
 
 
 def halfway_network(path: Sequence[tuple[Observation, Following]], own: Factors) -> Network | None:
@@ -62,17 +61,8 @@ def halfway_network(path: Sequence[tuple[Observation, Following]], own: Factors)
 
 
 def _changes(networks: list[Network], layers: list[Observation]) -> list[float]:
-    """Return the relative change of the vector of each span by the whole movement of the weights.
-
-    A row of the gradient over its bias gradient is a weighted sum of the inputs, with weights that sum to one. The rows
-    with the smallest such sums serve as inputs. Without a bias, the rows serve as inputs of norm √n.
-    """
-    inputs = layers[0].gradient
-    norms = torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
-    size = inputs[:, -1:] if layers[0].has_bias else norms / inputs.shape[1] ** 0.5
-    inputs = inputs / torch.where(size == 0, torch.nan, size)
-    order = torch.nan_to_num(torch.linalg.vector_norm(inputs, dim=1), nan=torch.inf).argsort()
-    inputs = torch.nan_to_num(inputs[order[:POINTS]])
+    """Return the relative change of the vector of each span by the whole movement of the weights."""
+    inputs = typical_inputs(layers[0])
     labels = torch.arange(len(inputs), device=inputs.device) % max(1, networks[0].labels)
 
     def vectors(number: int) -> list[Tensor]:

@@ -10,6 +10,7 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import assemble
+from spearpp.inversion.input_noise import with_input_noise
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
@@ -46,11 +47,11 @@ def invert(
 
     If a ReLU follows the layer, the gradient is D Xᵀ, and about half of the entries of D are zero. For any
     factorisation L R of the gradient there is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions
-    q that make L q sparse. ``search``
-    proposes such directions, and the pool keeps the sparse ones. The weights of the layer decide which b of them belong
-    together, by the score λ. ``spearpp.inversion.loop`` says when the search stops. If it ends before the whole batch
-    is found, the orthogonal complement completes the directions that were found, and the inputs are returned without
-    certificates; or only those inputs are returned that single rows of the gradient revealed, if there are any.
+    q that make L q sparse. ``search`` proposes such directions, and the pool keeps the sparse ones. The weights of the
+    layer decide which b of them belong together, by the score λ. ``spearpp.inversion.loop`` says when the search stops.
+    If it ends before the whole batch is found, the orthogonal complement completes the directions that were found, and
+    the inputs are returned without certificates; or only those inputs are returned that single rows of the gradient
+    revealed, if there are any.
 
     If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
     (``spearpp.inversion.next_layer``). Batches of nearly m/2 samples are then recovered, and each input is certified on
@@ -119,7 +120,8 @@ def invert(
         problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
         if following is not None and problem.batch_size > 1:
             rests = [following] if isinstance(following, Following) else following
-            problem = replace(problem, network=network_equations(rests, problem.factors, seen))
+            equations = network_equations(rests, problem.factors, seen)
+            problem = replace(problem, network=with_input_noise(equations, problem.factors, seen))
     if problem.batch_size == 0:
         return _nothing(problem, reading.why, clock)
     problem = search.place(problem)

@@ -19,7 +19,7 @@ from spearpp.inversion.pool import solve_weighted, zero_weights
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Inversion, Stats
 from spearpp.inversion.selection import inputs_at
-from spearpp.inversion.swaps import Inverse, agreeing
+from spearpp.inversion.swaps import agreeing
 from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import smallest_eigenvector
@@ -178,9 +178,9 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             problem, directions = _select_layers(problem, kept), chosen[kept]
             zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
             evidence = certify_many(problem, directions, zeros)
-            inverse = Inverse.of(problem, directions)
-            scores = (agreeing(problem, inverse, zeros) / zeros[0].numel()).tolist()
-            inputs = inputs_at(problem, inverse.rows, zeros).to(seen.dtype)
+            points = torch.linalg.inv(directions.mT)
+            scores = (agreeing(problem, points, zeros) / zeros[0].numel()).tolist()
+            inputs = inputs_at(problem, points, zeros).to(seen.dtype)
         stats = Stats(
             starts=STARTS,
             steps=STARTS * effort.steps,

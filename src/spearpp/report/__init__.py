@@ -136,7 +136,8 @@ def rerender(
     presentation = presentation or Presentation.of(shown_width(result), _shown_truth(result, truth))
     stored_redaction: Redaction = content.get("redacted", "none")
     if stored_redaction != "none" and truth is not None:
-        raise OptionError(f"the inputs in {path} were redacted, so they cannot be compared with a true batch")
+        why = f"the inputs in {path} were redacted, so they cannot be compared with a true batch"
+        raise OptionError(why, hint="omit --truth")
     compared = None if truth is None else compare(result, truth)
     redact = redact if stored_redaction == "none" else stored_redaction
     try:

@@ -38,7 +38,8 @@ def print_pdf(page: Path) -> Path:
     if browser is None:
         raise DataError(
             "no browser was found that can print a PDF. Install Chromium or Chrome, or open report.html in any browser "
-            "and print it there"
+            "and print it there",
+            hint="spearpp report DIR without --pdf writes the page",
         )
     target = page.with_suffix(".pdf")
     with tempfile.TemporaryDirectory() as scratch:

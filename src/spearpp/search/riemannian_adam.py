@@ -9,7 +9,7 @@ import torch
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels.paper import for_descent
 from spearpp.search.descent import Descent, Step
-from spearpp.search.losses import L1, LogCosh, Loss
+from spearpp.search.losses import L1, LogCosh, SparsityLoss
 from spearpp.types import Float, Tensor
 
 ROUGH = 2.0**-11
@@ -91,7 +91,7 @@ class AdamStep:
         sphere.adam_step(points, gradient, self.momentum, self.second, rate, correction, weights, self.epsilon)
 
 
-def _width(loss: Loss) -> float | None:
+def _width(loss: SparsityLoss) -> float | None:
     """Return μ if the derivative of the loss is tanh(y/μ), 0 if it is the sign, and None otherwise."""
     match loss:
         case L1():

@@ -91,7 +91,8 @@ def open_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[Lazy, dict[
         path = _checkpoint_in(path)
     reader = open_index if path.name.lower().endswith(INDEX) else READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"{path.name}: expected a file ending in {', '.join(READERS)}")
+        why = f"{path.name}: expected a file ending in {', '.join(READERS)}"
+        raise DataError(why, hint="save the update as .safetensors, .pt, .npz or .npy")
     source = Source.of(path)
     if source.size > largest:
         raise DataError(f"{path} has {source.size:,} bytes, more than the {largest:,} allowed")
@@ -137,7 +138,7 @@ def _as_dense(name: str, stored: Stored) -> Stored:
     """Convert a stored tensor as ``names.dense`` converts a tensor in memory: float8 becomes float32."""
     dtype = stored.spec.dtype
     if dtype.is_complex:
-        raise DataError(f"{name[:80]!r} is complex: send floating-point numbers")
+        raise DataError(f"{name[:80]!r} is complex, but only floating-point tensors are supported")
     return map_blocks(Tensor.float, stored) if dtype.is_floating_point and dtype.itemsize == 1 else stored
 
 
@@ -171,7 +172,8 @@ def write_whole(path: Path, content: bytes) -> None:
     except (OSError, ValueError) as error:
         if scratch is not None:
             scratch.unlink(missing_ok=True)
-        raise DataError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        why = f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise DataError(why, hint="choose another --out folder") from error
 
 
 def _umask() -> int:

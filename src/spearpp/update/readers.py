@@ -48,6 +48,8 @@ DTYPES = {
     "C64": torch.complex64,
 }
 """Supported dtypes by their names in the safetensors format."""
+STATE_DICT = "save only the state dict: torch.save(model.state_dict(), path)"
+"""Hint for a pickle that contains code."""
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "weights", "params", "gradients", "grads")
 """Keys under which training scripts store a state dict in a checkpoint."""
 MAX_INDEX_BYTES = 2**26
@@ -125,7 +127,7 @@ def open_torch(source: Source, largest: int) -> tuple[dict[str, Stored], dict[st
             is_archive = zipfile.is_zipfile(file)
             pickles = _read_pickles(file, source, largest) if is_archive else path.read_bytes()
         if b"bytearray" in pickles:  # weights_only allows this call, and with it an allocation of any size
-            raise DataError(f"{path} holds more than tensors, and was not loaded")
+            raise DataError(f"{path} holds more than tensors, and was not loaded", hint=STATE_DICT)
         stored = _tensors_by_offset(source) if is_archive else None
         if stored is None:
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -134,7 +136,8 @@ def open_torch(source: Source, largest: int) -> tuple[dict[str, Stored], dict[st
     except DataError:
         raise
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path} holds more than tensors, or is damaged, and was not loaded") from error
+        why = f"{path} holds more than tensors, or is damaged, and was not loaded"
+        raise DataError(why, hint=STATE_DICT) from error
     except Exception as error:  # a hostile pickle can make torch.load raise any exception
         raise DataError(f"{path} is not a readable PyTorch file: {type(error).__name__}") from error
     return stored, {}

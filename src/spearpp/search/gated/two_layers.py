@@ -26,6 +26,7 @@ import torch
 from spearpp.inversion.matches import SIGMAS, Matches, confirm, forward_noise, no_matches, outside, solve_inputs
 from spearpp.inversion.next_layer import NextLayer
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement, independent, min_masked_residual
 from spearpp.linalg.recording import repeat
@@ -60,8 +61,6 @@ ONE_LAYER_SHARE = 0.3
 recovers at most 0.25 m samples (docs/lab/notebook.md, section "The next layer")."""
 END_COSINE, SOLVED_COSINE = 0.99, 0.9999
 """Cosine above which two end points are the same input, before and after they are solved exactly. Design choice."""
-INDEPENDENT = 1e-6
-"""Minimum distance of a new direction from the span of the known ones. Design choice: above rounding errors."""
 MIN_YIELD = 0.05
 """Minimum share of the starts of a round that yield new inputs, without more starts next time. Design choice."""
 BETA = 1.4
@@ -206,7 +205,7 @@ class TwoLayerRounds:
         )
         new = select_rows(found, accepted)
         directions = torch.cat([self.found.directions, new.directions])
-        distances = torch.full_like(directions[:, 0], INDEPENDENT)
+        distances = torch.full_like(directions[:, 0], SAME_DIRECTION)
         kept = independent(directions, distances, always=len(self.found))[len(self.found) :]
         return select_rows(new, kept - len(self.found))
 
