@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from spearpp.simulate.backbones import Frozen
 from spearpp.types import Tensor
 
 ADULT_CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)
@@ -151,23 +152,6 @@ def resnet18(classes: int, *, frozen: bool) -> nn.Module:
     stem = (nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
     backbone = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return nn.Sequential(Frozen(backbone) if frozen else backbone, nn.Linear(512, classes))
-
-
-class Frozen(nn.Module):
-    """A backbone without gradients that stays in evaluation mode."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone.requires_grad_(False).eval()
-
-    def train(self, mode: bool = True) -> "Frozen":
-        """Keep the evaluation mode."""
-        return super().train(False) if mode else super().train(mode)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features."""
-        features: Tensor = self.backbone(x)
-        return features
 
 
 class TabTransformer(nn.Module):
