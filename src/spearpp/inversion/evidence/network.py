@@ -11,7 +11,7 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them;
 - **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of each row of the layer's gradient
   adds to every entry of x̂ = V p. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio
-  of a share to its level if this exceeds 1.
+  of a share to its level if this exceeds 1. It also covers residuals that noise does not explain, in any direction.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
@@ -79,7 +79,8 @@ def judge_points(
     inputs = found.coordinates @ (factors.right / factors.singular_values[:, None])
     size = torch.linalg.vector_norm(inputs, dim=1)
     length = torch.linalg.vector_norm(inputs[:, : columns - problem.seen.has_bias], dim=1)
-    error = SIGMAS * torch.hypot(spread, rows) * excess.clamp_min(1) / length
+    sigmas = SIGMAS * excess.clamp_min(1)
+    error = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * rows) / length
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
@@ -104,6 +105,17 @@ def _counts(network: Network) -> dict[str, float]:
         name: float(sum(span.equations for span in network.equations if span.signals is signals))
         for name, signals in (("forward", False), ("backward", True))
     }
+
+
+def _unexplained(network: Network, ratios: Float[Tensor, "s k"]) -> Float[Tensor, "k"]:
+    """Return the norm of the residuals that noise does not explain, in units of the noise of one equation.
+
+    Samples below the noise cause such residuals. They need not have random directions, so all of this norm may point in
+    the direction in which the equations determine the point least. The squared norm of the noise of e equations varies
+    by √(2/e) of its mean.
+    """
+    sizes = torch.tensor([span.equations for span in network.equations], device=ratios.device)[:, None]
+    return (sizes * (ratios.square() - 1 - SIGMAS * (2 / sizes).sqrt()).clamp_min(0)).sum(0).sqrt()
 
 
 def effective_equations(problem: Problem, network: Network, found: Solutions) -> int:
