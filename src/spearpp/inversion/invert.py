@@ -11,9 +11,9 @@ import torch
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import assemble
 from spearpp.inversion.clock import Clock
+from spearpp.inversion.input_noise import with_input_noise
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
-from spearpp.inversion.input_noise import with_input_noise
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
