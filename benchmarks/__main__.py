@@ -9,6 +9,7 @@ BENCHMARKS = {
     "equations": "recovery rates of the network equations, by activation, width and batch size; also trained networks",
     "equations_clients": "the network equations after local training (FedAvg) and with noise",
     "pixels": "pictures that are recovered through convolutions and max-pooling, by network and batch size",
+    "dp_bound": "two attacks on DP-SGD beside the bound that the stated noise implies (honest rows must stay below it)",
     "frontier": "largest batch that is recovered from one layer and from two layers",
     "paper": "steps per second of the paper's search, of geoopt and of plain PyTorch",
     "fused": "the paper's search in one GPU kernel, compared with single steps",

@@ -30,7 +30,7 @@ from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import pose
 from spearpp.linalg import sphere
 from spearpp.search import Gated
-from spearpp.search.gated.reflect import reflect
+from spearpp.search.gated.two_layers import reflect
 
 ALPHAS = (1.0, 1.4, 2.0, 3.0, 5.0, 8.0)
 """Values of α in ``--rows weights``."""

@@ -78,10 +78,11 @@ ROWS = {
     "fedavg8": Setting("FedAvg CNN 28x28", 8),
     "fedavg16": Setting("FedAvg CNN 28x28", 16),
     "fedavg32": Setting("FedAvg CNN 28x28", 32),
+    "trained": Setting("FedAvg CNN 28x28, trained", 16, trained=True),
     "leaf32": Setting("LEAF FEMNIST CNN", 32, hidden=2048, classes=62),
     "leaf100": Setting("LEAF FEMNIST CNN", 100, hidden=2048, classes=62),
     "cifar16": Setting("CNN 3x32x32", 16, side=32, channels=3),
-    "trained16": Setting("CNN 3x32x32, trained", 16, side=32, channels=3, trained=True),
+    "cifar-trained": Setting("CNN 3x32x32, trained", 16, side=32, channels=3, trained=True),
 }
 """Rows by name."""
 

@@ -10,7 +10,7 @@ import spearpp
 from models import TwoInputs
 from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
 from spearpp.auditing.replay import replay
-from spearpp.auditing.spectrum import spectrum
+from spearpp.auditing.spectrum import quick_spectrum
 from spearpp.errors import OptionError
 from spearpp.search import Gated
 from spearpp.simulate import DPSGD, Batch, Cast, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
@@ -197,7 +197,7 @@ class TestReplay:
         model, batch = mlp(features=300), batch_of(8, features=300)
         clean = FedSGD()(model, batch).gradients["0.weight"]
         noise = 0.1 * float(clean.square().mean().sqrt())
-        result = audit(DPSGD(clip=1e9, noise=noise)(model, batch), model, budget=20)
+        result = audit(DPSGD(clip=1e9, noise=noise)(model, batch), model, search=Gated(starts=512))
         assert result.verdict is Verdict.LEAKS
         assert "up to" in result.summary
         assert len(result.inputs) >= 7
@@ -278,7 +278,7 @@ class TestWire:
     )
     def test_what_leaks_is_right(self, client: Client, leaks: bool) -> None:
         model, batch = mlp(), batch_of(9)
-        result = audit(client(model, batch), model, budget=10)
+        result = audit(client(model, batch), model, search=Gated(starts=512))
         assert (result.verdict is Verdict.LEAKS) is leaks
         assert bool(len(result.inputs)) is leaks
         for x in result.inputs:
@@ -412,8 +412,8 @@ class TestConsistency:
             return values, vectors
 
         monkeypatch.setattr(torch.linalg, "eigh", counted)
-        assert spectrum(update.gradients["0.weight"], update.weights["0.weight"]).rank == 16
+        assert quick_spectrum(update.gradients, update.weights, "0.weight").rank == 16
         assert sizes == [550]
-        noise = torch.randn(1100, 3072)
-        assert spectrum(noise, update.weights["0.weight"]).rank is None
+        noise = {"0.weight": torch.randn(1100, 3072)}
+        assert quick_spectrum(noise, update.weights, "0.weight").rank is None
         assert sizes[1:] == [550, 1100]  # what fills the part is looked at as a whole

@@ -110,7 +110,7 @@ def test_numbers_come_on_demand(watched: Watched) -> None:
     assert not first.locator("dl").is_visible()
     first.locator("summary").click()
     assert first.locator("dl").is_visible()
-    assert "One training sample, or the mean of samples that differ by at most" in first.inner_text()
+    assert "One training sample, or the mean of samples that differ from it by at most" in first.inner_text()
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -189,7 +189,7 @@ def test_layers_names_what_qualifies(simulated: Path, capsys: pytest.CaptureFixt
         (["audit", "mine/update.safetensors", "--truth", "one.npz"], "one.npz"),
         (["audit", "mine/update.safetensors", "--fail-on", "x"], "--fail-on x"),
         (["audit", "mine/update.safetensors", "--json", "--sarif"], "cannot be combined"),
-        (["audit", "mine/update.safetensors", "--lr", "0.1"], "already contains the weights"),
+        (["audit", "mine/update.safetensors", "--lr", "0.1"], "says what is known about lr"),
         (["audit", "mine/update.safetensors", "--out", "one.txt/folder"], "one.txt"),
         (["report", "mine"], "is mine a folder of an audit"),
         (["score", "mine", "mine/truth.safetensors"], "is mine a folder of an audit"),
@@ -221,6 +221,30 @@ def test_bad_input_is_one_line_with_a_hint_and_code_two(
     assert "Traceback" not in caught.err
     assert len([line for line in caught.err.splitlines() if line.startswith("error:")]) <= 1
     assert sorted(str(path) for path in folder.rglob("*")) == before  # nothing was written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["audit", "mine/update.safetensors", "--lr", "0.1"], "leave out --lr and --steps"),
+        (["audit", "one.pt", "mine/update.safetensors"], "pass this file alone"),
+        (["audit", "one.pt"], "give both files: spearpp audit BEFORE AFTER"),
+        (["audit", "code.pt", "one.pt"], "save only the state dict"),
+        (["audit", "nowhere.pt", "one.pt"], "check the path"),
+        (["audit", "mine/update.safetensors", "--shape", "3x3"], "omit --shape"),
+        (["score", "mine", "mine/truth.safetensors"], "spearpp audit --out DIR"),
+        (["layers", "one.txt"], "save the update as .safetensors"),
+        (["audit", "mine/update.safetensors", "--budget", "x"], "spearpp audit --help"),
+    ],
+)
+def test_a_hint_answers_the_mistake(capsys: pytest.CaptureFixture[str], arguments: list[str], advice: str) -> None:
+    assert main([*SIMULATED, "--out", "mine"]) == 0
+    torch.save({"weight": torch.ones(3, 3)}, "one.pt")
+    torch.save({"f": os.system}, "code.pt")
+    Path("one.txt").write_text("x")
+    capsys.readouterr()
+    assert main(arguments) == 2
+    assert advice in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_traceback_is_there_for_who_wants_it(capsys: pytest.CaptureFixture[str]) -> None:

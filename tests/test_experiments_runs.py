@@ -21,7 +21,7 @@ import typer
 from spearpp.cli.running import Session
 from spearpp.errors import OptionError
 from spearpp.experiments import Attack, Cell, Failed, Local, Ray, Source, Store, cells_of, run
-from spearpp.experiments.engines import Done, Outcome
+from spearpp.experiments.engine import Done, Outcome
 from spearpp.search import Gated
 
 SETTING = Attack(b=4, m=60, data=Source("digits"))
@@ -251,6 +251,22 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
     assert left.value.exit_code == 130
     assert engine.ended
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+class OtherVersion:
+    """An engine whose worker runs another version of the code."""
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        return (Done(cell, {"exact": True}, {}, code="0+other") for cell in cells)
+
+    def close(self) -> None: ...
+
+
+def test_results_of_another_code_version_are_not_stored(tmp_path: Path) -> None:
+    with Store(tmp_path / "cells.sqlite") as store:
+        failed = run(cells_of(SETTING, 2), store, OtherVersion())
+        assert ["install the same version" in each.why for each in failed] == [True, True]
+        assert len(store) == 0
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
 from spearpp.linalg import sphere
 from spearpp.search import Proposals, RiemannianAdam, Search
-from spearpp.search.losses import Loss
+from spearpp.search.losses import SparsityLoss
 from spearpp.simulate import Batch
 from spearpp.update.files import READERS, open_tensors
 from spearpp.update.lazy import Stored
@@ -61,7 +61,7 @@ class Huber:
 
 def test_a_new_loss_drives_riemannian_adam() -> None:
     y = torch.linspace(-0.02, 0.02, 41, dtype=torch.float64)[None].requires_grad_()
-    loss: Loss = Huber()
+    loss: SparsityLoss = Huber()
     torch.testing.assert_close(torch.autograd.grad(loss.value(y).sum(), y)[0], loss.gradient(y.detach()))
     model, batch = model_and_batch(6, 90, 90)
     search = RiemannianAdam(loss=loss, starts=2048)

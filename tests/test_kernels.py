@@ -22,7 +22,7 @@ from spearpp.linalg.recording import repeat
 from spearpp.search import RiemannianAdam
 from spearpp.search.gated.descent import Effort, descend, descend_many
 from spearpp.search.gated.objective import Gates
-from spearpp.search.losses import L1, LogCosh, Loss
+from spearpp.search.losses import L1, LogCosh, SparsityLoss
 
 SHAPES = [(1, 1), (3, 7), (130, 20), (64, 1000), (9, 4099)]
 
@@ -218,7 +218,7 @@ def test_without_a_gpu_a_descent_goes_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("loss", [L1(), LogCosh(1 / 300)], ids=repr)
-def test_the_reference_descent_is_the_search_step_by_step(loss: Loss) -> None:
+def test_the_reference_descent_is_the_search_step_by_step(loss: SparsityLoss) -> None:
     rows, points, momentum, second, _ = (each.double() for each in descent(7, 60, 30, steps=1))
     search = RiemannianAdam(loss=loss, steps=40, rates=((0, 1e-1), (15, 1e-3), (30, 1e-5)))
     expected = search.descend(rows, points.clone())

@@ -24,9 +24,9 @@ from spearpp.cli import main
 from spearpp.cli.models import model_of
 from spearpp.errors import DataError, NonFiniteError, OptionError
 from spearpp.types import Tensor
-from spearpp.update import lazy, readers, source
+from spearpp.update import lazy, npz, source
 from spearpp.update.files import open_tensors, read_tensors
-from spearpp.update.npz import BinaryFile
+from spearpp.update.source import BinaryFile
 
 RATE = 0.1
 FORMATS = ("ours", "safetensors", "pt", "transposed.pt", "sparse.pt", "old.pt", "npz", "packed.npz", "fortran.npz")
@@ -89,7 +89,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         fill(file, tensor, path)
 
     monkeypatch.setattr(source, "fill", counted)
-    monkeypatch.setattr(readers, "fill", counted)
+    monkeypatch.setattr(npz, "fill", counted)
     return sizes
 
 

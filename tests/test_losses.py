@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spearpp.errors import OptionError
-from spearpp.search.losses import L1, LogCosh, Loss, NegativeL4
+from spearpp.search.losses import L1, LogCosh, NegativeL4, SparsityLoss
 
-LOSSES: list[Loss] = [L1(), LogCosh(1 / 300), LogCosh(2.0), NegativeL4()]
+LOSSES: list[SparsityLoss] = [L1(), LogCosh(1 / 300), LogCosh(2.0), NegativeL4()]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=repr)
 @given(seed=st.integers(0, 10_000), m=st.integers(1, 50), points=st.integers(1, 5))
-def test_gradient_is_the_derivative_of_the_value(loss: Loss, seed: int, m: int, points: int) -> None:
+def test_gradient_is_the_derivative_of_the_value(loss: SparsityLoss, seed: int, m: int, points: int) -> None:
     y = torch.randn(points, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * m**-0.5
     y.requires_grad_()
     (expected,) = torch.autograd.grad(loss.value(y).sum(), y)
@@ -21,7 +21,7 @@ def test_gradient_is_the_derivative_of_the_value(loss: Loss, seed: int, m: int, 
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=repr)
-def test_gradient_can_be_written_in_place_and_leaves_y_alone_otherwise(loss: Loss) -> None:
+def test_gradient_can_be_written_in_place_and_leaves_y_alone_otherwise(loss: SparsityLoss) -> None:
     y = torch.linspace(-1, 1, 7)[None]
     before = y.clone()
     expected = loss.gradient(y)
@@ -31,7 +31,7 @@ def test_gradient_can_be_written_in_place_and_leaves_y_alone_otherwise(loss: Los
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=repr)
-def test_losses_are_even_and_count_every_entry(loss: Loss) -> None:
+def test_losses_are_even_and_count_every_entry(loss: SparsityLoss) -> None:
     y = torch.randn(3, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(loss.value(-y), loss.value(y))
     torch.testing.assert_close(loss.value(torch.cat([y, y], dim=1)), 2 * loss.value(y))

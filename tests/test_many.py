@@ -11,12 +11,13 @@ from spearpp import simulate
 from spearpp.errors import NonFiniteError, ShapeError
 from spearpp.inversion import many
 from spearpp.inversion.factors import decompose_many
-from spearpp.inversion.many import Layer, one_round, stack
+from spearpp.inversion.many import one_round, stack
 from spearpp.inversion.result import Inversion
 from spearpp.search import Gated
+from spearpp.types import LayerTensors
 
 
-def together(layers: Sequence[Layer]) -> dict[int, Inversion]:
+def together(layers: Sequence[LayerTensors]) -> dict[int, Inversion]:
     """What one round settles; on a CPU ``invert_many`` does not ask it."""
     return dict(one_round(stack(layers), Gated(), torch.Generator().manual_seed(0)))
 
@@ -58,7 +59,7 @@ class TestOneRound:
             assert mixed[place].score(result).exact
 
     def test_neurons_without_a_gradient(self, make_client: MakeClient) -> None:
-        layers: list[Layer] = []
+        layers: list[LayerTensors] = []
         for seed in range(3):
             seen = make_client(5, 120, 60, seed=seed).seen
             assert seen.bias is not None
@@ -80,7 +81,7 @@ class TestOneRound:
             )
 
     def test_without_a_bias(self, make_client: MakeClient) -> None:
-        layers: list[Layer] = []
+        layers: list[LayerTensors] = []
         for seed in range(3):
             seen = make_client(6, 120, 60, seed=seed, bias=False).seen
             layers.append((seen.grad_weight, None, seen.weight, None))
@@ -96,7 +97,7 @@ class TestOneRound:
             assert float(cosine.abs().amax(1).min()) > 1 - 1e-6
 
     def test_noise_is_left_to_a_closer_look(self, clients: list[Client]) -> None:
-        layers: list[Layer] = []
+        layers: list[LayerTensors] = []
         for client in clients[:2]:
             seen = client.seen
             noise = 1e-4 * torch.randn(seen.grad_weight.shape, generator=torch.Generator().manual_seed(0))
@@ -108,7 +109,7 @@ class TestOneRound:
         seen = clients[0].seen
         assert seen.grad_bias is not None
 
-        def with_gradient(weight: torch.Tensor, bias: torch.Tensor) -> Layer:
+        def with_gradient(weight: torch.Tensor, bias: torch.Tensor) -> LayerTensors:
             return weight, bias, seen.weight, seen.bias
 
         grown = torch.outer(torch.arange(120.0), torch.ones(60))
@@ -187,7 +188,7 @@ class TestMany:
             spearpp.invert_many([(seen.grad_weight.T, seen.grad_bias, seen.weight, seen.bias)])
 
 
-def moved_to(seen: simulate.LayerGradient, device: torch.device) -> Layer:
+def moved_to(seen: simulate.LayerGradient, device: torch.device) -> LayerTensors:
     assert seen.grad_bias is not None
     assert seen.bias is not None
     return seen.grad_weight.to(device), seen.grad_bias.to(device), seen.weight.to(device), seen.bias.to(device)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spearpp import Normalisation, score
 from spearpp.errors import NonFiniteError, ShapeError
-from spearpp.metrics import BEST_PSNR, accuracy
+from spearpp.metrics import BEST_PSNR
 
 
 def images(b: int, n: int, seed: int) -> torch.Tensor:
@@ -63,7 +63,6 @@ def test_the_papers_accuracy_is_of_the_mean_and_ours_of_each() -> None:
     result = score(one_wrong, truth)
     assert result.accurate
     assert not result.exact
-    assert accuracy([result, score(truth + 0.1, truth)]) == 0.5
     assert not score(truth + 0.1, truth).accurate
     assert score(truth + 0.01, truth, threshold=25).exact
 
@@ -82,5 +81,3 @@ def test_what_cannot_be_compared_is_refused() -> None:
         score(torch.zeros(1, 1), torch.tensor([[torch.nan]]))
     with pytest.raises(ShapeError, match="normalisation of 2 columns for inputs of 3"):
         score(torch.ones(1, 3), torch.ones(1, 3), normalisation=Normalisation.identity(2))
-    with pytest.raises(ShapeError, match="no scores"):
-        accuracy([])

@@ -29,8 +29,7 @@ from spearpp.metrics import Score
 from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import sent_back
 from spearpp.search.gated.backward import BackwardRounds
-from spearpp.search.gated.reflect import reflect
-from spearpp.search.gated.two_layers import TwoLayerRounds
+from spearpp.search.gated.two_layers import TwoLayerRounds, reflect
 from spearpp.simulate import Batch, LayerGradient
 from spearpp.types import select_rows
 
@@ -250,7 +249,7 @@ class TestCertificates:
         swapped = select_rows(seen, torch.arange(len(seen)).roll(1))
         assert not bool(certify_two_layers(truth.problem, truth.next_layer, swapped, settled).exact.any())
 
-    @pytest.mark.parametrize("level", [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+    @pytest.mark.parametrize("level", [1e-8, 1e-6, 1e-5, 1e-3])
     def test_under_noise_nothing_wrong_is_certified(self, level: float) -> None:
         for seed in range(2):
             truth = pair(25, 100, seed=seed)
@@ -261,7 +260,7 @@ class TestCertificates:
                 )
                 for layer in truth.layers
             ]
-            result = Pair(truth.batch, noisy).invert(Gated(starts=1024), batch_size=25)
+            result = Pair(truth.batch, noisy).invert(Gated(starts=512), batch_size=25)
             assert truth.wrong(result) == 0
             if level == 1e-8:
                 assert result.missing <= 2

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import MakeClient
-from spearpp.linalg.nullspace import _inverse, _largest, _starts, kernel_vectors, lines, random_subsets
+from spearpp.linalg.nullspace import _inverse, _largest, _starts, kernel_vectors, random_subsets
+from spearpp.search.base import lines
 
 
 @given(st.integers(2, 25), st.integers(-1, 12), st.integers(0, 10_000))

@@ -27,7 +27,7 @@ import spearpp
 from spearpp import AuditResult, simulate
 from spearpp.auditing.folder import read_document
 from spearpp.errors import OptionError
-from spearpp.integrations.common.naming import Pseudonyms
+from spearpp.integrations.common.federation import Pseudonyms
 from spearpp.integrations.nvflare import AuditFilter
 
 ROOT = Path(__file__).parents[1]

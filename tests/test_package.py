@@ -121,3 +121,54 @@ def test_the_version_and_the_import_do_not_wait_for_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"spearpp {spearpp.__version__}\n"
+
+
+def test_the_wheel_alone_holds_everything_that_the_core_and_the_report_need(tmp_path: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+    for command in (
+        (*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)),
+        (
+            *pip,
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--find-links",
+            str(tmp_path),
+            "--target",
+            str(tmp_path / "lib"),
+            "spearpp",
+        ),
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        assert done.returncode == 0, done.stderr
+    done = run(
+        """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import spearpp
+        from spearpp import report, simulate
+        assert spearpp.__file__.startswith(sys.argv[1]), spearpp.__file__
+        model, batch = simulate.mlp(30, [60], 10), simulate.random_batch(3, features=30)
+        print(report.write(sys.argv[2], spearpp.audit(simulate.FedSGD()(model, batch), model)).stat().st_size > 10_000)
+        """,
+        str(tmp_path / "lib"),
+        str(tmp_path / "report"),
+    )
+    assert done.stdout == "True\n", done.stderr
+    metadata = next((tmp_path / "lib").glob("spearpp-*.dist-info")) / "METADATA"
+    assert f"Version: {spearpp.__version__}\n" in metadata.read_text()
+
+
+def test_the_page_about_versions_states_the_versions_of_the_formats() -> None:
+    from spearpp import update
+    from spearpp.auditing.document import VERSION
+    from spearpp.experiments import store
+    from spearpp.simulate import batch
+
+    table = (ROOT / "docs" / "versions.md").read_text()
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    stated = {row[1].split("`")[1]: int(row[2]) for row in rows if len(row) == 4 and row[2].isdigit()}
+    formats = {"version": VERSION, "format": update.FORMAT, "truth": batch.FORMAT, "user_version": store.FORMAT}
+    assert stated == formats
+    schema = (ROOT / "src" / "spearpp" / "report" / "report.schema.json").read_text()
+    assert f'"title": "spearpp report.json, version {VERSION}"' in schema

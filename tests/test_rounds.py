@@ -16,7 +16,7 @@ from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
 from spearpp.cli import main
 from spearpp.errors import DataError, OptionError
-from spearpp.integrations.common.history import MAX_AGE, RoundStore
+from spearpp.integrations.common.federation import MAX_AGE, RoundStore
 from spearpp.integrations.common.job import Settings
 from spearpp.integrations.watch import Watch
 from spearpp.simulate import Batch

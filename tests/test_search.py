@@ -15,7 +15,7 @@ from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import random_subsets
 from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
 from spearpp.search.base import chunk_sizes
-from spearpp.search.losses import L1, LogCosh, Loss, NegativeL4
+from spearpp.search.losses import L1, LogCosh, NegativeL4, SparsityLoss
 
 
 def orthonormal(m: int, b: int, seed: int) -> torch.Tensor:
@@ -25,7 +25,7 @@ def orthonormal(m: int, b: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("loss", [L1(), LogCosh(1 / 300), NegativeL4()], ids=repr)
 @pytest.mark.parametrize(("m", "b"), [(60, 7), (200, 20)])
-def test_riemannian_adam_follows_geoopt_step_by_step(loss: Loss, m: int, b: int) -> None:
+def test_riemannian_adam_follows_geoopt_step_by_step(loss: SparsityLoss, m: int, b: int) -> None:
     rows = orthonormal(m, b, seed=0)
     points = sphere.uniform(30, b, torch.Generator().manual_seed(1), dtype=torch.float64)
     search = RiemannianAdam(loss=loss)

@@ -156,7 +156,7 @@ class TestSources:
             (lambda after: {**after, "9.weight": torch.zeros(2)}, DataError, "'9.weight'"),
             (lambda after: {**after, "0.bias": torch.full((5,), torch.nan)}, NonFiniteError, "0.bias holds NaN"),
             (lambda after: {**after, "0.bias": "text"}, DataError, "is a str"),
-            (lambda _after: {}, DataError, "holds no parameter"),
+            (lambda _after: {}, DataError, "holds no gradient"),
             (lambda after: list(after.values())[:3], DataError, "3 tensors, the model has 4"),
             (lambda after: {**after, "module.0.bias": torch.zeros(5)}, DataError, "the same without the prefixes"),
         ],
@@ -220,7 +220,7 @@ class TestFiles:
         torch.save(net.state_dict(), tmp_path / "before.pt")
         again = ClientUpdate.load(path, before=tmp_path / "before.pt", lr=0.1)
         torch.testing.assert_close(again.gradients, update.gradients)
-        with pytest.raises(OptionError, match="pass before="):
+        with pytest.raises(OptionError, match="a second file is needed"):
             ClientUpdate.load(path)
 
     def test_nothing_is_left_where_nothing_can_be_written(

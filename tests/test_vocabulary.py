@@ -297,6 +297,19 @@ def test_the_command_line(leak: tuple[nn.Module, ClientUpdate, set[int]], capsys
     assert main(["audit", "client.safetensors", "--vocabulary", "words.txt"]) == 2
 
 
+def test_several_rounds_reveal_the_rows_of_all_rounds() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    updates, seen = zip(*(train(model, OPTIMISERS["sgd"]) for _ in range(2)), strict=True)
+    assert seen[0] != seen[1]
+    result = spearpp.audit(list(updates), model, vocabulary=[f"word{row}" for row in range(ROWS)])
+    assert result.verdict == "LEAKS"
+    assert result.vocabulary[0].words == tuple(f"word{row}" for row in sorted(seen[0] | seen[1]))
+    assert f"{len(seen[0] | seen[1])} of {ROWS} rows" in result.summary
+    with pytest.raises(OptionError, match="no embedding table fits"):
+        spearpp.audit(list(updates), model, vocabulary=["word"] * (ROWS + 1))
+
+
 def test_words_from_files(tmp_path: Path) -> None:
     file = tmp_path / "words.json"
     for content in ("{", "[1, 2]", "{}", "[]", '{"a": 1}'):

@@ -17,6 +17,7 @@ from spearpp.cli import main
 from spearpp.errors import DataError
 from spearpp.integrations.common.job import SCRATCH, Settings
 from spearpp.integrations.watch import MEMORY, TRIES, Watch
+from spearpp.report import timeline
 
 
 def update(seed: int = 0) -> ClientUpdate:
@@ -156,3 +157,63 @@ def test_the_command_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["watch", str(tmp_path / "nowhere")]) == 2
     assert "is not a folder" in capsys.readouterr().err
     assert main(["watch", str(tmp_path), "--kind", "other"]) == 2
+
+
+def test_the_timeline_shows_every_update_and_survives_damage(places: tuple[Path, Path]) -> None:
+    update().save(places[0] / "a.safetensors")
+    (places[0] / "b.safetensors").write_bytes(b"garbage")
+    watch = watching(places)
+    for _ in range(TRIES + 2):
+        watch.look()
+    entries, damaged = timeline.read(places[1])
+    assert [(each.verdict, each.recovered, each.samples) for each in entries] == [("LEAKS", 4, 4), (None, 0, 0)]
+    assert damaged == 0
+    page = (places[1] / timeline.PAGE).read_text()
+    assert "1 of 1 audited updates leak training data." in page
+    assert f'href="{entries[0].report}/report.html"' in page
+    assert (places[1] / str(entries[0].report) / "report.html").is_file()
+    with (places[1] / timeline.ENTRIES).open("a") as file:
+        file.write('{"damaged": 1}\nnull\n{"date": "x", "name": "x", "verdict": "SAFE", "summary": "x"}\n{"half')
+    hostile = '"><script>alert(1)</script>'
+    timeline.add(
+        places[1],
+        [timeline.Entry("2026-11-18T00:00:00", hostile, "NOT_FOUND", hostile, report="javascript:alert(1)")],
+    )
+    entries, damaged = timeline.read(places[1])
+    assert (len(entries), damaged) == (3, 4)
+    page = (places[1] / timeline.PAGE).read_text()
+    assert "<script" not in page
+    assert 'href="javascript:' not in page
+    assert "4 lines of" in page
+
+
+def test_a_restart_of_the_gate_counts_an_expired_acceptance_again(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    update().save(places[0] / "a.safetensors")
+    config = places[0].parent / "spearpp.toml"
+    command = [
+        "watch",
+        str(places[0]),
+        "--out",
+        str(places[1]),
+        "--once",
+        "--interval",
+        "0.01",
+        "--config",
+        str(config),
+    ]
+    accept = "[audit]\nfail_on = 'leak'\n[[accept]]\nleak = 'inputs/0'\nmost = 4\nreason = 'test'\nexpires = "
+    config.write_text(accept + "9999-01-01")
+    assert main(command) == 0
+    assert "accepted until 9999-01-01: test" in capsys.readouterr().out
+    assert timeline.read(places[1])[0][0].accepted
+    assert main(command) == 0
+    config.write_text(accept + "2020-01-01")
+    assert main(command) == 1
+    stored = json.loads((places[1] / MEMORY).read_text())
+    for entry in stored.values():  # as an earlier release wrote the list
+        del entry["leaks"]
+    (places[1] / MEMORY).write_text(json.dumps(stored))
+    config.write_text(accept + "9999-01-01")
+    assert main(command) == 1

@@ -1,8 +1,20 @@
 """The errors that this package raises on purpose. Each message states what was found and what the user can do."""
 
+CHECK_MODEL = "check --model, or omit it: every 2-D weight is then tried"
+"""Hint for an update that does not belong to the given model."""
+
 
 class SpearError(Exception):
-    """Base class of all errors of this package."""
+    """Base class of all errors of this package.
+
+    Args:
+        message: what was found and what the user can do.
+        hint: what a user of the command line can try next, or an empty string. The command prints it below the message.
+    """
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class ShapeError(SpearError):

@@ -1,6 +1,5 @@
 """Compare recovered inputs with the true inputs. The attack itself never imports this module."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +10,14 @@ from spearpp.normalisation import Normalisation
 from spearpp.types import Float, Int, Tensor
 
 PAPER_PSNR = 90.0
-"""PSNR in dB above which the SPEAR++ paper counts a batch as recovered.
-
-The mark serves comparisons with the paper and with the truth. A certificate does not use it: its definition of an exact
-input is ``spearpp.inversion.evidence.EXACT`` (docs/method.md, "What exact means").
-"""
+"""PSNR in dB above which the SPEAR++ paper counts a batch as recovered. The mark serves comparisons with the paper and
+with the truth. A certificate does not use it: its definition of an exact input is ``spearpp.inversion.evidence.EXACT``
+(docs/method.md, "What exact means")."""
 PAPER_NOISY_PSNR = 25.0
 """The same mark in the paper's tables on DP-SGD and FedAvg, where the inputs can only be recognised."""
 BEST_PSNR = 300.0
-"""Largest PSNR in dB, reported for identical inputs.
-
-Derived from float64: if every value is wrong by one rounding unit (2.2e-16), the PSNR is 313 dB.
-"""
+"""Largest PSNR in dB, reported for identical inputs. Derived from float64: if every value is wrong by one rounding unit
+(2.2e-16), the PSNR is 313 dB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +29,8 @@ class Score:
     assignment: Int[Tensor, "b"]
     """Row of the recovered input that is assigned to each true sample; -1 if no input is assigned."""
     threshold: float
-    """PSNR in dB above which a sample counts as exact."""
+    """PSNR in dB above which a sample counts as exact in this comparison. The claims of an audit do not use it, but the
+    stated error (``spearpp.inversion.evidence.EXACT``)."""
 
     @property
     def mean_psnr(self) -> float:
@@ -117,7 +113,7 @@ def score(
         truth: (b, n), the batch as it was fed to the network.
         normalisation: the map from the [0, 1] scale to network inputs. PSNR is measured on the [0, 1] scale. If it is
             None, the network inputs are on this scale already.
-        threshold: PSNR in dB above which a sample, or the mean of a batch, counts as exact.
+        threshold: PSNR in dB above which a sample, or the mean of a batch, counts as exact in this comparison.
 
     Raises:
         SpearError: if an argument is not a tensor, shapes do not fit, or the truth holds NaN or Inf.
@@ -154,11 +150,3 @@ def score(
     assigned = torch.full((len(distinct),), -1)
     best[rows], assigned[rows] = quality[rows, columns], columns
     return Score(psnr=best[copy_of], assignment=assigned[copy_of], threshold=threshold)
-
-
-def accuracy(scores: Iterable[Score]) -> float:
-    """Return the fraction of batches whose mean PSNR exceeds their threshold, as the paper's tables report it."""
-    accurate = [each.accurate for each in scores]
-    if not accurate:
-        raise ShapeError("no scores: the accuracy is defined for at least one batch")
-    return sum(accurate) / len(accurate)

@@ -14,10 +14,8 @@ from spearpp.types import Float, Tensor
 Shape = tuple[int, int, int]
 """(channels, height, width) of an image."""
 MIN_SIDE = 8
-"""Smallest side in pixels at which a row of numbers counts as a square image.
-
-A design choice: scikit-learn's digits, the smallest images in use here, have 8 x 8 pixels.
-"""
+"""Smallest side in pixels at which a row of numbers counts as a square image. A design choice: scikit-learn's digits,
+the smallest images in use here, have 8 x 8 pixels."""
 BLUR_BLOCKS = 4
 """Number of blocks per side of a blurred picture. A design choice: 16 colours do not show what is on a picture."""
 GALLERY_SIZE = 64

@@ -21,11 +21,11 @@ COLOURS = ("#1f77b4", "#d1495b", "#3a7d44", "#8a5cc2", "#c77d0a", "#555555")
 """Colours of the series, in order. They are distinguishable on a white background."""
 LEGEND_LINE_HEIGHT = 18
 """Pixels from one line of the legend to the next. Text of 13 pixels needs about 1.4 times its size."""
+EMBEDDED_LINE_HEIGHT = 28
+"""The same for a plot inside a page, whose style sheet sets text of 20 pixels on narrow screens."""
 INTERVAL_SPREAD = 4.0
-"""Pixels between the interval bars of neighbouring series at the same x, so that no bar hides another.
-
-Design choice: half the width of a marker.
-"""
+"""Pixels between the interval bars of neighbouring series at the same x, so that no bar hides another. Design choice:
+half the width of a marker."""
 OVERSHOOT = 0.02
 """Points outside the axes are drawn at this share of the axis length beyond its end, so that they stay visible."""
 
@@ -197,7 +197,8 @@ def draw(
     marked = sum(each.radius > 0 for each in series)
     position = count()
     legend = [pair for pair in coloured if pair[0].name]
-    height = size.height + LEGEND_LINE_HEIGHT * (len(legend) + bool(note))
+    line_height = EMBEDDED_LINE_HEIGHT if embedded else LEGEND_LINE_HEIGHT
+    height = size.height + line_height * (len(legend) + bool(note))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size.width} {height}" role="img" class="plot" '
         'font-family="system-ui, sans-serif" font-size="13">',
@@ -215,9 +216,9 @@ def draw(
         offset = spread * (next(position) - (marked - 1) / 2) if each.radius else 0.0
         parts += _series(each, colour, x_pixel, y_pixel, offset)
     for index, (each, colour) in enumerate(legend):
-        parts.append(_legend_entry(each, colour, size.left, size.height + LEGEND_LINE_HEIGHT * index + 6))
+        parts.append(_legend_entry(each, colour, size.left, size.height + line_height * index + 6))
     if note:
-        y_note = height - LEGEND_LINE_HEIGHT + 6
+        y_note = height - line_height + 6
         parts.append(f'<text x="{size.left}" y="{y_note}" fill="#666666">{escape(note)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
@@ -291,16 +292,23 @@ def _series(
         if point.low is not None and point.high is not None:
             parts.append(f'<path d="M{x:.1f} {y_pixel(point.low):.1f}V{y_pixel(point.high):.1f}" stroke="{colour}"/>')
         note = point.note or (f"{series.name}: {point.x:.6g}, {point.y:.6g}" if series.name else "")
-        css_class = f' class="{series.css_class}"' if series.css_class else ""
-        fill = f'fill="#ffffff" stroke="{colour}" stroke-width="1.6"' if point.hollow else f'fill="{colour}"'
-        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{series.radius:g}" {fill}{css_class}'
+        circle = _marker(series, colour, x, y, hollow=point.hollow)
         parts.append(f"{circle}><title>{escape(note)}</title></circle>" if note else f"{circle}/>")
     return parts
 
 
+def _marker(series: Series, colour: str, x: float, y: float, *, hollow: bool) -> str:
+    """Return the start of the element of one marker."""
+    css_class = f' class="{series.css_class}"' if series.css_class else ""
+    fill = f'fill="#ffffff" stroke="{colour}" stroke-width="1.6"' if hollow else f'fill="{colour}"'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{series.radius:g}" {fill}{css_class}'
+
+
 def _legend_entry(series: Series, colour: str, left: int, y: int) -> str:
-    """Return one line of the legend: a sample of the line and the name of the series."""
+    """Return one line of the legend: a sample of the line, or of the markers without a line, and the name."""
     sample = f'<path d="M{left} {y - 4}h22" stroke="{colour}" stroke-width="1.6"{_dash(series)}/>'
+    if series.line == "none":
+        sample = _marker(series, colour, left + 11, y - 4, hollow=any(point.hollow for point in series.points)) + "/>"
     return f'{sample}<text x="{left + 30}" y="{y}" fill="{colour}">{escape(series.name)}</text>'
 
 

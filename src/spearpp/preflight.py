@@ -3,12 +3,15 @@
 The counting bound of a layer is the largest batch for which the gradients give at least as many equations as there are
 unknowns (docs/method.md). A batch above the bound is not determined by one update. A batch below the bound may be
 recovered, if a search finds the samples. The simulated client trains on random inputs with the model's own weights.
+
+Behind convolutions a Linear layer sees features. The inputs follow from them if more features depend on an input than
+the input has values (``spearpp.inversion.pixels``). Random inputs show how many there are.
 """
 
 import copy
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -16,17 +19,22 @@ from torch.nn import functional
 
 from spearpp.auditing import AuditResult, audit
 from spearpp.errors import OptionError
-from spearpp.model import Layer, find_layers
+from spearpp.model import Layer, Sees, find_layers, unwrapped
 from spearpp.model.embeddings import Table, find_tables
 from spearpp.model.following import Following
+from spearpp.model.front import FrontEnd
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero
+from spearpp.update.names import plain
 
 OPTIMISERS = ("sgd", "adam")
 NOTHING = "nothing known"
+FROM_FEATURES = str(Sees.PIXELS)
 RATES = {"sgd": 0.01, "adam": 1e-3}
 """Learning rate of the simulated client. Design choice: the common defaults."""
+PROBES = 8
+"""Number of random inputs that show how many features are not zero. A design choice: a median needs a few."""
 MAX_INPUTS = 2**28
 """Largest number of input values of the simulated batch. Design choice: 1 GiB in float32."""
 
@@ -37,7 +45,8 @@ class Forecast:
 
     layer: str
     reveals: str
-    """What it could reveal: inputs, features, labels and features, vocabulary, or nothing that this audit recovers."""
+    """What it could reveal: inputs, inputs from features, features, labels and features, vocabulary, or nothing known.
+    """
     largest_batch: int | None
     """The counting bound on the batch size. None means any batch size; 0 if the layer reveals nothing."""
     reason: str
@@ -65,6 +74,11 @@ class Preflight:
             sentences.append(
                 "Freeze the embedding, or add noise to all of its rows: no batch size hides the vocabulary."
             )
+        if any(each.reveals == FROM_FEATURES for each in self.exposed):
+            sentences.append(
+                "Let the first Linear layer see fewer features than an input has values, for example by more pooling: "
+                "the features then do not determine the inputs."
+            )
         if bounded:
             sentences.append(
                 f"Train on more than {max(bounded):,} samples, or sum the updates of clients that together have more: "
@@ -88,7 +102,8 @@ def preflight(
     """Say which layers of a model could leak what, and audit a simulated client.
 
     Args:
-        model: the network, a classifier.
+        model: the network: a classifier with the outputs (batch, classes), one class per position with (batch,
+            classes, positions), or one output per sample for two classes.
         shape: shape of one input, without the batch. For a model that starts with an embedding, the number of tokens.
         batch: number of samples of the client.
         optimizer: "sgd" or "adam".
@@ -112,19 +127,37 @@ def preflight(
     if math.prod(shape) * batch > MAX_INPUTS:
         raise OptionError(f"{batch} inputs of shape {tuple(shape)} have more than {MAX_INPUTS:,} values")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    update = _simulate(model, tuple(shape), batch, optimizer, epochs, generator)
+    client = _simulate(model, tuple(shape), batch, optimizer, epochs, generator)
     one_step = optimizer == "sgd" and epochs in (None, 1)
-    forecasts = [_of_layer(each, model, update, optimizer, one_step) for each in find_layers(model, update)]
-    forecasts += [_of_table(each) for each in find_tables(model, update)]
-    simulated = audit(update, model, budget=budget, batch_size=batch, generator=generator)
+    forecasts = []
+    for layer in find_layers(model, client.update):
+        forecast = _of_layer(layer, model, client, optimizer, one_step)
+        forecasts.append(_with_front(forecast, layer, model, tuple(shape)))
+    forecasts += [_of_table(each) for each in find_tables(model, client.update)]
+    simulated = audit(
+        client.update, model, budget=budget, batch_size=batch, input_shape=tuple(shape), generator=generator
+    )
     return Preflight(forecasts, batch, simulated)
+
+
+@dataclass(frozen=True)
+class _Client:
+    """What a simulated client sent, and what its layers saw."""
+
+    update: ClientUpdate
+    rows: dict[str, int]
+    """By name of a Linear layer, how many rows it sees of each sample: the number of tokens or patches, or 1."""
 
 
 def _simulate(
     model: nn.Module, shape: tuple[int, ...], batch: int, optimizer: str, epochs: int | None, generator: torch.Generator
-) -> ClientUpdate:
-    """Train a copy of the model on random inputs, and return the update."""
+) -> _Client:
+    """Train a copy of the model on random inputs."""
     local = copy.deepcopy(model).train()
+    rows: dict[str, int] = {}
+    for name, module in local.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(_count_rows(plain(name), rows, batch))
     inputs = numbers = torch.randn(batch, *shape, generator=generator)
     outputs = None
     sizes = [each.num_embeddings for each in local.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
@@ -139,9 +172,7 @@ def _simulate(
                 failure = error
         if outputs is None:
             raise OptionError(f"the model does not accept inputs of shape {(batch, *shape)}: {failure}") from failure
-        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != batch or outputs.shape[1] < 2:
-            raise OptionError("the model is not a classifier: its output must have the shape (batch, classes)")
-        labels = torch.randint(outputs.shape[1], (batch,), generator=generator)
+        loss = _random_loss(outputs, batch, generator)
         local = copy.deepcopy(model).train()  # without the running statistics of the first pass
         trained = [each for each in local.parameters() if each.requires_grad]
         if not trained:
@@ -150,15 +181,41 @@ def _simulate(
         step = torch.optim.SGD(trained, rate) if optimizer == "sgd" else torch.optim.Adam(trained, rate)
         for _ in range(epochs or 1):
             step.zero_grad()
-            functional.cross_entropy(local(inputs), labels).backward()
+            loss(local(inputs)).backward()
             if optimizer == "sgd" and epochs is None:
-                return ClientUpdate.from_gradients(local)
+                return _Client(ClientUpdate.from_gradients(local), rows)
             step.step()
-    return ClientUpdate.from_weights(model, local, lr=rate if optimizer == "sgd" else None, steps=epochs or 1)
+    lr = rate if optimizer == "sgd" else None
+    return _Client(ClientUpdate.from_weights(model, local, lr=lr, steps=epochs or 1), rows)
 
 
-def _of_layer(layer: Layer, model: nn.Module, update: ClientUpdate, optimizer: str, one_step: bool) -> Forecast:
+def _count_rows(name: str, rows: dict[str, int], batch: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    """Return a hook that notes how many rows of each sample a layer sees."""
+
+    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        rows[name] = max(1, math.prod(args[0].shape[:-1]) // batch)
+
+    return hook
+
+
+def _random_loss(outputs: object, batch: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    """Return the loss of a classifier with random labels: cross-entropy, or binary cross-entropy for one output."""
+    if not isinstance(outputs, Tensor) or outputs.ndim < 1 or len(outputs) != batch:
+        raise OptionError("the model is not a classifier: its output must be a tensor with one row per sample")
+    if outputs.numel() == batch:
+        answers = torch.randint(2, outputs.shape, generator=generator).to(outputs.dtype)
+        probabilities = bool(((outputs >= 0) & (outputs <= 1)).all())
+        binary = functional.binary_cross_entropy if probabilities else functional.binary_cross_entropy_with_logits
+        return lambda given: binary(given, answers)
+    if outputs.ndim < 2 or outputs.shape[1] < 2:
+        raise OptionError(f"the model is not a classifier: its output has the shape {tuple(outputs.shape)}")
+    labels = torch.randint(outputs.shape[1], (batch, *outputs.shape[2:]), generator=generator)
+    return lambda given: functional.cross_entropy(given, labels)
+
+
+def _of_layer(layer: Layer, model: nn.Module, client: _Client, optimizer: str, one_step: bool) -> Forecast:
     """Return what a Linear layer could reveal."""
+    update, rows = client.update, client.rows.get(layer.name, 1)
     if layer.weight not in update.gradients or not nonzero(update.gradients, layer.weight):
         return Forecast(layer.name, NOTHING, 0, layer.reason)
     if optimizer == "adam":
@@ -170,7 +227,31 @@ def _of_layer(layer: Layer, model: nn.Module, update: ClientUpdate, optimizer: s
     if layer.equations and not one_step:
         reason = f"{layer.reason}, but they hold for one step only; a single sample may be visible"
         return Forecast(layer.name, reveals, 1, reason)
-    return Forecast(layer.name, reveals, counting_bound(layer, model, update), layer.reason)
+    bound = counting_bound(layer, model, update)
+    if rows == 1:
+        return Forecast(layer.name, reveals, bound, layer.reason)
+    reason = f"{layer.reason}; up to {bound:,} rows, and it sees {rows:,} rows of each sample"
+    return Forecast(layer.name, reveals, bound // rows, reason)
+
+
+def _with_front(forecast: Forecast, layer: Layer, model: nn.Module, shape: tuple[int, ...]) -> Forecast:
+    """Return the forecast of a layer with features, with what they say about the inputs of the model."""
+    if layer.sees != Sees.FEATURES or not forecast.largest_batch or not layer.qualifies:
+        return forecast
+    try:
+        front = FrontEnd(unwrapped(model), layer.name, shape)
+        drawn = torch.randn(PROBES, front.unknowns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        features = front(drawn)
+    except OptionError as error:
+        return replace(forecast, reason=f"{forecast.reason}; the inputs do not follow: {error}")
+    count = int((features != 0).sum(1).median())
+    counts = f"about {count:,} of {front.features:,} features are not zero, for {front.unknowns:,} unknowns"
+    if front.batch_norm:
+        why = "BatchNorm mixes the samples of a batch in training mode, so the inputs do not follow"
+        return replace(forecast, reason=f"{forecast.reason}; {why}")
+    if count <= front.unknowns or layer.output:
+        return replace(forecast, reason=f"{forecast.reason}; {counts}")
+    return replace(forecast, reveals=FROM_FEATURES, reason=f"{forecast.reason}; {counts}")
 
 
 def _of_table(table: Table) -> Forecast:

@@ -23,7 +23,10 @@ else:
 
         Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int", "Tensor", "replace_rows", "select_rows", "to_device"]
+__all__ = ["Bool", "Float", "Int", "LayerTensors", "Tensor", "replace_rows", "select_rows", "to_device"]
+
+LayerTensors = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
+"""The tensors grad_weight, grad_bias, weight and bias of a layer, in the order of the arguments of ``invert``."""
 
 
 @runtime_checkable

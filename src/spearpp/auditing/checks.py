@@ -22,25 +22,16 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, tensor_specs
 
 MAX_WEIGHTS = 16_000_000
-"""Largest number of weights of a layer whose spectrum is computed.
-
-A design choice: the Gram matrix of a square layer of this size takes 128 MB in float64.
-"""
+"""Largest number of weights of a layer whose spectrum is computed. A design choice: the Gram matrix of a square layer
+of this size takes 128 MB in float64."""
 WHOLE_WEIGHTS = 0.02
-"""Largest difference between 1 and the share of the weights in an update at which the update holds the weights.
-
-A design choice: the fit is exact up to the noise, and no weight decay removes all weights in one round.
-"""
+"""Largest difference between 1 and the share of the weights in an update at which the update holds the weights. A
+design choice: the fit is exact up to the noise, and no weight decay removes all weights in one round."""
 SAME_DECAY = 1.2
-"""Largest ratio of the weight decays of two layers at which both layers have the same weight decay.
-
-A design choice: an optimiser usually applies one weight decay to all layers.
-"""
+"""Largest ratio of the weight decays of two layers at which both layers have the same weight decay. A design choice: an
+optimiser usually applies one weight decay to all layers."""
 NOTICEABLE_NOISE = 1e-5
-"""Smallest relative noise that is reported.
-
-A design choice: 1e-5 is about a hundred times the rounding of float32.
-"""
+"""Smallest relative noise that is reported. A design choice: 1e-5 is about a hundred times the rounding of float32."""
 
 
 def check(update: ClientUpdate, layers: Iterable[Layer]) -> list[Finding]:
@@ -137,7 +128,7 @@ def _scale(update: ClientUpdate) -> Iterable[Finding]:
         return
     last = update.gradients[name]
     largest, total = float(last.abs().max()), float(last.double().sum().abs())
-    if total > 1e-3 * float(last.double().abs().sum()):  # more than rounding: not a softmax classifier
+    if largest == 0 or total > 1e-3 * float(last.double().abs().sum()):  # not a softmax classifier: more than rounding
         return
     limit = "the gradient of the last bias of a classifier lies within ±1"
     if update.lr is None and update.kind != "gradients":

@@ -12,10 +12,11 @@ class Kind(StrEnum):
     ONE = "one sample"
     """The input is one training sample, exact up to the stated error."""
     ONE_OR_MEAN = "one sample or a mean"
-    """The input is one training sample, or the weighted mean of several samples that activate the same neurons. In a
-    network with one or two outputs, weights can be negative."""
+    """The input is one training sample, or the weighted mean of several samples that this update cannot distinguish.
+    The weights sum to 1. In a network with one or two outputs some of them can be negative."""
     APPROXIMATE = "approximate"
-    """The input is one training sample or a weighted mean, with a stated error that is not negligible."""
+    """The input is one training sample or such a weighted mean, with a stated error above ``EXACT``: of at most 10 % if
+    the replay of this input proves it, and of at most 50 % if other evidence does."""
     SEVERAL = "several samples"
     """The input has the weight of k samples: it is their weighted mean, or one sample that occurs k times."""
     FITS = "fits"
@@ -30,15 +31,16 @@ class Claim:
 
     kind: Kind
     error: float
-    """Bound on the distance between the input and what the claim says it is, relative to the norm. inf if there is no
-    bound."""
+    """The stated error: an estimate of the distance between the input and what the claim says it is, relative to the
+    norm. inf if no error is stated. It is not a bound: in tests with hostile clients the true distance was at most
+    three times as large (``docs/limits.md``)."""
     samples: float
     """How many samples of the batch the input represents. nan if this number is unknown."""
     why: str
     """The reason for the claim, or the reason why the claim is not stronger. A clause without a full stop."""
     apart: float = float("inf")
-    """If the input is a mean: the largest relative distance between its samples. 0 if the input is one sample, inf if
-    the distance is unknown."""
+    """If the input is a mean: how far its samples can be from this mean, relative to its norm. 0 if the input is one
+    sample, inf if the distance is unknown."""
 
     @property
     def certified(self) -> bool:

@@ -10,8 +10,9 @@ input represents. The rule is the same for every search:
    mismatch implies.
 2. The weight κ of the input shows whether the input represents one sample or k samples. κ is compared with the weights
    of the other inputs, or with 1/N if the number N of the client's samples is known.
-3. If N is unknown, every input could represent the same number of merged samples. The relative distance between samples
-   that are merged in this way is at most √(noise / curvature), and the claim states this distance.
+3. If N is unknown, every input could represent the same number of merged samples. Samples that are merged in this way
+   are at most δ = √(noise / curvature) away from their mean, relative to their norm, and the claim states δ (with a
+   safety factor).
 4. If the loss is unknown, inputs are single samples only if N inputs were found, each with its own activation pattern.
    Otherwise an input is one sample or a weighted mean. Such an input counts as recovered if its activation pattern
    clearly differs from all others.
@@ -32,40 +33,26 @@ from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 
 MAX_HELD_ERROR = 0.5
-"""Largest stated relative error of an input that the layer certifies and no replay explains.
-
-A design choice: the same number as ``proof.MAX_BATCH_ERROR``.
-"""
+"""Largest stated relative error of an input that the layer certifies and no replay explains. A design choice: an input
+with a larger error shows little of its sample. ``proof.MAX_BATCH_ERROR`` has the same value and reason."""
 MAX_ERROR = 0.1
-"""Largest stated relative error of an input that its own replay proves (see ``proof.MAX_BATCH_ERROR`` for others).
-
-A design choice: a person recognises an image whose error is a tenth of its norm.
-"""
+"""Largest stated relative error of an input that its own replay proves (see ``proof.MAX_BATCH_ERROR`` for others). A
+design choice: a person recognises an image whose error is a tenth of its norm."""
 MAX_MISMATCH = 1e-2
-"""Largest mismatch of an input that its replay explains.
-
-A design choice between two cases that are far apart: the mismatch of a right input is at the level of the noise, and
-the mismatch of a wrong input is 0.5 or more.
-"""
+"""Largest mismatch of an input that its replay explains. A design choice between two cases that are far apart: the
+mismatch of a right input is at the level of the noise, and the mismatch of a wrong input is 0.5 or more."""
 SAFETY_FACTOR = 3.0
-"""The stated error is this many times the error that the mismatch and the median slope imply.
-
-Measured: on contrast copies (an image and the same image with another contrast) the implied error was within a factor
-of 1.3 of the true error. With a factor of 2 the true error of four inputs exceeded three times the stated error
-(``docs/results/hostile.md``).
-"""
+"""The stated error is this many times the error that the mismatch and the median slope imply. Measured: on contrast
+copies (an image and the same image with another contrast) the implied error was within a factor of 1.3 of the true
+error. With a factor of 2 the true error of four inputs exceeded three times the stated error
+(``docs/results/hostile.md``)."""
 MIN_PATTERN_SHARE = 0.03
-"""Smallest share of the neurons in which the activation pattern of an input must differ from every other pattern.
-
-A design choice: ``benchmarks/hostile.py`` counts samples as merged if their patterns differ in at most 2 % of the
-neurons, and the claims must be stricter than this benchmark.
-"""
+"""Smallest share of the neurons in which the activation pattern of an input must differ from every other pattern. A
+design choice: ``benchmarks/hostile.py`` counts samples as merged if their patterns differ in at most 2 % of the
+neurons, and the claims must be stricter than this benchmark."""
 MIN_PATTERN_NEURONS = 3
-"""Smallest number of neurons in which two activation patterns must differ.
-
-Derived: mixtures of two samples whose patterns differ in at most two neurons solve the equations of both samples
-(``docs/method.md``).
-"""
+"""Smallest number of neurons in which two activation patterns must differ. Derived: mixtures of two samples whose
+patterns differ in at most two neurons solve the equations of both samples (``docs/method.md``)."""
 
 
 _MAY_BE_MEAN = "the input may be the mean of several samples"
@@ -88,37 +75,28 @@ def judge(
         signals: the replay of each input alone. None if the model or the loss does not allow a replay.
         known: what else the audit knows.
     """
-    evidence = inversion.evidence
-    rows = len(inversion.inputs)
-    noise = torch.full((rows,), torch.inf, dtype=torch.float64) if evidence is None else evidence.error.double().cpu()
-    held = torch.zeros(rows, dtype=torch.bool) if evidence is None else evidence.consistent.cpu()
-    distances = _distances_to_nearest(patterns.cpu())
-    different = distances >= max(MIN_PATTERN_NEURONS, MIN_PATTERN_SHARE * patterns.shape[1])
-    rank = inversion.batch_size
-    own_pattern = rows == 1 or bool((distances >= MIN_PATTERN_NEURONS).all())
-    complete = known.batch_size == rank == rows and bool(held.all()) and own_pattern and known.one_row_each
-    network = evidence is not None and evidence.layers == WHOLE_NETWORK
-    complete &= not network  # activation patterns say nothing about samples behind other activations than ReLU
-    signals = None if signals is None else to_device(signals, torch.device("cpu"))
-    explained = torch.zeros(rows, dtype=torch.bool)
+    layers = _layer_evidence(inversion, patterns, known)
+    certified = torch.tensor([each.certified for each in layers], dtype=torch.bool)
+    explained = torch.zeros(len(layers), dtype=torch.bool)
     weights = Weights(None, float("nan"), "the loss is unknown, or the model cannot be replayed")
-    if signals is not None and bool(_proves_loss(signals).any()):
-        explained[: len(signals.mismatch)] = _beyond_chance(signals)
-        if network:  # the directions were computed from the replay, so a match proves nothing beyond the equations
-            explained &= held
-        weights = weigh(signals.weight[explained[: len(signals.mismatch)]], rank, known)
-    loss_known = int(explained.sum()) >= max(2, int((held & ~explained).sum()))
+    if signals is not None:
+        signals = to_device(signals, torch.device("cpu"))
+        if bool(_proves_loss(signals).any()):  # rule 1: the replays whose mismatch is no chance
+            explained[: len(signals.mismatch)] = _beyond_chance(signals)
+            if layers[0].from_network:  # its directions were computed from the replay, which then proves nothing more
+                explained &= certified
+            weights = weigh(signals.weight[explained[: len(signals.mismatch)]], inversion.batch_size, known)  # rule 2
+    loss_known = int(explained.sum()) >= max(2, int((certified & ~explained).sum()))
     claims = []
-    for row in range(rows):
-        layer = _LayerEvidence(bool(held[row]), float(noise[row]), bool(different[row]), network, complete)
-        if bool(explained[row]) and signals is not None:
+    for row, layer in enumerate(layers):
+        if bool(explained[row]) and signals is not None:  # rules 1 to 3
             claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, weights, known))
-        elif layer.held and loss_known and known.one_step and not known.dropout:
+        elif layer.certified and loss_known and known.one_step and not known.dropout:  # rule 5
             claims.append(
                 _claim_fits(f"no single sample makes the same contribution to the gradient, so {_MAY_BE_MEAN}")
             )
-        elif layer.held:
-            claims.append(_held(layer, known))
+        elif layer.certified:  # rule 4
+            claims.append(_certified_by_layer(layer, known))
         elif bool(inversion.fits[row]):
             claims.append(_claim_fits(_too_little_evidence(known)))
         else:
@@ -130,17 +108,35 @@ def judge(
 class _LayerEvidence:
     """What the gradient of the layer says about one input, without a replay."""
 
-    held: bool
-    """Whether the certificate says that the input belongs to the batch."""
+    certified: bool
+    """Whether the certificate says that the input belongs to the batch, up to its stated error."""
     error: float
     """The relative error that the noise of the gradient implies."""
     different: bool
     """Whether the activation pattern of the input clearly differs from all others."""
-    network: bool
+    from_network: bool
     """Whether the evidence comes from the equations of the whole network."""
     complete: bool
     """Whether the audit found as many inputs as the client has samples, each with its own activation pattern. No input
     represents two samples then."""
+
+
+def _layer_evidence(inversion: Inversion, patterns: Bool[Tensor, "k m"], known: Known) -> list[_LayerEvidence]:
+    """Return what the gradient of the layer says about each input."""
+    evidence, rows = inversion.evidence, len(inversion.inputs)
+    noise = torch.full((rows,), torch.inf, dtype=torch.float64) if evidence is None else evidence.error.double().cpu()
+    certified = torch.zeros(rows, dtype=torch.bool) if evidence is None else evidence.consistent.cpu()
+    distances = _distances_to_nearest(patterns.cpu())
+    different = distances >= max(MIN_PATTERN_NEURONS, MIN_PATTERN_SHARE * patterns.shape[1])
+    own_pattern = rows == 1 or bool((distances >= MIN_PATTERN_NEURONS).all())
+    all_found = known.batch_size == inversion.batch_size == rows and bool(certified.all()) and known.one_row_each
+    # Activation patterns say nothing about samples before other activations than ReLU.
+    from_network = evidence is not None and evidence.layers == WHOLE_NETWORK
+    complete = all_found and own_pattern and not from_network
+    return [
+        _LayerEvidence(bool(certified[row]), float(noise[row]), bool(different[row]), from_network, complete)
+        for row in range(rows)
+    ]
 
 
 def _beyond_chance(signals: Signals) -> Bool[Tensor, "k"]:
@@ -176,18 +172,18 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
             return Claim(Kind.SEVERAL, float("inf"), samples, why)
         if not math.isnan(weights.implied):  # the scale is known, so the size of the contribution must match too
             mismatch, column = max(mismatch, abs(samples - 1)), 1
-    if layer.held and not known.one_step and (layer.different or layer.complete):
+    if layer.certified and not known.one_step and (layer.different or layer.complete):
         # Local steps cause a mismatch that is no error of the input.
-        return replace(_held(layer, known), samples=samples)
+        return replace(_certified_by_layer(layer, known), samples=samples)
     error = SAFETY_FACTOR * max(mismatch, floor) / max(float(signal.slope[0, column]), 1e-300)
-    error = max(error, layer.error if layer.held else 0.0)
+    error = max(error, layer.error if layer.certified else 0.0)
     counted = weights.counted or layer.complete
     apart = 0.0 if counted else (SAFETY_FACTOR * floor / max(float(signal.curvature[0, column]), 1e-300)) ** 0.5
     if max(error, apart) > MAX_ERROR:
-        if layer.held and layer.different:
-            return replace(_held(layer, known), samples=samples)
+        if layer.certified and layer.different:
+            return replace(_certified_by_layer(layer, known), samples=samples)
         return _claim_fits(f"the contribution to the gradient hardly depends on the input, so {_MAY_BE_MEAN}", samples)
-    mean = f"one training sample, or the mean of samples that differ by at most {apart:.1%}"
+    mean = f"one training sample, or the mean of samples that differ from it by at most {apart:.1%}"
     if error > EXACT:
         why = f"approximately {'one training sample' if counted else mean}; {_REPLAYED}; {weights.why}"
         return Claim(Kind.APPROXIMATE, max(error, apart), samples, why, apart)
@@ -197,7 +193,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
     return Claim(Kind.ONE_OR_MEAN, error, samples, f"{what}; {_REPLAYED}; {weights.why}", apart)
 
 
-def _held(layer: _LayerEvidence, known: Known) -> Claim:
+def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
     """Return the claim for an input that the layer certifies and that no replay explains."""
     if layer.error > MAX_HELD_ERROR:
         return _claim_fits("the noise of the gradient leaves the input too uncertain")
@@ -215,7 +211,7 @@ def _held(layer: _LayerEvidence, known: Known) -> Claim:
         return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, 1.0, why)
     if not layer.different:
         return _claim_fits(f"{_MAY_BE_MEAN}, and the gradient of this layer does not show how many")
-    alike = "are almost equal" if layer.network else "activate the same neurons"
+    alike = "are almost equal or activate the same neurons" if layer.from_network else "activate the same neurons"
     why = f"{approximately}one training sample, or the weighted mean of several samples that {alike}"
     if 1 <= known.outputs <= 2:  # all signals at the outputs are multiples of one vector, with either sign
         why += " (weights of samples with opposite errors are negative)"

@@ -34,17 +34,13 @@ Redaction = Literal["none", "blur", "omit"]
 REDACTIONS: tuple[Redaction, ...] = ("none", "blur", "omit")
 DOCUMENT, NUMBERS = "report.json", "recovered.safetensors"
 SMALLEST = 256
-"""Smallest number of pixels of a picture that is blurred. Smaller pictures are omitted.
-
-A design choice: each of the 4 x 4 blocks of the blurred picture then averages at least 16 pixels.
-"""
+"""Smallest number of pixels of a picture that is blurred. Smaller pictures are omitted. A design choice: each of the 4
+x 4 blocks of the blurred picture then averages at least 16 pixels."""
 EVIDENCE_COLUMNS = ("holds", "determined", "error", "share")
 """The columns that every kind of evidence has."""
 MAX_DOCUMENT_BYTES = 2**28
-"""Largest size of ``report.json``.
-
-A design choice: 256 MiB are far more than any report needs, and they fit into memory.
-"""
+"""Largest size of ``report.json``. A design choice: 256 MiB are far more than any report needs, and they fit into
+memory."""
 
 
 def save(
@@ -151,7 +147,8 @@ def read_document(folder: FileName) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise DataError(
-            f"{file} cannot be read: {error.strerror or error}; is {folder} a folder of an audit?"
+            f"{file} cannot be read: {error.strerror or error}; is {folder} a folder of an audit?",
+            hint="spearpp audit --out DIR writes such a folder",
         ) from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
@@ -159,7 +156,8 @@ def read_document(folder: FileName) -> dict[str, Any]:
         raise DataError(f"{file} is not the report of an audit")
     if content.get("version") != VERSION:
         raise DataError(
-            f"{file} has version {str(content.get('version'))[:20]}, but this spearpp reads version {VERSION}"
+            f"{file} has version {str(content.get('version'))[:20]}, but this spearpp reads version {VERSION}",
+            hint="audit the update again to get a report of this version",
         )
     return content
 

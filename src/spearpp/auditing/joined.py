@@ -24,9 +24,10 @@ from spearpp.inversion.invert import invert
 from spearpp.inversion.network import SIGMAS
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer
-from spearpp.model.following import Following, LayerTensors
+from spearpp.model.following import Following
+from spearpp.model.loss import Loss
 from spearpp.search import Search, Suggested
-from spearpp.types import Bool, Float, Tensor
+from spearpp.types import Bool, Float, LayerTensors, Tensor
 from spearpp.update import ClientUpdate
 
 SAME = 1e-2
@@ -59,6 +60,7 @@ def join_rounds(
     *,
     search: Search | None = None,
     batch_size: int | None = None,
+    loss: Loss | None = Loss.CROSS_ENTROPY,
     seconds: float | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[Layer, Progress], None] | None = None,
@@ -71,17 +73,20 @@ def join_rounds(
         model: the network, or None.
         search: the search for sparse directions; None is the default.
         batch_size: the number of samples that the client trained on in each round, or None.
+        loss: the loss of the client; None if it is unknown.
         seconds: time budget; None for none.
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round of the search.
     """
-    tensors = joined_tensors(layer, updates)
+    tensors, next_layer = joined_tensors(layer, updates), _next_layer(layer, updates)
     shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
     deadline = None if seconds is None else time.monotonic() + seconds
 
     def solve(search: Search | None, following: list[Following] | None, share: float) -> Inversion:
         return invert(
             *tensors,
+            next_grad_weight=None if next_layer is None else next_layer[0],
+            next_weight=None if next_layer is None else next_layer[1],
             following=following,
             search=search,
             generator=torch.Generator().manual_seed(0) if generator is None else generator,
@@ -93,7 +98,7 @@ def join_rounds(
         )
 
     try:
-        following = _rests(layer, updates, model)
+        following = _rests(layer, updates, model, loss)
         if layer.equations and following is None:
             return _nothing(len(updates), "the rest of the network could not be computed in every round")
         alone = layer.equations or following is None
@@ -106,7 +111,7 @@ def join_rounds(
     if found.factors is None or not bool(found.certified.any() or found.fits.any()):
         return _nothing(len(updates), found.stats.stopped, found.batch_size)
     present = contributions(found, len(updates))
-    audited = _judge(layer, found, present, updates, model, batch_size)
+    audited = _judge(layer, found, present, updates, model, batch_size, loss)
     known_from = _known_from(layer, found, audited, present, updates, following if _by_network(found) else None)
     return Joined(audited, present, known_from, found.batch_size, found.stats.stopped)
 
@@ -121,7 +126,19 @@ def joined_tensors(layer: Layer, updates: Sequence[ClientUpdate]) -> LayerTensor
     return gradients, bias_gradients, weights, torch.cat([each.weights[layer.bias] for each in updates])
 
 
-def _rests(layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | None) -> list[Following] | None:
+def _next_layer(layer: Layer, updates: Sequence[ClientUpdate]) -> tuple[Tensor, Tensor] | None:
+    """Return gradients and weights of the next Linear layer in all rounds, side by side; None if there is none."""
+    name = layer.next
+    if name is None:
+        return None
+    return torch.cat([each.gradients[name] for each in updates], 1), torch.cat(
+        [each.weights[name] for each in updates], 1
+    )
+
+
+def _rests(
+    layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
+) -> list[Following] | None:
     """Return the rest of the network in every round; None if it is not known, or has no known loss.
 
     The signals of different rounds can only be compared if all gradients have the scale of the same loss.
@@ -130,7 +147,7 @@ def _rests(layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | Non
     if model is None or not scaled:
         return None
     try:
-        following = [Following.of_model(as_sent(model, each), each, layer) for each in updates]
+        following = [Following.of_model(as_sent(model, each), each, layer, loss) for each in updates]
     except OptionError:
         return None
     return following if all(each.loss is not None for each in following) else None
@@ -166,6 +183,7 @@ def _judge(
     updates: Sequence[ClientUpdate],
     model: nn.Module | None,
     batch_size: int | None,
+    loss: Loss | None,
 ) -> LayerAudit:
     """Judge every input in each round to which it contributes.
 
@@ -182,7 +200,7 @@ def _judge(
         missing = found.batch_size - len(found.inputs)
         own = replace(_in_round(found, rows, index, len(updates)), batch_size=int(takes_part.sum()) + missing)
         part = LayerAudit(layer, True, layer.reason, own)
-        judged = judge_in_round(part, update, model, batch_size)
+        judged = judge_in_round(part, update, model, batch_size, loss)
         for row, claim in zip(rows.tolist(), judged.claims, strict=False):
             if bool(takes_part[row]):
                 collected[row].append(claim)

@@ -10,16 +10,12 @@ from spearpp.update.lazy import tensor_specs
 MEMORY = 2**33
 """Default limit for the work on one layer, in bytes. A design choice: 8 GiB fit on most machines."""
 INVERTED = 52
-"""Bytes per weight of a layer that is inverted.
-
-Derived: gradient and weight in float32 and in float64 (24), the gradient without dead neurons (8), the singular vectors
-with their workspace (16), and 4 to spare. Measured: ``docs/lab/notebook.md``, Memory (``make bench NAME=memory``).
-"""
+"""Bytes per weight of a layer that is inverted. Derived: gradient and weight in float32 and in float64 (24), the
+gradient without dead neurons (8), the singular vectors with their workspace (16), and 4 to spare. Measured:
+``docs/lab/notebook.md``, Memory (``make bench NAME=memory``)."""
 REPLAYED = 24
-"""Bytes per weight of a model whose update is replayed.
-
-Derived: a copy of the model, the gradients of the model and the gradients of the update, each up to 8 bytes.
-"""
+"""Bytes per weight of a model whose update is replayed. Derived: a copy of the model, the gradients of the model and
+the gradients of the update, each up to 8 bytes."""
 
 
 def check_memory(memory: int | None) -> None:

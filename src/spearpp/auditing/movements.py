@@ -12,10 +12,8 @@ from spearpp.update.lazy import blocks, row_blocks, tensor_specs
 MANTISSA = {torch.float64: 52, torch.float32: 23, torch.float16: 10, torch.bfloat16: 7}
 """Number of stored bits of the significand: the spacing at 1 is 2 to the power of minus this number."""
 ON_GRID = 0.999
-"""Share of the moved entries that must be float16 or bfloat16 values for the checkpoint to have been rounded to it.
-
-A design choice: by chance, one entry in a thousand of a float32 checkpoint is such a value.
-"""
+"""Share of the moved entries that must be float16 or bfloat16 values for the checkpoint to have been rounded to it. A
+design choice: by chance, one entry in a thousand of a float32 checkpoint is such a value."""
 
 
 class Movements:

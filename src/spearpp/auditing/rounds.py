@@ -16,10 +16,12 @@ from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.run import Budget
 from spearpp.auditing.union import Union, of_layer, unite
+from spearpp.auditing.vocabulary import Vocabulary, unite_vocabularies
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import DataError, OptionError
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer
+from spearpp.model.loss import Loss
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
@@ -42,7 +44,8 @@ def check_rounds(updates: Sequence[ClientUpdate]) -> Sequence[ClientUpdate]:
         if not isinstance(each, ClientUpdate):
             raise OptionError(f"round {number} is a {type(each).__name__}: expected a spearpp.ClientUpdate")
         if _shapes(each) != _shapes(updates[0]):
-            raise DataError(f"round {number} has other parameters or shapes than round 1: is it another model?")
+            why = f"round {number} has other parameters or shapes than round 1: is it another model?"
+            raise DataError(why, hint="the folder must contain updates of one model only")
         if each.clients > 1:
             raise DataError(f"round {number} is the sum of {each.clients} clients: rounds of one client are needed")
     return updates
@@ -55,7 +58,7 @@ def _shapes(update: ClientUpdate) -> dict[str, tuple[int, ...]]:
 def first_layer(plans: Sequence[Plan]) -> Layer | None:
     """Return the layer whose inputs are the same in all rounds, or None if there is none.
 
-    This is a layer that sees the inputs of the model, or a layer behind weights that do not change between the rounds.
+    This is a layer that sees the inputs of the model, or a layer after weights that do not change between the rounds.
     """
     names = [{layer.name for layer in plan.feasible} for plan in plans]
     for layer in plans[-1].feasible:
@@ -101,6 +104,7 @@ def audit_rounds(
     memory: int | None = None,
     search: Search | None = None,
     batch_size: int | None = None,
+    loss: Loss | None = Loss.CROSS_ENTROPY,
     generator: torch.Generator,
     progress: Callable[[Layer, Progress], None] | None = None,
 ) -> AuditResult:
@@ -115,6 +119,7 @@ def audit_rounds(
         memory: bytes that the work on one layer may take. It limits the number of rounds that are joined.
         search: the search for layers that a ReLU follows.
         batch_size: the number of samples that the client trained on in each round, if it is known.
+        loss: the loss of the client; None if it is unknown.
         generator: source of randomness.
         progress: called after every round of a search.
     """
@@ -131,7 +136,7 @@ def audit_rounds(
     last = alone[-1]
     if last is None:
         raise ValueError("the last round was not audited")
-    plans = [make_plan(each, model, memory) for each in updates]
+    plans = [make_plan(each, model, memory, loss) for each in updates]
     layer = first_layer(plans)
     used: list[int] = []
     joined: Joined | None = None
@@ -144,6 +149,7 @@ def audit_rounds(
             model,
             search=search,
             batch_size=batch_size,
+            loss=loss,
             seconds=Budget(budget, began).share(1),
             generator=generator,
             progress=progress,
@@ -151,9 +157,10 @@ def audit_rounds(
         outcome = joined.outcome
     union = None if layer is None else unite(layer, alone, joined, used)
     audits = _layers(last, union)
-    replayed = _replay_last(union, updates, model) or last.replay
+    replayed = _replay_last(union, updates, model, loss) or last.replay
     history = _history(alone, layer, joined, used, outcome, union)
-    verdict = _verdict(alone, audits)
+    tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
+    verdict = _verdict(alone, audits, tables)
     context = Context(
         verdict=verdict,
         audits=audits,
@@ -166,6 +173,8 @@ def audit_rounds(
         training_estimate=None,
         interrupted=interrupted,
         replay_skipped_because=None,
+        tables=tables,
+        loss=loss,
     )
     return AuditResult(
         verdict=verdict,
@@ -182,11 +191,12 @@ def audit_rounds(
         seconds=time.monotonic() - began,
         budget=budget,
         history=history,
+        vocabulary=tables,
     )
 
 
-def _verdict(alone: list[AuditResult | None], audits: list[LayerAudit]) -> Verdict:
-    if best_of(audits) is not None:
+def _verdict(alone: list[AuditResult | None], audits: list[LayerAudit], tables: tuple[Vocabulary, ...]) -> Verdict:
+    if best_of(audits) is not None or any(each.leaks for each in tables):
         return Verdict.LEAKS
     tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
     return Verdict.NOT_FOUND if tried else Verdict.NOT_APPLICABLE
@@ -215,18 +225,22 @@ def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
     return [union.audited if each.layer.name == union.audited.layer.name else each for each in last.layers]
 
 
-def _replay_last(union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None) -> Replay | None:
+def _replay_last(
+    union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
+) -> Replay | None:
     """Replay the last round from all inputs that contribute to it; None if inputs or labels are missing."""
     found = None if union is None else union.audited.inversion
     labels = None if union is None else union.audited.labels
-    if union is None or found is None or labels is None or model is None or len(found.inputs) < found.batch_size:
+    if union is None or found is None or labels is None or model is None or loss is None:
+        return None
+    if len(found.inputs) < found.batch_size:
         return None
     rows = torch.tensor([len(updates) - 1 in each for each in union.present], dtype=torch.bool)
     inputs, labels = found.inputs[rows.to(found.inputs.device)], labels.to(rows.device)[rows]
     if not bool((labels >= 0).all()):
         return None
     with suppress(OptionError):
-        return replay(model, updates[-1], inputs, labels.to(inputs.device))
+        return replay(model, updates[-1], inputs, labels.to(inputs.device), loss)
     return None
 
 

@@ -32,7 +32,6 @@ class Vocabulary:
     """The word or column value of each of these rows. Empty without a vocabulary file, or if they were redacted."""
     reason: str
     """What explains the other rows, or why nothing is claimed. A clause without a full stop."""
-
     positions: bool = False
     """Whether the rows are the first ones of the table, as the rows of a table of positions are."""
 
@@ -81,6 +80,27 @@ def audit_vocabulary(update: ClientUpdate, tables: list[Table], words: Words | N
     return tuple(_audit_table(update, table, named.get(table.name, ())) for table in tables)
 
 
+def unite_vocabularies(rounds: Sequence[tuple[Vocabulary, ...]]) -> tuple[Vocabulary, ...]:
+    """Return what the tables reveal over several rounds: a row counts if the training of any round looked it up.
+
+    Args:
+        rounds: what each round reveals, all for the same tables in the same order.
+
+    >>> first = Vocabulary("words", 9, 1, (4,), ("red",), "other rows did not move")
+    >>> second = Vocabulary("words", 9, 2, (2, 4), ("blue", "red"), "other rows did not move")
+    >>> unite_vocabularies([(first,), (second,)])[0].words
+    ('blue', 'red')
+    """
+    united = []
+    for same in zip(*rounds, strict=True):
+        rows = tuple(sorted({row for each in same for row in each.used}))
+        words = {row: word for each in same for row, word in zip(each.used, each.words, strict=False)}
+        reason = next((each.reason for each in reversed(same) if each.count), same[-1].reason)
+        known = tuple(words[row] for row in rows) if words else ()
+        united.append(Vocabulary(same[-1].table, same[-1].rows, len(rows), rows, known, reason, _are_positions(rows)))
+    return tuple(united)
+
+
 def words_by_table(tables: list[Table], words: Words | None) -> dict[str, Sequence[str]]:
     """Return the words of each table, by name of the table.
 
@@ -113,5 +133,9 @@ def _audit_table(update: ClientUpdate, table: Table, words: Sequence[str]) -> Vo
     used, reason = looked_up(update, table)
     rows = tuple(used.nonzero()[:, 0].tolist())
     known = tuple(words[row] if row < len(words) else f"row {row}" for row in rows) if words else ()
-    first = len(rows) >= POSITIONS and rows == tuple(range(len(rows)))
-    return Vocabulary(table.name, table.rows, len(rows), rows, known, reason, first)
+    return Vocabulary(table.name, table.rows, len(rows), rows, known, reason, _are_positions(rows))
+
+
+def _are_positions(rows: tuple[int, ...]) -> bool:
+    """Return whether the rows are the first ones of their table, and enough of them to be taken for positions."""
+    return len(rows) >= POSITIONS and rows == tuple(range(len(rows)))

@@ -5,15 +5,11 @@ from dataclasses import dataclass
 from spearpp.types import Float, Tensor
 
 SAME_WEIGHT = 0.05
-"""Largest relative difference between two weights that count as equal.
-
-A design choice: 5 % is far below the factor of 2 between the weights of one sample and of two merged samples.
-"""
+"""Largest relative difference between two weights that count as equal. A design choice: 5 % is far below the factor of
+2 between the weights of one sample and of two merged samples."""
 WHOLE_NUMBER = 0.1
-"""Largest distance from a whole number at which a weight still counts samples.
-
-A design choice: 0.1 is far below 0.5, the largest possible distance from a whole number.
-"""
+"""Largest distance from a whole number at which a weight still counts samples. A design choice: 0.1 is far below 0.5,
+the largest possible distance from a whole number."""
 
 
 @dataclass(frozen=True)

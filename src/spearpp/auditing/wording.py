@@ -9,13 +9,12 @@ from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit, Verdict, best_of
 from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.model import Sees
+from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 
 LARGE_DIFFERENCE = 1e-2
-"""Relative difference of a replay above which a caveat reports the difference.
-
-A design choice: 1 % is far above rounding, so the replay does not describe the client's training completely.
-"""
+"""Relative difference of a replay above which a caveat reports the difference. A design choice: 1 % is far above
+rounding, so the replay does not describe the client's training completely."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,8 @@ class Context:
     """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
     tables: tuple[Vocabulary, ...] = ()
     """What each embedding table reveals."""
+    loss: Loss | None = Loss.CROSS_ENTROPY
+    """The loss of the client; None if it is unknown."""
 
 
 def summary(context: Context, seconds: float) -> str:
@@ -50,7 +51,7 @@ def summary(context: Context, seconds: float) -> str:
         more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
         where = f"from layer {best.layer.name}"
         if best.layer.sees == Sees.PIXELS:
-            where = f"through the layers in front: {best.layer.name}, {best.layer.reason}"
+            where = f"from features of an inner layer: {best.layer.name}, {best.layer.reason}"
         return f"LEAKS: {_recovered(best)} {where}{more}{_looked_up(context, '; ')}"
     if context.verdict is Verdict.LEAKS:
         return f"LEAKS: the vocabulary of this client, but no inputs: {_looked_up(context)}"
@@ -61,7 +62,8 @@ def summary(context: Context, seconds: float) -> str:
         tried = sum(each.feasible and each.inversion is not None for each in context.audits)
         where = f"{tried} layers" if tried > 1 else "one layer"
         return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
-    why = [each.reason for each in context.audits]
+    qualified = [each.reason for each in context.audits if each.layer.qualifies]
+    why = qualified or [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
 
 
@@ -89,7 +91,9 @@ def _recovered(audited: LayerAudit) -> str:
     if apart == math.inf and all(each.samples == 1 for each in found):
         return f"{count} (each is one sample, averaged over the local steps)"
     if apart < math.inf:
-        return f"{count} exactly (each is one sample, or the mean of samples that differ by at most {apart:.1%})"
+        return (
+            f"{count} exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
+        )
     alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
     one = noun.removesuffix("s")
     return f"{count} (each is one {one}, or the weighted mean of several {noun} that {alike})"
@@ -131,10 +135,16 @@ def _about_claims(context: Context) -> list[str]:
     if best is None and context.verdict is Verdict.LEAKS:
         return ["Treat the vocabulary of the client as personal data when you store or share it."]
     if best is None:
-        return [
+        sentences = [
             "Finding nothing does not prove that the update is safe. Another attack, a larger time budget or another "
             "training round may recover inputs."
         ]
+        if context.loss is not None and any(each.layer.equations and each.feasible for each in context.audits):
+            sentences.append(
+                f"The equations of the network were those of the loss {context.loss}. If the client trained with "
+                "another loss, pass this loss (loss=, --loss)."
+            )
+        return sentences
     sentences = ["Treat the recovered inputs as personal data when you store or share them."]
     kinds = {each.kind for each in best.claims}
     if Kind.ONE_OR_MEAN in kinds or Kind.APPROXIMATE in kinds:
@@ -170,6 +180,15 @@ def _about_tables(context: Context) -> list[str]:
     return sentences
 
 
+def _count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> _count(1, "samples"), _count(2, "tokens")
+    ('1 sample', '2 tokens')
+    """
+    return f"{number:,} {noun.removesuffix('s') if number == 1 else noun}"
+
+
 def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     """Return caveats about one layer."""
     found, name = audited.inversion, audited.layer.name
@@ -181,7 +200,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
         sentences.append(f"Layer {name}: {missing} of {found.batch_size} {noun} were not recovered.")
     if context.batch_size is not None and 0 < found.batch_size < context.batch_size:
         sentences.append(
-            f"Layer {name}: its gradient shows {found.batch_size} {noun}, but the client trained on "
+            f"Layer {name}: its gradient shows {_count(found.batch_size, noun)}, but the client trained on "
             f"{context.batch_size} samples. Equal samples, linearly dependent samples and samples without a gradient "
             "do not increase the number that the gradient shows."
         )
@@ -206,9 +225,16 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
 
 
 def _about_replay(context: Context) -> list[str]:
-    """Return caveats about the model and the replay of the update."""
+    """Return caveats about the model, the loss and the replay of the update."""
     whole_replay, sentences = context.whole_replay, []
-    if not context.model_given and context.replayable:
+    if context.loss not in (None, Loss.CROSS_ENTROPY):
+        sentences.append(f"The audit used the given loss, {context.loss}, with one-hot targets.")
+    if context.loss is None:
+        sentences.append(
+            "The loss is unknown, so the audit used only equations that hold for every loss, and could neither find "
+            "labels nor replay the update."
+        )
+    elif not context.model_given and context.replayable:
         sentences.append(
             "No model was given. The audit assumed a chain of Linear layers with one activation function between them. "
             "The recovered inputs prove the assumption: replayed through this network, they match their part of the "

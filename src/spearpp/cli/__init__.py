@@ -1,4 +1,4 @@
-"""Command line: ``spearpp demo | audit | layers | simulate | score | report | watch | reproduce | frontier``."""
+"""Command line: ``spearpp demo | audit | preflight | layers | simulate | score | report | compare | watch | …``."""
 
 import sys
 

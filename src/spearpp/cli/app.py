@@ -10,7 +10,7 @@ import click
 import typer
 from rich.console import Console
 
-from spearpp.cli import audit, demo, experiments, layers, preflight, report, score, simulate, watch
+from spearpp.cli import audit, compare, demo, experiments, layers, preflight, report, score, simulate, watch
 from spearpp.cli.exits import BAD_INPUT, INTERNAL, INTERRUPTED
 from spearpp.cli.hints import hint
 from spearpp.errors import SpearError
@@ -53,6 +53,7 @@ for command in (
         simulate.simulate,
         score.score,
         report.report,
+        compare.compare,
         watch.watch,
     ),
     *(experiments.reproduce, experiments.frontier),

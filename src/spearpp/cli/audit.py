@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,27 +17,21 @@ from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.auditing.memory import MEMORY
 from spearpp.auditing.vocabulary import Words, words_by_table
 from spearpp.cli import options
-from spearpp.cli.console import (
-    VERDICT_STYLES,
-    make_folder,
-    output,
-    print_findings,
-    print_layers,
-    progress,
-    safe,
-    uninterrupted,
-)
+from spearpp.cli.config_option import ConfigFile
+from spearpp.cli.console import make_folder, output, progress, uninterrupted
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
-from spearpp.cli.models import with_model
+from spearpp.cli.models import describe_model, with_model
+from spearpp.cli.results import print_bound, print_result, print_score
+from spearpp.config import FAIL_ON
+from spearpp.dp import KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
+from spearpp.model.loss import LOSS_NAMES
+from spearpp.report.decision import decide
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import KINDS
 from spearpp.update.rounds import load_rounds
-
-SHOWN_WORDS = 12
-"""Words of a vocabulary on the terminal. Design choice: the line stays short, and the report has all words."""
 
 
 def audit(
@@ -56,6 +51,11 @@ def audit(
             show_default=False,
         ),
     ] = None,
+    config: ConfigFile = None,
+    client: Annotated[
+        str | None,
+        typer.Option(help="Name of the client in the report. Default: the client's file.", show_default=False),
+    ] = None,
     fail_on: options.FailOn = "never",
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of report.json.")] = False,
     as_sarif: Annotated[bool, typer.Option("--sarif", help="Print the content of report.sarif.")] = False,
@@ -68,7 +68,13 @@ def audit(
     batch_size: Annotated[
         int | None, typer.Option(help="Number of samples the client trained on, if known.", show_default=False)
     ] = None,
+    loss: options.ClientLoss = "cross-entropy",
     vocabulary: options.Vocabulary = None,
+    noise_multiplier: options.NoiseMultiplier = None,
+    clip: options.Clip = None,
+    sample_rate: options.SampleRate = 1.0,
+    dp_steps: options.DPSteps = None,
+    kappa: options.Kappa = KAPPA,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -86,21 +92,25 @@ def audit(
     4 internal error, 130 interrupted.
     Ctrl-C stops the search. The report then contains the samples certified so far.
     """  # noqa: D301
-    options.one_of("--fail-on", fail_on, options.FAIL_ON)
+    options.one_of("--fail-on", fail_on, FAIL_ON)
     if as_json and as_sarif:
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
     files = [each for each in (update, after, rounds) if each is not None]
     if (update is None) == (rounds is None):
-        raise OptionError("pass either an update or --rounds with a folder of updates")
+        advice = "spearpp audit BEFORE AFTER, or spearpp audit --rounds FOLDER"
+        raise OptionError("pass either an update or --rounds with a folder of updates", hint=advice)
     history = [] if rounds is None else read_rounds(rounds, kind, lr, steps)
     received = history[-1] if update is None else read_update(update, after, kind, lr, steps)
     folder = out or Path(f"audit-{files[-1].resolve().stem}")
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
+    options.one_of("--loss", loss, LOSS_NAMES)
     redaction = options.one_of("--redact", redact, REDACTIONS)
     received, network = with_model(model, received)
     history = [with_model(model, each)[0] for each in history]
     words = options.vocabulary(vocabulary)
+    seen_steps = (steps or 1) * max(1, len(history))
+    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, seen_steps)
     check_display(received, network, batch, display)
     check_vocabulary(received, network, words)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
@@ -116,8 +126,10 @@ def audit(
         memory_limit,
         words,
         display["shape"],
+        loss,
     )
     presentation, batch, notes = displayable(result, batch, display)
+    dp = None if stated is None else compare(stated, received, result, batch_size)
     with uninterrupted():
         page = reports.write(
             folder,
@@ -127,18 +139,28 @@ def audit(
             redact=redaction,
             command=["spearpp", *sys.argv[1:]],
             source=[str(each) for each in files],
-            about={"received": repr(received), "threat_model": received.threat_model},
+            about={
+                "received": repr(received),
+                "threat_model": received.threat_model,
+                "client": client or files[-1].name,
+                "model": describe_model(model, network),
+                "dp": None if dp is None else dp.to_dict(),
+            },
+            config=config,
+            fail_on=fail_on,
         )
+    content = read_document(folder)
     if as_json or as_sarif:
-        content = read_document(folder)
         typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
     else:
         print_result(result, page, quiet)
+        if dp is not None and not quiet:
+            print_bound(dp)
         if batch is not None and not quiet:
             print_score(result, batch)
     for note in notes:
         output(stderr=True).print(f"note: {note}", markup=False)
-    raise typer.Exit(exit_code(result, fail_on))
+    raise typer.Exit(exit_code(result, fail_on, content))
 
 
 def read_update(update: Path, after: Path | None, kind: str, lr: float | None, steps: int | None) -> ClientUpdate:
@@ -170,7 +192,7 @@ def check_display(
 
     If no layer receives the model's inputs, their size is unknown and nothing is checked.
 
-    If no layer takes the input of the model, as behind convolutions, the size of the input is not known.
+    If no layer takes the input of the model, as after convolutions, the size of the input is not known.
 
     Raises:
         OptionError: If the truth, the image shape or the column names match no layer that receives inputs.
@@ -180,12 +202,14 @@ def check_display(
         return
     allowed = f"but the model's inputs have {' or '.join(str(each) for each in sorted(sizes))} numbers"
     if truth is not None and all(truth.as_rows(size) is None for size in sizes):
-        raise OptionError(f"--truth has inputs of {truth.inputs.shape[1]} numbers, {allowed}")
-    expected = [("--shape describes", math.prod(display["shape"]))] if display["shape"] else []
-    expected += [("--columns names", len(display["columns"]))] if display["columns"] else []
-    for what, count in expected:
-        if count not in sizes:
-            raise OptionError(f"{what} {count} numbers, {allowed}")
+        advice = "save the inputs that the network receives, or omit --truth"
+        raise OptionError(f"--truth has inputs of {truth.inputs.shape[1]} numbers, {allowed}", hint=advice)
+    if display["shape"] and (count := math.prod(display["shape"])) not in sizes:
+        advice = "omit --shape: the shape is guessed from the number of inputs"
+        raise OptionError(f"--shape describes {count} numbers, {allowed}", hint=advice)
+    if display["columns"] and (count := len(display["columns"])) not in sizes:
+        advice = "give one name for each input of the model, or omit --columns"
+        raise OptionError(f"--columns names {count} numbers, {allowed}", hint=advice)
 
 
 def displayable(
@@ -206,15 +230,6 @@ def displayable(
         except OptionError as error:
             notes.append(f"the display options were not used: {error}")
     return presentation, truth, notes
-
-
-def print_score(result: AuditResult, truth: Batch) -> None:
-    """Print how many of the true samples the audit recovered."""
-    compared = reports.compare(result, truth)
-    if compared is not None:
-        output().print(f"compared with the true batch: {compared.summary}", markup=False)
-    elif result.best is None:
-        output().print(f"compared with the true batch: 0 of {len(truth.inputs)} samples recovered", markup=False)
 
 
 def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words: Words | None) -> None:
@@ -239,6 +254,7 @@ def run(
     memory: int | None = MEMORY,
     vocabulary: Words | None = None,
     input_shape: tuple[int, ...] | None = None,
+    loss: str = "cross-entropy",
 ) -> AuditResult:
     """Audit an update, or several rounds, and show live progress on a terminal."""
     place = options.device_of(device)
@@ -250,6 +266,7 @@ def run(
             budget=budget,
             memory=memory,
             batch_size=batch_size,
+            loss=loss,
             vocabulary=vocabulary,
             input_shape=input_shape,
             generator=torch.Generator().manual_seed(seed),
@@ -257,37 +274,16 @@ def run(
         )
 
 
-def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
-    """Print the verdict and, unless ``quiet``, the layers, findings, replay, caveats and the path of the report."""
-    console = output()
-    console.print(safe(result.summary), style=VERDICT_STYLES[result.verdict])
-    if result.interrupted:
-        console.print("interrupted: the report contains the samples certified so far", style="yellow")
-    if quiet:
-        return
-    print_layers(console, [each.layer for each in result.layers], result.layers)
-    print_findings(console, result.findings)
-    if result.replay is not None:
-        difference = f"{result.replay.difference:.1e} (relative)"
-        text = f"replay: recomputed from the recovered samples, the update differs by {difference}"
-        if result.replay.mixed:
-            text += f"; with pairs of samples averaged, by {result.replay.mixed:.2g}"
-        if result.replay.unrelated:
-            text += f"; with unrelated samples, by {result.replay.unrelated:.2g}"
-        console.print(text)
-        console.print(f"meaning: {result.replay.meaning}")
-    for table in result.vocabulary:
-        if table.words:
-            more = f" and {table.count - SHOWN_WORDS:,} more" if table.count > SHOWN_WORDS else ""
-            console.print(f"vocabulary of {safe(table.table)}: {safe(', '.join(table.words[:SHOWN_WORDS]))}{more}")
-    for caveat in result.caveats:
-        console.print(f"- {safe(caveat)}")
-    console.print(f"report: {page}", markup=False)
+def exit_code(result: AuditResult, fail_on: str, content: Mapping[str, Any] | None = None) -> int:
+    """Return the exit code of an audit.
 
-
-def exit_code(result: AuditResult, fail_on: str) -> int:
-    """Return the exit code of an audit."""
-    if options.fails(fail_on, leaks=result.verdict is Verdict.LEAKS, fitting=result.fitting):
+    Args:
+        result: The audit.
+        fail_on: The value of ``--fail-on``.
+        content: The content of ``report.json``, which knows accepted leaks. None accepts nothing.
+    """
+    decided = decide(result.to_dict(), fail_on=fail_on) if content is None else content
+    if decided["gate"]["passed"] is False:
         return LEAK
     if result.interrupted:
         return INTERRUPTED

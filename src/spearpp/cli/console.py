@@ -61,7 +61,8 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot create the folder {folder}: {error.strerror or error}") from error
+        why = f"cannot create the folder {folder}: {error.strerror or error}"
+        raise DataError(why, hint="choose another --out folder") from error
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from spearpp import ClientUpdate
 from spearpp import report as reports
 from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
-from spearpp.cli.audit import print_result, print_score, run
+from spearpp.cli.audit import run
 from spearpp.cli.console import make_folder, output, uninterrupted
+from spearpp.cli.results import print_result, print_score
 from spearpp.simulate import FedSGD, mlp, photographs
 
 WIDTH = 200
@@ -58,7 +59,12 @@ def demo(
             redact=redaction,
             command=["spearpp", *sys.argv[1:]],
             source=[str(sent)],
-            about={"received": repr(received), "threat_model": received.threat_model},
+            about={
+                "received": repr(received),
+                "threat_model": received.threat_model,
+                "client": "simulated client",
+                "model": f"untrained network with three hidden ReLU layers of {WIDTH} neurons",
+            },
         )
     print_result(result, page, quiet)
     if not quiet:

@@ -29,7 +29,7 @@ from spearpp.cli.experiment_options import (
 from spearpp.cli.options import one_of
 from spearpp.cli.running import Session
 from spearpp.errors import OptionError
-from spearpp.experiments import figures, frontier_report, rendering
+from spearpp.experiments import frontier_report, rendering
 from spearpp.experiments import reproduce as tables
 from spearpp.experiments.defence import AXES, Defence
 from spearpp.experiments.frontier import Line, Plan, bisect, sentence, sweep
@@ -108,18 +108,18 @@ def _show_table(table: Table, session: Session, out: Path | None) -> None:
         session.say(note)
     files: dict[str, str | bytes] = {}
     figures_html: list[str] = []
-    for picture in figures.pictures(table, session.store) if table.picture else []:
+    for picture in rendering.pictures(table, session.store) if table.picture else []:
         files[f"{picture.name}.png"] = picture.content
         encoded, caption = base64.b64encode(picture.content).decode(), html.escape(picture.caption)
         figures_html.append(f'<figure><img src="data:image/png;base64,{encoded}" alt="{caption}">{caption}</figure>')
     if table.growth:
         for name in dict.fromkeys(each.row.name for each in found.results):
-            factor = figures.doubling(found, name)
+            factor = rendering.doubling(found, name)
             if factor is not None:
                 session.say(
                     f"{name}: the median number of draws or starts grows by a factor of {factor:.2f} per sample."
                 )
-        for name, plot in figures.growth(found).items():
+        for name, plot in rendering.growth(found).items():
             files[f"{table.name}-{name}.svg"] = plot
             figures_html.append(plot)
     files[f"{table.name}.json"] = json.dumps(tables.as_json(found), indent=1, ensure_ascii=False)

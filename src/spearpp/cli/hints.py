@@ -1,37 +1,12 @@
-"""Suggestions for common errors: what the user can try next."""
+"""Suggestions for errors: what the user can try next."""
 
-from spearpp.errors import MissingExtraError, NonFiniteError
-
-CHECK_MODEL = "check --model, or omit it: every 2-D weight is then tried"
-HINTS = (
-    ("pass before=", "give both files: spearpp audit BEFORE AFTER"),
-    ("leave out before", "this file already contains the weights: spearpp audit FILE"),
-    ("has none of the update's parameters", CHECK_MODEL),
-    ("is it another model", CHECK_MODEL),
-    ("names that are not in the model", "both files must come from the same model: first BEFORE, then AFTER"),
-    ("do not form a chain of Linear layers", "name your own class with --model pkg.mod:Net, or omit --model"),
-    ("more than tensors", "save only the state dict: torch.save(model.state_dict(), path)"),
-    ("expected a file ending in", "save the update as .safetensors, .pt, .npz or .npy"),
-    ("No such file", "check the path. Relative paths start at the current folder"),
-    ("no CIFAR-10 file", "the photographs need no file: --data photographs"),
-    ("a folder of an audit", "spearpp audit --out DIR writes such a folder"),
-    ("computed on the same weights", "audit each client separately"),
-    ("--truth has inputs of", "save the inputs that the network receives, or omit --truth"),
-    ("--shape describes", "omit --shape: the shape is guessed from the number of inputs"),
-    ("--columns names", "give one name for each input of the model, or omit --columns"),
-    ("cannot be compared", "spearpp score compares inputs only; the features are in recovered.safetensors"),
-    ("contains no recovered inputs", "spearpp report DIR shows what the audit found"),
-    ("SPEARPP_DATA", "spearpp simulate --data photographs needs no file"),
-    ("in the model it has", CHECK_MODEL),
-    ("tensors without names", "pass the model whose parameters these are, or omit --model"),
-    ("cannot be written", "choose another --out folder"),
-    ("cannot create the folder", "choose another --out folder"),
-)
-"""Pairs of a part of an error message and the hint for it. The first match wins."""
+from spearpp.errors import MissingExtraError, NonFiniteError, SpearError
 
 
 def hint(error: Exception, command: str = "COMMAND") -> str:
     """Return a suggestion for an error, or an empty string if the error message itself says what to do.
+
+    Whoever raises a ``SpearError`` passes the suggestion as ``hint=``. Other errors get one by their type.
 
     Args:
         error: The error.
@@ -39,6 +14,10 @@ def hint(error: Exception, command: str = "COMMAND") -> str:
     """
     if isinstance(error, MissingExtraError):
         return ""
+    if isinstance(error, SpearError) and error.hint:
+        return error.hint
     if isinstance(error, NonFiniteError):
         return "audit another round: the client's training diverged, or the file is damaged"
-    return next((advice for part, advice in HINTS if part in str(error)), f"spearpp {command} --help shows examples")
+    if isinstance(error.__cause__ or error, FileNotFoundError):
+        return "check the path. Relative paths start at the current folder"
+    return f"spearpp {command} --help shows examples"

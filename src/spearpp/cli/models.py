@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +10,10 @@ from torch import nn
 
 from spearpp.errors import OptionError
 from spearpp.model import named_as
-from spearpp.model.checkpoint import AssumedNetwork
+from spearpp.model.untraced import AssumedNetwork
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
+from spearpp.update.rounds import by_number
 
 
 def with_model(text: str, update: ClientUpdate) -> tuple[ClientUpdate, nn.Module | None]:
@@ -40,6 +40,15 @@ def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
     if text == "mlp":
         return chain(update)
     return named_model(text, "none, mlp, ")
+
+
+def describe_model(text: str, model: nn.Module | None) -> str:
+    """Name the network of ``--model`` for the report."""
+    if model is None:
+        return "not given: every 2-D weight was tried as a Linear layer"
+    if text == "mlp":
+        return "mlp: Linear layers with ReLU, built from the shapes of the weights"
+    return f"{text} ({type(model).__name__})"
 
 
 def named_model(text: str, others: str = "") -> nn.Module:
@@ -89,7 +98,7 @@ def chain(update: ClientUpdate) -> nn.Module:
         OptionError: If the weights do not form a chain of Linear layers.
     """
     weights = tensor_specs(update.weights)
-    matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=_natural_order)
+    matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=by_number)
     layers, used = [], set(matrices)
     numbered = all(name.isdecimal() for name in weights)
     for name in matrices:
@@ -103,11 +112,7 @@ def chain(update: ClientUpdate) -> nn.Module:
     named = numbered or all(name.endswith("weight") for name in matrices)
     if len(layers) < 2 or not connected or used != set(weights) or not named:
         raise OptionError(
-            "--model mlp: the weights do not form a chain of Linear layers. Name your own factory, or use --model none"
+            "--model mlp: the weights do not form a chain of Linear layers",
+            hint="name your own class with --model pkg.mod:Net, or omit --model",
         )
     return AssumedNetwork(layers, nn.functional.relu)
-
-
-def _natural_order(name: str) -> list[tuple[int, int | str]]:
-    """Sort key that places ``layer.2`` before ``layer.10``."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]

@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeVar
 import torch
 import typer
 
+from spearpp.config import DURATION
+from spearpp.dp import KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
 from spearpp.words import read_words
@@ -60,7 +62,7 @@ Picture = Annotated[
     typer.Option(
         "--shape",
         help="Shape of an input of the model, e.g. 3x32x32: to show it as an image, and to compute it from features "
-        "behind convolutions. none shows inputs as table rows. Default: guessed.",
+        "after convolutions. none shows inputs as table rows. Default: guessed.",
     ),
 ]
 Mean = Annotated[
@@ -100,12 +102,59 @@ Vocabulary = Annotated[
         show_default=False,
     ),
 ]
-FAIL_ON = ("leak", "certified", "never")
+ClientLoss = Annotated[
+    str,
+    typer.Option(
+        "--loss",
+        help="Loss of the client: cross-entropy, mse or bce (both with one-hot targets), or unknown. The equations of "
+        "the network and the replay use it; the search for ReLU layers does not.",
+    ),
+]
 FailOn = Annotated[
     str,
     typer.Option(
-        help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
-        "input was recovered. never: do not use code 1."
+        help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update without proof. "
+        "certified: the verdict is LEAKS. never: do not use code 1."
+    ),
+]
+DP_PANEL = "Differential privacy, as the client states it"
+NoiseMultiplier = Annotated[
+    float | None,
+    typer.Option(
+        help="Noise multiplier of DP-SGD. The report then shows the bound on every reconstruction attack.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Clip = Annotated[
+    float | None,
+    typer.Option(
+        help="Norm to which the client clips the gradient of each sample. With --batch-size, the noise is checked.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+SampleRate = Annotated[
+    float,
+    typer.Option(
+        help="Probability with which a step draws a sample. A rate below 1 needs the extra dp.",
+        rich_help_panel=DP_PANEL,
+    ),
+]
+DPSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--dp-steps",
+        help="Number of DP-SGD steps on the client's data that the server has seen. Default: --steps, in every round.",
+        show_default=False,
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Kappa = Annotated[
+    float,
+    typer.Option(
+        help="Probability κ with which an attacker would guess a sample without the update.",
+        rich_help_panel=DP_PANEL,
     ),
 ]
 BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -136,7 +185,7 @@ def seconds(text: str) -> float:
     >>> seconds("90s"), seconds("2m")
     (90.0, 120.0)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*", text)
+    match = DURATION.fullmatch(text)
     if not match or not float(match[1]) > 0:
         raise OptionError(f"--budget {text}: expected a duration such as 60, 90s, 2m or 1h")
     return float(match[1]) * SECONDS_PER_UNIT[match[2] or ""]
@@ -238,15 +287,25 @@ def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | No
     return {table: read_words(file) for table, _, file in named}
 
 
-def fails(fail_on: str, *, leaks: bool, fitting: int) -> bool:
-    """Return whether an audit result leads to exit code 1.
+def stated_dp(
+    noise_multiplier: float | None,
+    clip: float | None,
+    sample_rate: float,
+    steps: int | None,
+    kappa: float,
+    default_steps: int,
+) -> StatedDP | None:
+    """Return what the client states about its DP-SGD, or None without a noise multiplier.
 
-    Args:
-        fail_on: The value of ``--fail-on``.
-        leaks: Whether training data was recovered.
-        fitting: Number of inputs that fit the update without proof.
-
-    >>> fails("leak", leaks=False, fitting=3), fails("certified", leaks=False, fitting=3)
-    (True, False)
+    Raises:
+        OptionError: If a number is out of range, or if other numbers are given without the noise multiplier.
+        MissingExtraError: If the bound needs a package that is not installed.
     """
-    return (leaks and fail_on != "never") or (fitting > 0 and fail_on == "leak")
+    if noise_multiplier is None:
+        if clip is not None or steps is not None or sample_rate != 1 or kappa != KAPPA:
+            given = "--clip, --sample-rate, --dp-steps and --kappa"
+            raise OptionError(f"{given} describe DP-SGD: pass --noise-multiplier too")
+        return None
+    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa)
+    stated.check_packages()
+    return stated

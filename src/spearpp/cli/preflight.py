@@ -15,6 +15,7 @@ from spearpp.cli import options
 from spearpp.cli.audit import exit_code
 from spearpp.cli.console import VERDICT_STYLES, output, safe
 from spearpp.cli.models import named_model
+from spearpp.config import FAIL_ON
 from spearpp.errors import OptionError
 from spearpp.preflight import OPTIMISERS
 from spearpp.preflight import preflight as run_preflight
@@ -22,7 +23,13 @@ from spearpp.preflight import preflight as run_preflight
 
 def preflight(
     model: Annotated[str, typer.Argument(help="Network of the clients: file.py:factory or pkg.mod:factory.")],
-    shape: Annotated[str, typer.Option("--input", help="Shape of one input, e.g. 3x32x32; tokens of a text, e.g. 20.")],
+    shape: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            help="Shape of one input, e.g. 3x32x32 or 20; if the model starts with an embedding, the number of tokens.",
+        ),
+    ],
     batch: Annotated[int, typer.Option(min=1, help="Number of samples of a client.")],
     optimizer: Annotated[str, typer.Option(help="Optimiser of the clients: sgd or adam.")] = "sgd",
     epochs: Annotated[
@@ -45,7 +52,7 @@ def preflight(
     Exit codes: 0 finished, 1 leak of the simulated client (with --fail-on), 2 invalid input,
     3 not applicable, 4 internal error, 130 interrupted.
     """  # noqa: D301
-    options.one_of("--fail-on", fail_on, options.FAIL_ON)
+    options.one_of("--fail-on", fail_on, FAIL_ON)
     chosen = options.one_of("--optimizer", optimizer, OPTIMISERS)
     if not re.fullmatch(r"\d{1,9}([x,×]\d{1,9}){0,4}", shape):
         raise OptionError(f"--input {shape}: expected sizes such as 3x32x32, 784 or 20")

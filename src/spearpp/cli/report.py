@@ -10,6 +10,7 @@ from spearpp import report as reports
 from spearpp.auditing.folder import REDACTIONS, read_document
 from spearpp.cli import options
 from spearpp.cli.console import output
+from spearpp.report.pdf import print_pdf
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
 
@@ -22,12 +23,16 @@ def report(
     std: options.Deviation = None,
     columns: options.Columns = None,
     redact: options.Redact = "none",
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Also print the page to report.pdf. Needs Chromium or Chrome.")
+    ] = False,
 ) -> None:
-    """Re-render a report with other display options: image shape, column names or redaction.
+    """Re-render a report with other display options: image shape, column names, redaction or PDF.
 
     \b
     spearpp report audit-client7 --redact blur
     spearpp report audit-client7 --shape 1x28x28 --mean 0.1307 --std 0.3081
+    spearpp report audit-client7 --redact omit --pdf
     """  # noqa: D301
     display = options.display_options(shape, mean, std, columns)
     presentation = None
@@ -40,6 +45,8 @@ def report(
     page = reports.rerender(folder, truth=batch, presentation=presentation, redact=redaction)
     console = output()
     console.print(f"report: {page}", markup=False)
+    if pdf:
+        console.print(f"pdf: {print_pdf(page)}", markup=False)
     if redact != "none" and read_document(folder).get("redacted") == "none":
         files = " and ".join(name for name in (reports.NUMBERS, reports.TRUTH) if (folder / name).is_file())
         console.print(

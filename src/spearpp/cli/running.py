@@ -19,9 +19,10 @@ from spearpp.cli.exits import INTERRUPTED
 from spearpp.cli.options import one_of
 from spearpp.errors import OptionError
 from spearpp.experiments.cell import Cell
-from spearpp.experiments.engines import Engine, Failed, Local, Ray
-from spearpp.experiments.run import Progress as RunProgress
-from spearpp.experiments.run import run
+from spearpp.experiments.engine import Engine, Failed, run
+from spearpp.experiments.engine import Progress as RunProgress
+from spearpp.experiments.local import Local
+from spearpp.experiments.ray import Ray
 from spearpp.experiments.store import Store
 
 SHOWN_FAILURES = 3

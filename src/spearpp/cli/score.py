@@ -24,7 +24,9 @@ def score(
             "or x."
         ),
     ],
-    threshold: Annotated[float, typer.Option(help="PSNR in dB above which a sample counts as exact.")] = PAPER_PSNR,
+    threshold: Annotated[
+        float, typer.Option(help="PSNR in dB above which a sample counts as recovered in this comparison.")
+    ] = PAPER_PSNR,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare recovered inputs with the true batch, sample by sample.
@@ -52,8 +54,10 @@ def _recovered(path: Path) -> Tensor:
         return Batch.load(path).inputs
     result = AuditResult.load(path)
     if not result.inputs.shape[1]:
-        raise DataError(f"{path} contains no recovered inputs: the audit found none, or the report omits them")
+        why = f"{path} contains no recovered inputs: the audit found none, or the report omits them"
+        raise DataError(why, hint="spearpp report DIR shows what the audit found")
     if result.best is not None and result.best.layer.sees == "features":
         what = f"features of layer {result.best.layer.name}, which cannot be compared with inputs of the model"
-        raise DataError(f"{path} contains {what}")
+        advice = "spearpp score compares inputs only; the features are in recovered.safetensors"
+        raise DataError(f"{path} contains {what}", hint=advice)
     return result.inputs

@@ -7,9 +7,11 @@ import typer
 
 from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
+from spearpp.cli.config_option import ConfigFile
 from spearpp.cli.console import VERDICT_STYLES, output
 from spearpp.cli.exits import BAD_INPUT, LEAK
 from spearpp.cli.models import model_of
+from spearpp.config import FAIL_ON
 from spearpp.errors import OptionError
 from spearpp.update import KINDS
 
@@ -41,6 +43,7 @@ def watch(
     ] = 0,
     interval: Annotated[float, typer.Option(help="Seconds between two scans of the folder.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Exit when all files in the folder are processed.")] = False,
+    config: ConfigFile = None,
     fail_on: options.FailOn = "never",
     redact: options.Redact = "none",
     seed: options.Seed = 0,
@@ -54,17 +57,27 @@ def watch(
     spearpp watch updates --before round3.pt --lr 0.01 --out audits
     spearpp watch updates --once --fail-on leak
     spearpp watch updates --history 8
+
+    \b
+    The page timeline.html in the folder of reports shows all audits over time.
+    Exit codes: 0 finished, 1 leak (with --fail-on), 2 invalid input, or an update that cannot be audited
+    (with --fail-on), 4 internal error, 130 interrupted.
     """  # noqa: D301
     from spearpp.integrations.common.job import Settings
     from spearpp.integrations.watch import Watch
 
-    options.one_of("--fail-on", fail_on, options.FAIL_ON)
+    options.one_of("--fail-on", fail_on, FAIL_ON)
     if not interval > 0:
         raise OptionError(f"--interval {interval}: expected a positive number of seconds")
     content = options.one_of("--kind", kind, KINDS)
     redaction = options.one_of("--redact", redact, REDACTIONS)
     settings = Settings(
-        None, options.seconds(budget), out, redaction, seed, memory=options.size(memory), history=history
+        *(None, options.seconds(budget), out, redaction, seed),
+        about={"model": None if model == "none" else model},
+        memory=options.size(memory),
+        history=history,
+        config=config,
+        fail_on=fail_on,
     )
     watched = Watch(
         folder,
@@ -77,17 +90,15 @@ def watch(
     )
     console, leak, failure = output(), False, False
     for outcome in watched.run(interval, once=once):
-        leak = leak or options.fails(fail_on, leaks=outcome.leaks, fitting=outcome.fitting)
+        leak = leak or outcome.fails(config, fail_on)
         failure = failure or outcome.verdict is None
         style = VERDICT_STYLES.get(outcome.verdict or "", "red")
         console.print(f"{outcome.name}: {outcome.summary}", style=style, markup=False)
         if outcome.problem not in (None, outcome.summary):
             console.print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
-    earlier_leak = any(
-        options.fails(fail_on, leaks=each.get("verdict") == "LEAKS", fitting=int(each.get("fitting") or 0))
-        for each in watched.memory.values()
-    )
-    if leak or earlier_leak:
+        for line in outcome.acceptances(config):
+            console.print(f"{outcome.name}: {line}", style="yellow", markup=False)
+    if leak or watched.failing(fail_on):
         raise typer.Exit(LEAK)
     # A gate must not pass an update that could not be audited.
     raise typer.Exit(BAD_INPUT if fail_on != "never" and failure else 0)

@@ -6,8 +6,9 @@ hold yet, on this machine (``Local``) or on a Ray cluster (``Ray``), and stores 
 
 from spearpp.experiments.attack import Attack, Measurement
 from spearpp.experiments.cell import Cell, Setting, cells_of
-from spearpp.experiments.engines import Engine, Failed, Local, Ray
-from spearpp.experiments.run import Progress, run
+from spearpp.experiments.engine import Engine, Failed, Progress, run
+from spearpp.experiments.local import Local
+from spearpp.experiments.ray import Ray
 from spearpp.experiments.source import Source
 from spearpp.experiments.store import Store, StoreError
 from spearpp.experiments.table import TABLES, Table, load

@@ -2,16 +2,17 @@
 
 import base64
 import math
+import operator
 import time
 import zlib
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from spearpp.errors import OptionError, RankError
-from spearpp.experiments.codec import register
+from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
 from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.invert import invert
@@ -26,10 +27,8 @@ from spearpp.simulate import Batch, Cast, Client, FedSGD, LayerGradient, Quantis
 from spearpp.types import Tensor
 
 WRONG_PSNR = -20 * math.log10(EXACT)
-"""A certified input with a PSNR below this value, 60 dB, counts as wrong.
-
-Derived: pixels are at most 1, so the root mean square error of an exact input is at most ``EXACT``.
-"""
+"""A certified input with a PSNR below this value, 60 dB, counts as wrong. Derived: pixels are at most 1, so the root
+mean square error of an exact input is at most ``EXACT``."""
 MASKS_PER_CHUNK = 16
 """Number of samples whose null vectors are computed at once. Design choice: the memory for 16 m x b matrices."""
 
@@ -113,9 +112,7 @@ class Attack:
         generator = torch.Generator().manual_seed(seed)
         batch = self.data.draw(self.b, generator, normalise=self.normalise)
         model = mlp(batch.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
-        client = self.client
-        for change in self.changes:
-            client = client | change
+        client = reduce(operator.or_, self.changes, self.client)
         return batch, linear_layers(model, client(model, batch, generator))
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:

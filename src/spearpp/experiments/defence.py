@@ -7,6 +7,7 @@ from typing import Any
 
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import Attack
+from spearpp.experiments.rounds import RoundsAttack
 from spearpp.experiments.source import Source
 from spearpp.experiments.training import Training
 from spearpp.metrics import PAPER_NOISY_PSNR, PAPER_PSNR
@@ -49,10 +50,14 @@ class Defence:
     """Number of clients, with b samples each, whose updates are summed before the server receives them."""
     mini_batch: int | None = None
     """Number of samples of a local step; None takes the whole batch."""
+    rounds: int | None = None
+    """Number of rounds of the same client, with the same samples, that are inverted together; None for one update."""
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.width, self.steps, self.clients, self.mini_batch or 1) < 1:
-            raise OptionError("batch, width, steps, clients and mini-batch must each be at least 1")
+        if min(self.batch, self.width, self.steps, self.clients, self.mini_batch or 1, self.rounds or 1) < 1:
+            raise OptionError("batch, width, steps, clients, mini-batch and rounds must each be at least 1")
+        if self.rounds is not None and self.clients > 1:
+            raise OptionError("the rounds of one client are joined, not those of a sum: leave out clients or rounds")
         if not 0 <= self.noise < math.inf or not 0 < self.keep <= 1:
             raise OptionError(
                 f"noise={self.noise:g}, keep={self.keep:g}: noise must be at least 0, and keep within (0, 1]"
@@ -85,8 +90,19 @@ class Defence:
 
     def attack(
         self, *, data: Source, search: Search | None = None, layers_used: int = 2, threshold: float = PAPER_PSNR
-    ) -> Attack:
+    ) -> Attack | RoundsAttack:
         """Return the setting that measures how many inputs are recovered under this defence."""
+        if self.rounds is not None:
+            return RoundsAttack(
+                b=self.batch,
+                m=self.width,
+                rounds=self.rounds,
+                search=search or Gated(),
+                client=self.client,
+                changes=self.changes,
+                data=data,
+                threshold=threshold,
+            )
         return Attack(
             b=self.batch * self.clients,
             m=self.width,
@@ -114,12 +130,16 @@ class Defence:
     def epsilon(self, *, rounds: int, train: int) -> float | None:
         """Return ε of a training run at δ = 1/train from Opacus' privacy accountant; None without noise.
 
-        Noise σ on the mean of b samples is a noise multiplier of σ b / C. Each round samples b of ``train`` samples.
+        Noise σ on the mean of b samples is a noise multiplier of σ b / C. Each round samples b of ``train`` samples. If
+        the rounds of one client are inverted together, ε is composed over these rounds, and every sample takes part in
+        each of them.
         """
         if not self.noise:
             return None
         multiplier = self.noise * self.batch / (self.clip or CLIP)
-        client = OpacusDPSGD(self.clip or CLIP, multiplier, min(1.0, self.batch / train))
+        rate = min(1.0, self.batch / train) if self.rounds is None else 1.0
+        rounds = rounds if self.rounds is None else self.rounds
+        client = OpacusDPSGD(self.clip or CLIP, multiplier, rate)
         with warnings.catch_warnings():  # Opacus warns if ε is so large that its orders do not bracket it
             warnings.simplefilter("ignore")
             return client.epsilon(steps=rounds, delta=1 / train)
@@ -140,11 +160,9 @@ class Axis:
     whole: bool = False
     """Whether the parameter takes only whole numbers."""
     threshold: float = PAPER_NOISY_PSNR
-    """PSNR in dB above which an input counts as recovered.
-
-    ``PAPER_PSNR`` if the defence does not change the gradient of a sample, so that recovery is either exact or fails.
-    ``PAPER_NOISY_PSNR`` if the defence adds an error to the update.
-    """
+    """PSNR in dB above which an input counts as recovered. ``PAPER_PSNR`` if the defence does not change the gradient
+    of a sample, so that recovery is either exact or fails. ``PAPER_NOISY_PSNR`` if the defence adds an error to the
+    update."""
 
     @property
     def rising(self) -> bool:
@@ -198,6 +216,7 @@ AXES = {
         Axis("keep", "share kept", 1.0, 1e-3),
         Axis("bits", "bits", 16, 2, whole=True),
         Axis("clients", "clients", 1, 64, whole=True, threshold=PAPER_PSNR),
+        Axis("rounds", "rounds", 16, 1, whole=True, threshold=PAPER_PSNR),
     )
 }
 """All parameters, by name. The ranges are design choices; docs/results/README.md shows where recovery stops in them."""

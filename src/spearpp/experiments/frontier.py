@@ -72,7 +72,7 @@ class Point:
     accuracy: Interval | None
     """Accuracy of the training runs; None if not measured."""
     epsilon: float | None
-    """ε of a training run; None without noise."""
+    """ε of a training run, or of the rounds that are inverted together; None without noise."""
     commits: frozenset[str]
     """Git commits that measured the point."""
     devices: frozenset[str]
@@ -90,7 +90,7 @@ class Line:
     undefended: Point | None
     """The point without this defence, to compute the cost in accuracy.
 
-    None for batch size and width, which have no value without effect, and if no accuracy is measured.
+    None for batch size, width and rounds, which have no value without effect, and if no accuracy is measured.
     """
     plan: Plan
 
@@ -143,7 +143,7 @@ def line(axis: Axis, points: Sequence[Point], defence: Defence, plan: Plan, stor
     """Return the measured points with the one at which recovery stops, and measure the undefended network."""
     stop = _stop(points, plan.level)
     free = replace(defence, **{axis.name: getattr(Defence(), axis.name)})
-    defends = axis.name not in ("batch", "width")  # these have no value without effect
+    defends = axis.name not in ("batch", "width", "rounds")  # these have no value without effect
     undefended = evaluate([free], axis, plan, store, measure)[0] if defends and plan.trainings else None
     return Line(axis, tuple(points), None if stop is None else points[stop], undefended, plan)
 
@@ -189,12 +189,16 @@ def sentence(found: Line) -> str:
     leaks = f"{round(stop.any.value * stop.seeds)} of {stop.seeds} batches leak an input"
     text += f" ({leaks}, at most {stop.any.high:.0%} with 95 % confidence)"
     if stop.epsilon is not None:
-        text += f", ε = {stop.epsilon:.3g} for {plan.rounds} rounds"
+        text += f", ε = {stop.epsilon:.3g} for {_rounds(stop.defence.rounds or plan.rounds)}"
     if stop.accuracy is not None and found.undefended is not None and found.undefended.accuracy is not None:
         text += f", {_cost(found.undefended.accuracy, stop.accuracy, plan)}"
     elif stop.accuracy is not None:
         text += f"; accuracy there {stop.accuracy.value:.0%}"
     return text
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def _cost(free: Interval, stopped: Interval, plan: Plan) -> str:

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from spearpp.auditing.document import plain
+from spearpp.experiments.cell import code_version
 from spearpp.experiments.frontier import Line, Point, sentence
 from spearpp.experiments.intervals import Interval
 from spearpp.experiments.rendering import document, html_table, markdown_table, share
-from spearpp.experiments.version import code_version
 from spearpp.plotting import Axis, ReferenceLine, Series, draw
 from spearpp.plotting import Point as Marker
 
@@ -92,6 +92,11 @@ def notes(found: Sequence[Line]) -> list[str]:
         text += (
             f" Accuracy: {plan.trainings} training runs of {plan.rounds} rounds on {plan.train:,} samples, tested on "
             f"{plan.test:,} samples. ε is the privacy budget of one training run."
+        )
+    if any(point.defence.rounds for each in found for point in each.points):
+        text += (
+            " Rounds: a client with the same samples in every round and one hidden layer; ε is composed over the rounds"
+            " that are inverted together."
         )
     where = f", on {', '.join(_all(found, 'devices'))}" if _all(found, "devices") else ""
     return [text, f"Measured with spearpp {code_version()}, commit {', '.join(_all(found, 'commits'))}{where}."]

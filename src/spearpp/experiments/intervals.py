@@ -5,9 +5,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Z = 1.959963984540054
-"""97.5 % quantile of the standard normal distribution, for two-sided 95 % intervals."""
-
 
 @dataclass(frozen=True)
 class Interval:
@@ -31,20 +28,14 @@ class Interval:
 def wilson(hits: int, trials: int) -> Interval:
     """Return the share of hits with the Wilson score interval, which is also valid for shares of 0 and 1.
 
-    With p = hits/trials and z the 97.5 % quantile: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n).
-
     >>> share = wilson(10, 10)
     >>> share.value, round(share.low, 3), share.high
     (1.0, 0.722, 1.0)
     """
-    if trials < 1 or not 0 <= hits <= trials:
-        raise ValueError(f"{hits} of {trials}: expected at least one trial, and at most as many hits as trials")
-    share = hits / trials
-    centre = share + Z * Z / (2 * trials)
-    half = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials**2))
-    scale = 1 + Z * Z / trials
-    low = 0.0 if hits == 0 else max(0.0, (centre - half) / scale)
-    return Interval(share, low, 1.0 if hits == trials else min(1.0, (centre + half) / scale))
+    from scipy.stats import binomtest
+
+    low, high = binomtest(hits, trials).proportion_ci(0.95, "wilson")
+    return Interval(hits / trials, float(low), float(high))
 
 
 def mean(values: Sequence[float]) -> Interval:

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from spearpp.auditing.document import plain
-from spearpp.experiments.cell import Cell, cells_of
+from spearpp.experiments.cell import Cell, cells_of, code_version, commit
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.store import Store
 from spearpp.experiments.table import Row, Table
-from spearpp.experiments.version import code_version, commit
 
 KEPT_OF_EACH_BATCH = ("mean_psnr", "recovered", "certified", "starts", "seconds")
 """Fields of ``Measurement`` that the JSON output lists for every batch, in the order of the seeds."""

@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from spearpp.errors import SpearError
-from spearpp.experiments.cell import Cell
-from spearpp.experiments.version import code_version, commit
+from spearpp.experiments.cell import Cell, code_version, commit
 
 APPLICATION_ID = 0x53504152
 """SQLite application id of a store: the letters "SPAR"."""
 FORMAT = 1
 """Version of the table layout, kept as the SQLite user version."""
 WAIT_SECONDS = 60.0
-"""Longest time that a process waits for another one to finish writing.
-
-Design choice: far longer than a write takes.
-"""
+"""Longest time that a process waits for another one to finish writing. Design choice: far longer than a write takes."""
 RETRY_SECONDS = 0.02
 """Pause between two attempts to prepare a new file. Design choice: short for a user, long for a processor."""
 SCHEMA = """

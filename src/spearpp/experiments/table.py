@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import Attack
-from spearpp.experiments.codec import decode
+from spearpp.experiments.cell import decode
 from spearpp.experiments.source import Source
 from spearpp.search import Gated, Search
 

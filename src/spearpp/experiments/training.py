@@ -1,14 +1,16 @@
 """Cost of a defence: the accuracy of a short federated training run with it."""
 
+import operator
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 
 from spearpp.errors import NonFiniteError, OptionError
-from spearpp.experiments.codec import register
+from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
 from spearpp.simulate import Batch, Cast, Client, FedSGD, Quantise, TopK, mlp
 from spearpp.types import Tensor
@@ -62,9 +64,7 @@ class Training:
         generator = torch.Generator().manual_seed(seed)
         drawn = self.data.draw(self.train + self.test, generator, normalise=self.normalise)
         model = mlp(drawn.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
-        client = self.client
-        for change in self.changes:
-            client = client | change
+        client = reduce(operator.or_, self.changes, self.client)
         diverged = False
         for _ in range(self.rounds):
             rows = torch.randint(self.train, (self.b,), generator=generator)

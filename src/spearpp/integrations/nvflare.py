@@ -7,7 +7,6 @@ client: recipe.add_client_input_filter(AuditFilter("block"), tasks=["train"])
 server: the same with add_server_output_filter and add_server_input_filter
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -18,11 +17,9 @@ from torch import nn
 
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import DataError, MissingExtraError, OptionError, SpearError
-from spearpp.integrations.common.job import Job, Settings, tensors_of
-from spearpp.integrations.common.naming import Pseudonyms, round_name
+from spearpp.integrations.common.federation import Pseudonyms, RoundSampler, Training, round_name
+from spearpp.integrations.common.job import LOGGER, Job, Settings, tensors_of
 from spearpp.integrations.common.policy import Gate, Policy
-from spearpp.integrations.common.round_sampler import RoundSampler
-from spearpp.integrations.common.training import Training
 from spearpp.integrations.common.worker import Auditor
 from spearpp.types import Tensor
 from spearpp.update import Kind
@@ -57,7 +54,6 @@ except ImportError as missing:
     raise MissingExtraError("nvflare", "nvflare") from missing
 
 __all__ = ["AuditFilter"]
-LOGGER = logging.getLogger("spearpp.integrations")
 SENT = "spearpp.sent"
 """Name of the context property that stores the sent weights."""
 

@@ -12,15 +12,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from spearpp.errors import DataError, OptionError, SpearError
-from spearpp.integrations.common.job import SCRATCH, Job, Outcome, Settings, perform
+from spearpp.integrations.common.job import SCRATCH, Job, Settings, perform
+from spearpp.integrations.common.outcome import Outcome
 from spearpp.integrations.common.policy import log_outcome
+from spearpp.report import timeline
+from spearpp.report.leaks import Leak
 from spearpp.update import ClientUpdate, Kind
 from spearpp.update.files import READERS, FileName, open_tensors, write_whole
 from spearpp.update.rounds import by_number
@@ -150,6 +153,7 @@ class Watch:
             state.done = True
             outcome = Outcome.failed(path.name, f"cannot read {path.name} as an update: {error}")
             log_outcome(outcome)
+            self._show(outcome)
             yield outcome  # Not stored in the memory, because the file may be repaired before the next run.
             return
         settings = self.settings
@@ -157,15 +161,30 @@ class Watch:
             settings = replace(settings, model=self._model_of(update))
         name = f"{path.stem}-{content[:12]}"
         earlier = tuple(self._earlier(path))[-settings.history :] if settings.history else ()
-        job = Job(name, None, update, about={"source": [str(path)]}, earlier=earlier)
-        outcome = perform(job, replace(settings, history=0))
+        client = path.stem if path.parent == self.folder else path.parent.name
+        job = Job(name, None, update, about={"source": [str(path)], "client": client}, earlier=earlier)
+        outcome = replace(perform(job, replace(settings, history=0)), sha256=content)
         log_outcome(outcome)
         report_failed = outcome.problem is not None and outcome.verdict is not None
         state.done = not report_failed or state.tries >= TRIES
         if not report_failed:
             self._remember(content, path, outcome)
         if state.done:
+            self._show(outcome)
             yield outcome
+
+    def _show(self, outcome: Outcome) -> None:
+        """Add an audit to the timeline. A timeline that cannot be written does not stop the audits."""
+        try:
+            timeline.add(self.out, [outcome.entry(self.out, self.settings.config)])
+        except (SpearError, OSError) as error:
+            LOGGER.warning("cannot write the timeline: %s", error)
+
+    def failing(self, fail_on: str) -> bool:
+        """Return whether an update that was audited in this run or in an earlier one fails a gate today."""
+        return any(
+            _remembered(content, each).fails(self.settings.config, fail_on) for content, each in self.memory.items()
+        )
 
     def _earlier(self, path: Path) -> Iterator[ClientUpdate]:
         """Yield the updates that come before a file in its folder, which must belong to one client, oldest first."""
@@ -190,6 +209,8 @@ class Watch:
             "verdict": outcome.verdict,
             "fitting": outcome.fitting,
             "summary": outcome.summary,
+            "date": outcome.date,
+            "leaks": [asdict(each) for each in outcome.found],
         }
         try:
             self.out.mkdir(parents=True, exist_ok=True)
@@ -211,6 +232,25 @@ class Watch:
         if not isinstance(content, dict) or not all(isinstance(each, dict) for each in content.values()):
             raise DataError(f"{file} is not a list of audited updates. Delete the file to audit all updates again")
         return content
+
+
+def _remembered(content: str, entry: dict[str, Any]) -> Outcome:
+    """Return the outcome of an audit from the list of audited updates.
+
+    An earlier release did not store the leaks. Its updates count as one leak that nobody has accepted.
+    """
+    try:
+        stored = entry.get("leaks")
+        found = [Leak(**each) for each in stored] if stored is not None else []
+        if stored is None and entry.get("verdict") == "LEAKS":
+            found.append(Leak("inputs", "not recorded", 1, 0, None))
+        if stored is None and entry.get("fitting"):
+            found.append(Leak("unproved", "not recorded", int(entry["fitting"]), 0, None))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{MEMORY} has a damaged entry. Delete the file to audit all updates again: {error}") from error
+    return Outcome(
+        str(entry.get("file")), entry.get("verdict"), str(entry.get("summary")), found=tuple(found), sha256=content
+    )
 
 
 def _hash(path: Path) -> str:

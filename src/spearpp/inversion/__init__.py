@@ -4,12 +4,19 @@ Notation used in all modules, for a layer with m neurons, n inputs and a batch o
 
 - Ĝ = [dℒ/dW dℒ/dβ] and Ŵ = [W β] have one row for each neuron, for the loss ℒ, the weight W and the bias β;
   x̂ = [x; 1] is an input with a 1 for the bias;
-- Ĝ = D X̂ᵀ, where column i of D is dℒ/dz for sample i, the **signal** of the sample. Behind a ReLU, an entry of D is
+- Ĝ = D X̂ᵀ, where column i of D is dℒ/dz for sample i, the **signal** of the sample. With a ReLU, an entry of D is
   zero if the neuron is inactive for the sample;
 - Ĝ = L R is the truncated singular value decomposition, with L = U_b and R = Σ_b V_bᵀ;
 - a **direction** is a vector q with L q = d_i up to scale, for some sample i. L q is sparse because d_i is;
-- a **vertex** is a direction for which b-1 rows of L q are zero. Every choice of b-1 rows has one, right or wrong;
-- a **point** is a vector p with x̂ = Rᵀp up to scale. The pre-activations of x̂ are A p with A = Ŵ Rᵀ.
+- a **vertex** is a vector q for which b-1 independent rows of L give zero. Every choice of b-1 rows has one, so a
+  vertex is the direction of a sample only if many more entries of L q are zero;
+- a **point** is a vector p with x̂ = Rᵀp up to scale. The pre-activations of x̂ are A p with A = Ŵ Rᵀ;
+- the **coordinates** of an input are Σ p, so that x̂ = V times its coordinates. The network equations use them.
+
+A **round** in the names of searches (``Stats.rounds``, ``Progress.rounds``) is one pass of a search. ``Problem.rounds``
+and the argument ``rounds`` of ``invert`` count rounds of federated learning. ``batch_size`` is the rank of the
+gradient, the number of samples that the gradient shows. The argument of ``invert`` sets this rank where the singular
+values do not show it clearly.
 
 Modules, in the order in which one layer passes through them:
 
@@ -19,11 +26,18 @@ Modules, in the order in which one layer passes through them:
 ``tolerance``             decide which numbers count as zero, given the noise
 ``problem``               all of the above in one object, which every search takes
 ``next_layer``            read the gradient of the next layer, if it is given
+``network``               the equations of the whole network, for any activation, with their noise levels
+``residuals``             these equations for many points at once; ``tangents`` has their derivatives
 ``loop``                  run a search from ``spearpp.search`` and collect the directions that it proposes
-``pool``, ``selection``   keep sparse directions, and select the b that belong together
+``pool``, ``selection``   keep sparse directions, and select the b that belong together (``swaps`` scores exchanges)
 ``matches``, ``pairs``    inputs that the next layer, or single rows of the gradient, determine one by one
+``solutions``             inputs that the network equations determine one by one
 ``evidence``              certify recovered inputs without ground truth
 ``assemble``, ``result``  put the result together
+``halfway``               after local training: the network equations with the weights halfway
+``local_fit``             after local training: all samples fitted by repeating the training (``training``,
+                          ``visit_order``)
 ``invert``, ``many``      the public functions for one layer and for many layers
+``pixels``                after the inversion: pictures from the features that a front end computed
 ========================  ==========================================================================================
 """

@@ -10,14 +10,14 @@ from spearpp.inversion.evidence import (
     Evidence,
     agreement,
     certify,
-    certify_network,
+    certify_together,
     certify_two_layers,
     coins,
 )
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import inputs_of, solve_inputs
 from spearpp.inversion.network import Network
-from spearpp.inversion.pairs import Pairs, fits
+from spearpp.inversion.pairs import CONFLICTS, Pairs, fits
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
 from spearpp.inversion.solutions import Solutions
@@ -28,8 +28,6 @@ from spearpp.types import Bool, Tensor, to_device
 NEAR_ZERO = 0.02
 """Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
 that is off by 2 % changes a pre-activation by about as much."""
-CONFLICTS = 0.01
-"""Share of the neurons that may be inactive for an input and still have a gradient from it, if the input fits."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +98,12 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
 def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
     """The inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
     rows = problem.factors.right / problem.factors.singular_values[:, None]
-    inputs = (found.coordinates @ rows)[:, : rows.shape[1] - problem.seen.has_bias]
+    columns = rows.shape[1] - problem.seen.has_bias
     if not len(found):
-        none = torch.zeros(0, dtype=torch.bool, device=inputs.device)
-        return Recovered(inputs, none, found.directions, None, 0.0)
-    evidence = certify_network(problem, network, found)
+        none = torch.zeros(0, dtype=torch.bool, device=rows.device)
+        return Recovered((found.coordinates @ rows)[:, :columns], none, found.directions, None, 0.0)
+    found, evidence = certify_together(problem, network, found)
+    inputs = (found.coordinates @ rows)[:, :columns]
     return _certified_first(inputs, found.directions, evidence, len(found) / problem.batch_size)
 
 

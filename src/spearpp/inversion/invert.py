@@ -10,7 +10,6 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import assemble
-from spearpp.inversion.clock import Clock
 from spearpp.inversion.input_noise import with_input_noise
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
@@ -18,7 +17,7 @@ from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
-from spearpp.inversion.result import Inversion, Progress, Stats
+from spearpp.inversion.result import Clock, Inversion, Progress, Stats
 from spearpp.linalg.threads import single_thread_if_small
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following
@@ -48,11 +47,11 @@ def invert(
 
     If a ReLU follows the layer, the gradient is D Xᵀ, and about half of the entries of D are zero. For any
     factorisation L R of the gradient there is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions
-    q that make L q sparse. ``search``
-    proposes such directions, and the pool keeps the sparse ones. The weights of the layer decide which b of them belong
-    together, by the score λ. ``spearpp.inversion.loop`` says when the search stops. If it ends before the whole batch
-    is found, the orthogonal complement completes the directions that were found, and the inputs are returned without
-    certificates; or only those inputs are returned that single rows of the gradient revealed, if there are any.
+    q that make L q sparse. ``search`` proposes such directions, and the pool keeps the sparse ones. The weights of the
+    layer decide which b of them belong together, by the score λ. ``spearpp.inversion.loop`` says when the search stops.
+    If it ends before the whole batch is found, the orthogonal complement completes the directions that were found, and
+    the inputs are returned without certificates; or only those inputs are returned that single rows of the gradient
+    revealed, if there are any.
 
     If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
     (``spearpp.inversion.next_layer``). Batches of nearly m/2 samples are then recovered, and each input is certified on
@@ -86,7 +85,8 @@ def invert(
         dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
         one_step: whether the gradient is known to come from one step and not from local training.
         rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
-            from some of them.
+            from some of them. The tensors of the next layer are then those of all rounds side by side,
+            (m₂, rounds · m).
         seconds: wall-clock budget of the search; None for none. A round that is running at its end is given up.
         progress: called after every round.
 
@@ -115,7 +115,7 @@ def invert(
     with clock("decompose"):
         seen = observe(grad_weight, grad_bias, weight, bias)
         problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
-        reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations)
+        reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations, rounds)
         problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs)
         problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
         if following is not None and problem.batch_size > 1:

@@ -11,25 +11,24 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.clock import Clock
 from spearpp.inversion.evidence import Evidence, certify, certify_whole
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.result import Progress
+from spearpp.inversion.result import Clock, Progress
 from spearpp.inversion.selection import Selection, initial, polish, select
 from spearpp.inversion.solutions import Solutions, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
-from spearpp.search import Search
+from spearpp.search import Proposals, Search
 
 INTERRUPTED = "the search was interrupted"
 OUT_OF_TIME = "the time budget was spent"
 
 
-@dataclass(frozen=True)
+@dataclass
 class SearchOutcome:
-    """What a search found, and why it stopped."""
+    """What a search has found, and why it stopped. It grows while the search runs."""
 
     pool: Pool
     selection: Selection | None
@@ -48,6 +47,20 @@ class SearchOutcome:
     evidence: Evidence | None = None
     """Evidence for the selection, if it ended the search."""
 
+    def add(self, problem: Problem, proposed: Proposals, clock: Clock) -> bool:
+        """Add what one round of a search proposes. Return whether the pool of candidates has grown."""
+        self.starts, self.steps = self.starts + proposed.starts, self.steps + proposed.steps
+        self.rounds += 1
+        if proposed.matches is not None:
+            self.matches = proposed.matches if self.matches is None else self.matches.join(proposed.matches)
+        if proposed.solutions is not None:
+            self.solutions = proposed.solutions if self.solutions is None else self.solutions.join(proposed.solutions)
+        self.pairs = self.pairs if proposed.pairs is None else proposed.pairs
+        before = len(self.pool)
+        with clock("pool"):
+            self.pool = admit(self.pool, problem, proposed.directions, solved=proposed.solved)
+        return len(self.pool) > before
+
 
 def search_loop(
     problem: Problem,
@@ -61,55 +74,42 @@ def search_loop(
 
     The caller sets the ``time_limit``. At the deadline the round that is running is given up.
     """
-    b = problem.batch_size
-    pool, rank, starts, steps, rounds = empty_pool(problem), 0, 0, 0, 0
-    selection: Selection | None = None
-    evidence: Evidence | None = None
-    matches: Matches | None = None
-    pairs: Pairs | None = None
-    solutions: Solutions | None = None
-    stopped = "the search ended"
+    b, rank = problem.batch_size, 0
+    found = SearchOutcome(empty_pool(problem), None, "the search ended")
     try:
         for proposed in clock.each("search", search.propose(problem, generator, deadline)):
-            starts, steps, rounds = starts + proposed.starts, steps + proposed.steps, rounds + 1
-            if proposed.matches is not None:
-                matches = proposed.matches if matches is None else matches.join(proposed.matches)
-            if proposed.solutions is not None:
-                solutions = proposed.solutions if solutions is None else solutions.join(proposed.solutions)
-            pairs = pairs if proposed.pairs is None else proposed.pairs
-            with clock("pool"):
-                grown = admit(pool, problem, proposed.directions, solved=proposed.solved)
-            grew, pool = len(grown) > len(pool), grown
+            grew = found.add(problem, proposed, clock)
             if grew:
                 with clock("filter"):
-                    rank = rank if rank == b else pool.rank
-                    selection, evidence = _choose(problem, pool, selection) if rank == b else (None, None)
-            matched = max(0 if each is None else len(each) for each in (matches, solutions))
+                    rank = rank if rank == b else found.pool.rank
+                    before = found.selection
+                    found.selection, found.evidence = (
+                        _choose(problem, found.pool, before) if rank == b else (None, None)
+                    )
+            matched = max(0 if each is None else len(each) for each in (found.matches, found.solutions))
             if progress is not None:
-                score = selection.score if selection else None
-                progress(Progress(b, max(rank, matched), starts, search.starts, score, rounds))
-            if matched == b or (grew and selection is not None and evidence is not None):
-                whole = "the whole batch was found"
-                return SearchOutcome(
-                    pool, selection, whole, starts, steps, matches, pairs, solutions, rounds, evidence=evidence
-                )
+                score = found.selection.score if found.selection else None
+                progress(Progress(b, max(rank, matched), found.starts, search.starts, score, found.rounds))
+            if matched == b or (grew and found.evidence is not None):
+                found.stopped = "the whole batch was found"
+                return found
             if time.monotonic() >= deadline:
-                stopped = OUT_OF_TIME
+                found.stopped = OUT_OF_TIME
                 break
     except (KeyboardInterrupt, OutOfTimeError) as ended:
-        stopped = INTERRUPTED if isinstance(ended, KeyboardInterrupt) else OUT_OF_TIME
-        selection = None  # it may belong to an earlier pool
-    interrupted = stopped == INTERRUPTED
+        found.interrupted = isinstance(ended, KeyboardInterrupt)
+        found.stopped = INTERRUPTED if found.interrupted else OUT_OF_TIME
+        found.selection = None  # it may belong to an earlier pool
+    found.evidence = None  # the selection did not end the search
     if problem.network is not None:
-        solutions = no_solutions(problem) if solutions is None else solutions
-        stopped += f" with {len(solutions)} of {b} inputs that satisfy the equations of the network"
-        return SearchOutcome(
-            pool, None, stopped, starts, steps, solutions=solutions, rounds=rounds, interrupted=interrupted
-        )
-    stopped += f" with {rank} of {b} independent directions"
-    stopped += f" and λ = {selection.score:.4f}" if selection is not None else ""
-    stopped += f"; {len(matches)} inputs match two layers" if matches else ""
-    return SearchOutcome(pool, selection, stopped, starts, steps, matches, pairs, None, rounds, interrupted)
+        found.selection = found.matches = found.pairs = None
+        found.solutions = no_solutions(problem) if found.solutions is None else found.solutions
+        found.stopped += f" with {len(found.solutions)} of {b} inputs that satisfy the equations of the network"
+        return found
+    found.stopped += f" with {rank} of {b} independent directions"
+    found.stopped += f" and λ = {found.selection.score:.4f}" if found.selection is not None else ""
+    found.stopped += f"; {len(found.matches)} inputs match two layers" if found.matches else ""
+    return found
 
 
 def only_direction(problem: Problem) -> SearchOutcome:

@@ -11,16 +11,15 @@ from dataclasses import replace
 import torch
 
 from spearpp.errors import SpearError
-from spearpp.inversion.clock import Clock
 from spearpp.inversion.evidence import certify_many
 from spearpp.inversion.factors import SameRank, decompose_many
 from spearpp.inversion.invert import invert
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.pool import solve_weighted, zero_weights
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.result import Inversion, Stats
+from spearpp.inversion.result import Clock, Inversion, Stats
 from spearpp.inversion.selection import inputs_at
-from spearpp.inversion.swaps import Inverse, agreeing
+from spearpp.inversion.swaps import agreeing
 from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import smallest_eigenvector
@@ -28,10 +27,8 @@ from spearpp.search import Gated
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import Effort, descend_many
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
-from spearpp.types import Bool, Float, Int, Tensor, select_rows
+from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows
 
-Layer = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
-"""The tensors grad_weight, grad_bias, weight and bias of a layer, as ``invert`` takes them."""
 STARTS = 512
 """Number of random starts in each layer. Measured for rounds on a GPU: 512 starts are as fast as 128 and find the whole
 batch in one round at b=20 (``docs/lab/notebook.md``, "Speed")."""
@@ -50,7 +47,7 @@ into six batches gave a speed-up of 7.4 instead of 13 (``docs/lab/notebook.md``,
 
 
 def invert_many(
-    layers: Sequence[Layer],
+    layers: Sequence[LayerTensors],
     *,
     search: Gated | None = None,
     generator: torch.Generator | None = None,
@@ -104,7 +101,7 @@ def invert_many(
     return [done[i] for i in range(len(layers))]
 
 
-def _batches(layers: Sequence[Layer]) -> Iterator[list[int]]:
+def _batches(layers: Sequence[LayerTensors]) -> Iterator[list[int]]:
     """Yield the indices of finite layers with the shape, dtype and device of the first, in batches that fit ``BYTES``.
 
     Yield nothing if the layers are on a CPU, where batches are no faster, or if they are large. Also stop at an invalid
@@ -132,12 +129,12 @@ def _batches(layers: Sequence[Layer]) -> Iterator[list[int]]:
         yield [i for i, is_finite in zip(batch, finite.tolist(), strict=True) if is_finite]
 
 
-def _signature(layer: Layer) -> tuple[object, ...]:
+def _signature(layer: LayerTensors) -> tuple[object, ...]:
     """Return the shape, dtype and device of each tensor of a layer."""
     return tuple((each.shape, each.dtype, each.device) if isinstance(each, Tensor) else None for each in layer)
 
 
-def stack(layers: Sequence[Layer]) -> Observation:
+def stack(layers: Sequence[LayerTensors]) -> Observation:
     """Return the observations of layers of one shape, stacked along a first dimension."""
     one = observe(*layers[0])
     grad_weight, weight = torch.stack([each[0] for each in layers]), torch.stack([each[2] for each in layers])
@@ -181,9 +178,9 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             problem, directions = _select_layers(problem, kept), chosen[kept]
             zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
             evidence = certify_many(problem, directions, zeros)
-            inverse = Inverse.of(problem, directions)
-            scores = (agreeing(problem, inverse, zeros) / zeros[0].numel()).tolist()
-            inputs = inputs_at(problem, inverse.rows, zeros).to(seen.dtype)
+            points = torch.linalg.inv(directions.mT)
+            scores = (agreeing(problem, points, zeros) / zeros[0].numel()).tolist()
+            inputs = inputs_at(problem, points, zeros).to(seen.dtype)
         stats = Stats(
             starts=STARTS,
             steps=STARTS * effort.steps,

@@ -63,6 +63,8 @@ class FewOutputs:
     """Orthonormal basis of span(W₂ᵀ L₂). Every column of D lies in it before its activation pattern is applied."""
     weight: Float[Tensor, "outputs m"]
     """W₂."""
+    rounds: int = 1
+    """Number of rounds of one client. The weights of the rounds are side by side, and the span has one block each."""
 
     def between(self) -> Float[Tensor, "pairs m"]:
         """Return the unit vectors w_i - w_j for all pairs of outputs, projected onto the span.
@@ -91,7 +93,10 @@ class Reading:
 
 
 def read_next_layer(
-    next_grad_weight: Tensor | None, next_weight: Tensor | None, preactivations: Float[Tensor, "m b"]
+    next_grad_weight: Tensor | None,
+    next_weight: Tensor | None,
+    preactivations: Float[Tensor, "m b"],
+    rounds: int = 1,
 ) -> Reading:
     """Check the tensors of the next layer, and derive its equations if its gradient has the rank of the batch.
 
@@ -104,6 +109,7 @@ def read_next_layer(
         next_grad_weight: G₂ = dL/dW₂, of shape (m₂, m), or None if there is no next layer.
         next_weight: W₂, of shape (m₂, m), or None together with ``next_grad_weight``.
         preactivations: A, whose columns give the pre-activations A p of this layer.
+        rounds: number of rounds of one client whose tensors are side by side. Only the weights are used then.
 
     Returns:
         The equations, or the reason why there are none.
@@ -130,6 +136,8 @@ def read_next_layer(
     if batch_size < 2:
         return Reading("not needed")
     outputs = next_weight.shape[0]
+    if rounds > 1:
+        return _weights_only(seen, batch_size, "not used: its activations differ between the rounds", rounds)
     if outputs <= batch_size:
         why = f"not used: its {outputs} outputs cannot distinguish {batch_size} samples"
         return _weights_only(seen, batch_size, why)
@@ -165,28 +173,37 @@ def _factors_at_clear_gap(seen: Observation) -> Factors | None:
     return factors if 0 < rank < len(factors.spectrum) and has_clear_gap(factors.spectrum, rank) else None
 
 
-def _weights_only(seen: Observation, batch_size: int, why: str) -> Reading:
+def _weights_only(seen: Observation, batch_size: int, why: str, rounds: int = 1) -> Reading:
     """Return what the weights of the next layer give, if its gradient is not used for the reason ``why``."""
-    outputs = few_outputs(seen, batch_size)
+    outputs = few_outputs(seen, batch_size, rounds)
     if outputs is None:
         return Reading(why)
     unknowns = outputs.span.shape[1]
     return Reading(f"{why}; its weights leave {unknowns} unknowns for each column of D", outputs=outputs)
 
 
-def few_outputs(seen: Observation, batch_size: int) -> FewOutputs | None:
+def few_outputs(seen: Observation, batch_size: int, rounds: int = 1) -> FewOutputs | None:
     """Return span(W₂ᵀ L₂) for a next layer with few outputs, where L₂ spans the columns of G₂; None for other layers.
 
     Every column d_i of D lies in this span before its activation pattern is applied. A layer has few outputs if there
     are at most half as many outputs as samples, and at most half as many outputs as neurons.
     """
     outputs, neurons = seen.weight.shape
-    if 2 * outputs > min(batch_size, neurons):
+    if 2 * outputs > min(batch_size, neurons // rounds):
         return None
-    columns, sizes, _ = torch.linalg.svd(seen.gradient, full_matrices=False)
-    sent = seen.weight.T @ columns[:, sizes > NEGLIGIBLE_SHARE * sizes[0]]
+    gradients, weights = (each.chunk(rounds, dim=1) for each in (seen.gradient, seen.weight))
+    spans = [_sent_back(*each) for each in zip(gradients, weights, strict=True)]
+    return FewOutputs(torch.block_diag(*spans), seen.weight, rounds) if all(each.numel() for each in spans) else None
+
+
+def _sent_back(gradient: Float[Tensor, "outputs m"], weight: Float[Tensor, "outputs m"]) -> Float[Tensor, "m r"]:
+    """Return an orthonormal basis of span(W₂ᵀ L₂)."""
+    columns, sizes, _ = torch.linalg.svd(gradient, full_matrices=False)
+    sent = weight.T @ columns[:, sizes > NEGLIGIBLE_SHARE * sizes[0]]
+    if not sent.numel():
+        return sent
     span, sizes, _ = torch.linalg.svd(sent, full_matrices=False)
-    return FewOutputs(span[:, sizes > NEGLIGIBLE_SHARE * sizes[0]].contiguous(), seen.weight) if sent.numel() else None
+    return span[:, sizes > NEGLIGIBLE_SHARE * sizes[0]].contiguous()
 
 
 def _equations(factors: Factors, weight: Tensor) -> NextLayer:

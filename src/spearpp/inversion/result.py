@@ -1,12 +1,54 @@
-"""The result of an inversion, its statistics, and the progress of a running search."""
+"""The result of an inversion, its statistics, the duration of its stages, and the progress of a running search."""
 
 import html
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
 
 from spearpp.inversion.evidence import Evidence
 from spearpp.inversion.factors import Factors
 from spearpp.pictures import gallery
 from spearpp.types import Bool, Float, Int, Tensor
+
+Item = TypeVar("Item")
+
+
+class Clock:
+    """Wall-clock seconds of each stage, including GPU kernels that the stage launched.
+
+    >>> clock = Clock()
+    >>> with clock("search"):
+    ...     pass
+    >>> list(clock.seconds)
+    ['search']
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """Add the time that the ``with`` block takes to the stage."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - began
+
+    def each(self, stage: str, items: Iterator[Item]) -> Iterator[Item]:
+        """Yield the items, and add the time that the iterator needs for each item to the stage."""
+        while True:
+            with self(stage):
+                item = next(items, None)
+            if item is None:
+                return
+            yield item
 
 
 @dataclass(frozen=True)
@@ -105,5 +147,5 @@ class Inversion:
         )
 
     def _repr_html_(self) -> str:
-        captions = ["certified" if exact else "approximate" for exact in self.certified.tolist()]
+        captions = ["certified" if exact else "not certified" for exact in self.certified.tolist()]
         return f"<p><b>{html.escape(repr(self))}</b></p>" + gallery(self.inputs, captions)

@@ -1,8 +1,8 @@
 """Select b candidate directions that belong together, fix their scale and score the selection.
 
 The names initFilt, fixScale, computeScore and GreedyFilt are those of the SPEAR++ paper's appendix. Let the columns of
-Q̄ be b unit directions, with inverse P̄. Input i is x̂_i = Rᵀp̄_i / s_i, where s = P̄ R[:, bias] makes the last coordinate
-of x̂_i equal to 1. The pre-activations of input i are z_i = A p̄_i / s_i. Column i of D is zero where L q̄_i is zero. If
+Q be b unit directions, with inverse P. Input i is x̂_i = Rᵀp_i / s_i, where s = P R[:, bias] makes the last coordinate
+of x̂_i equal to 1. The pre-activations of input i are z_i = A p_i / s_i. Column i of D is zero where L q_i is zero. If
 the selection is right, column i of D is zero exactly where z_i is not positive. The score λ measures this agreement.
 Only the sign of z matters for the score, so only the sign of s does.
 """
@@ -13,7 +13,7 @@ import torch
 
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.swaps import Inverse, agreeing, swap_scores
+from spearpp.inversion.swaps import agreeing, swap_scores
 from spearpp.inversion.tolerance import INDEPENDENT
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
@@ -30,10 +30,10 @@ core, and 256 MiB keep a GPU busy."""
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """b directions, selected as the columns of Q̄."""
+    """b directions, selected as the columns of Q."""
 
     directions: Float[Tensor, "b b"]
-    """Q̄ᵀ, one unit direction in each row. Candidates come first, then a basis of their orthogonal complement."""
+    """Qᵀ, one unit direction in each row. Candidates come first, then a basis of their orthogonal complement."""
     zeros: Bool[Tensor, "b m"]
     """Which entries of each column of D are zero, one row for each direction."""
     found: int
@@ -41,16 +41,16 @@ class Selection:
     score: float
     """λ, the share of entries of D that are zero exactly where the neuron is inactive."""
     points: Float[Tensor, "b b"]
-    """P̄ = Q̄⁻¹, one point p̄_i in each row."""
+    """P = Q⁻¹, one point p_i in each row."""
 
     @classmethod
     def of(
         cls, problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"], found: int | None = None
     ) -> "Selection":
         """Build a selection and compute its inverse and its score. ``found=None`` means that all are candidates."""
-        inverse = Inverse.of(problem, directions)
-        score = compute_score(problem, inverse, zeros)
-        return cls(directions, zeros, len(directions) if found is None else found, score, inverse.rows)
+        points = torch.linalg.inv(directions.T)
+        score = compute_score(problem, points, zeros)
+        return cls(directions, zeros, len(directions) if found is None else found, score, points)
 
     @property
     def full(self) -> bool:
@@ -79,7 +79,7 @@ def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
 def fix_scale(
     problem: Problem, inverse: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
 ) -> Float[Tensor, "*u k"]:
-    """fixScale: return s = Q̄⁻¹ L⁺ g, so that the columns of D = L Q̄ diag(s) sum to the bias gradient g.
+    """fixScale: return s = Q⁻¹ L⁺ g, so that the columns of D = L Q diag(s) sum to the bias gradient g.
 
     Without a bias, the gradient does not determine the scale. Then s is the sign, 1 or -1, for which the activation
     pattern of the input agrees better with the zeros of its column.
@@ -91,9 +91,9 @@ def fix_scale(
     return torch.where(2 * agreeing_if_positive >= zeros.shape[-1], 1.0, -1.0).to(inverse)
 
 
-def compute_score(problem: Problem, inverse: "Inverse", zeros: Bool[Tensor, "b m"]) -> float:
+def compute_score(problem: Problem, points: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> float:
     """computeScore: return λ, the share of entries of D that are zero exactly where the neuron is inactive."""
-    return int(agreeing(problem, inverse, zeros)) / zeros.numel()
+    return int(agreeing(problem, points, zeros)) / zeros.numel()
 
 
 def greedy_filt(
@@ -123,8 +123,7 @@ def greedy_filt(
     directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
     b, m = zeros.shape
     best, score, best_before = merit(chosen), chosen.score, -1
-    inverse, selected = Inverse.at(problem, chosen.points), held.tolist()
-    tried = order.tolist()
+    points, selected, tried = chosen.points, held.tolist(), order.tolist()
     most_at_once = max(1, (_CACHE_BYTES if directions.device.type == "cpu" else _DEVICE_BYTES) // (8 * b * b * m))
     while best_before < best and score < 1:
         if best_before >= 0:
@@ -134,7 +133,7 @@ def greedy_filt(
         while start < len(tried) and score < 1:
             check_time()
             candidates = [index for index in tried[start : start + at_once] if index not in selected]
-            scores = swap_scores(problem, inverse, zeros, pool.directions[candidates], pool.zeros[candidates])
+            scores = swap_scores(problem, points, zeros, pool.directions[candidates], pool.zeros[candidates])
             improving = (scores.amax(1) > best).nonzero()[:, 0]
             if not len(improving):
                 # Most candidates improve nothing. Score twice as many at once until one does.
@@ -144,10 +143,10 @@ def greedy_filt(
             place, index = int(scores[first].argmax()), candidates[first]
             best, selected[place] = int(scores[first, place]), index
             directions[place], zeros[place] = pool.directions[index], pool.zeros[index]
-            inverse = Inverse.of(problem, directions)
-            score = compute_score(problem, inverse, zeros)
+            points = torch.linalg.inv(directions.T)
+            score = compute_score(problem, points, zeros)
             start, at_once = tried.index(index, start) + 1, 1
-    return Selection(directions, zeros, chosen.found, score, inverse.rows)
+    return Selection(directions, zeros, chosen.found, score, points)
 
 
 def merit(chosen: Selection) -> int:
@@ -237,7 +236,7 @@ def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
     """Return the inputs X = (Q⁻¹ R)ᵀ without the bias coordinate, one input in each row.
 
     Without a bias, the scale of the inputs is unknown and they have unit norm. The scale is also unknown for a sample
-    whose bias gradient is zero. Its input keeps the scale that Q̄ implies.
+    whose bias gradient is zero. Its input keeps the scale that Q implies.
     """
     return inputs_at(problem, chosen.points, chosen.zeros)
 

@@ -13,7 +13,8 @@ SHRINK, GROW = 0.3, 5.0
 HOPELESS = 1e6
 """Damping, relative to the mean diagonal of JᵀJ, at which a point is given up: no shorter step lowers its residual."""
 LEAST_PROGRESS = 1e-3
-"""Smallest relative decrease of the squared residual that counts as progress."""
+"""Smallest relative decrease of the squared residual that counts as progress. Design choice: at this rate, halving the
+residual would take 1,400 steps."""
 
 ACCURACY = 0.1
 """Relative residual of the equations of a step at which conjugate gradients stop. Measured: with 0.3 they take 0.8 to

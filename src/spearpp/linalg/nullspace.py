@@ -6,22 +6,17 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 _ITERATIONS = 8
-"""Inverse iterations for each eigenvector.
-
-Measured: fewer iterations for the second eigenvector lost one certificate in 1,100 (docs/lab/notebook.md).
-"""
+"""Inverse iterations for each eigenvector. Measured: fewer iterations for the second eigenvector lost one certificate
+in 1,100 (docs/lab/notebook.md)."""
 _SQUARED = 1e-4
-"""Smallest distance between a unit vector and a subspace that a Gram matrix yields to eight digits.
-
-Derived: a Gram matrix holds the square of the distance, 1e-8, and float64 has 16 digits.
-"""
+"""Smallest distance between a unit vector and a subspace that a Gram matrix yields to eight digits. Derived: a Gram
+matrix holds the square of the distance, 1e-8, and float64 has 16 digits."""
 _GATHER_SHARE = 0.75
 """Largest share of the rows for which gathering them is less work than using all rows. Design choice."""
 
@@ -233,18 +228,6 @@ def _largest(matrix: Float[Tensor, "*sets b b"], start: Tensor) -> Float[Tensor,
     square = matrix @ matrix
     fourth = square @ square
     return sphere.retract((fourth @ (fourth @ start))[..., 0])
-
-
-def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
-    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
-
-    Args:
-        problem: the layer. Its tolerance defines which singular values count as zero.
-        rows: sets of rows of L.
-    """
-    q, values = kernel_vectors(rows)
-    allowed = problem.tolerance.kernel(rows.shape[1], q)
-    return q[(values[:, 0] <= allowed) & (values[:, 1] > allowed)]
 
 
 def random_subsets(sets: int, of: int, size: int, generator: torch.Generator) -> Int[Tensor, "sets size"]:

@@ -9,10 +9,8 @@ import torch
 from spearpp.linalg.time_limit import check_time
 
 UNUSED_BYTES = 2**30
-"""Memory that finished graphs may keep reserved before ``repeat`` releases it: 1 GiB.
-
-Design choice: releasing memory takes longer than a descent, so it should be rare.
-"""
+"""Memory that finished graphs may keep reserved before ``repeat`` releases it: 1 GiB. Design choice: releasing memory
+takes longer than a descent, so it should be rare."""
 CHECKED = 4
 """Number of steps between two checks whether to stop. Design choice: a check waits for the device."""
 _LOCK = threading.Lock()

@@ -6,11 +6,9 @@ from contextlib import contextmanager
 import torch
 
 WORTH = 2**16
-"""Number of entries of L from which a second thread helps.
-
-Measured: for smaller layers the threads mostly wait for each other. On a machine of two cores that other processes also
-used, two threads took ten times as long as one at 4,000 entries (docs/lab/notebook.md, section "Speed").
-"""
+"""Number of entries of L from which a second thread helps. Measured: for smaller layers the threads mostly wait for
+each other. On a machine of two cores that other processes also used, two threads took ten times as long as one at 4,000
+entries (docs/lab/notebook.md, section "Speed")."""
 
 
 @contextmanager

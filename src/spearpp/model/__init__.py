@@ -12,13 +12,11 @@ from dataclasses import replace
 
 from torch import nn
 
-from spearpp.errors import DataError, OptionError, ShapeError
-from spearpp.model.checkpoint import AssumedNetwork, assumed_networks, of_checkpoint
-from spearpp.model.definition import by_definition, in_transformers
+from spearpp.errors import CHECK_MODEL, DataError, OptionError, ShapeError
 from spearpp.model.graph import by_graph
 from spearpp.model.layer import Layer, Sees, layer_of
-from spearpp.model.operations import is_linear
-from spearpp.model.tracer import Tracer
+from spearpp.model.operations import Tracer, is_linear
+from spearpp.model.untraced import AssumedNetwork, assumed_networks, by_definition, in_transformers, of_checkpoint
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, pick, tensor_specs
 from spearpp.update.names import common_prefix, plain
@@ -70,7 +68,8 @@ def named_as(update: ClientUpdate, model: nn.Module | None) -> ClientUpdate:
         entries = [plain(name) for name, each in model.state_dict().items() if each.is_floating_point()]
         order = next((each for each in (own, entries) if len(each) == len(sent)), None)
         if order is None:
-            raise DataError(f"the update holds {len(sent)} tensors without names, the model has {len(own)} parameters")
+            why = f"the update holds {len(sent)} tensors without names, the model has {len(own)} parameters"
+            raise DataError(why, hint="pass the model whose parameters these are, or omit --model")
         names = dict(zip(sorted(sent, key=int), order, strict=True))
     else:
         removed, added = common_prefix(own, sent), common_prefix(sent, own)
@@ -118,11 +117,12 @@ def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
         sent = {name: spec.shape for name, spec in tensor_specs(update.weights).items()}
         if not own.keys() & sent.keys():
             names = f"the update has {next(iter(sent))[:80]!r}, the model has {next(iter(own), 'none')[:80]!r}"
-            raise DataError(f"the model has none of the update's parameters: is it another model? ({names}, ...)")
+            why = f"the model has none of the update's parameters: is it another model? ({names}, ...)"
+            raise DataError(why, hint=CHECK_MODEL)
         for name in own.keys() & sent.keys():
             if own[name] != sent[name]:
                 shapes = f"shape {tuple(sent[name])} in the update and {tuple(own[name])} in the model"
-                raise ShapeError(f"{name} has {shapes}: is it another model?")
+                raise ShapeError(f"{name} has {shapes}: is it another model?", hint=CHECK_MODEL)
         found = _of_model(model)
         if isinstance(model, AssumedNetwork):
             found = [_assumed(layer) for layer in found]
@@ -179,7 +179,7 @@ def _of_model(model: nn.Module) -> list[Layer]:
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     for name in names:
         if any(name.startswith(f"{outer}." if outer else "") for outer in attention):
-            reason = "it is part of an attention layer: no ReLU follows"
+            reason = "it is part of an attention layer, which mixes tokens"
             found[name] = layer_of(model, name, qualifies=False, reason=reason)
     traced_into = {name for name in names if not is_linear(model.get_submodule(name)) and f"{name}.weight" in found}
     names = [name for name in names if name not in traced_into]

@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch.nn import functional
 
 from spearpp.model import unwrapped
-from spearpp.model.tracer import Tracer
+from spearpp.model.operations import Tracer
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, tensor_specs
@@ -23,10 +23,8 @@ from spearpp.update.names import plain
 LOOKUPS = (functional.embedding, functional.embedding_bag, torch.embedding)
 """Functions that look up rows of a table."""
 PROBE_SHAPE = (2, 6)
-"""Number of sequences and of tokens of the batch that is looked up in a model that cannot be traced.
-
-A design choice: most models accept a small batch of short sequences.
-"""
+"""Number of sequences and of tokens of the batch that is looked up in a model that cannot be traced. A design choice:
+most models accept a small batch of short sequences."""
 
 
 @dataclass(frozen=True)

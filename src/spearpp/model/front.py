@@ -2,7 +2,8 @@
 
 A layer behind convolutions sees features f = ψ(x). ``torch.fx`` records the operations of ψ, so that ψ can be run, and
 differentiated, without the rest of the model. ψ must compute every sample on its own and without randomness, in
-training mode too: otherwise f is not a function of one picture, and no picture follows from it.
+training mode too: otherwise f is not a function of one picture, and no picture follows from it. ψ must also consist of
+known operations. Others, such as the absolute value, can give distant pictures the same features.
 """
 
 import copy
@@ -13,28 +14,25 @@ import torch
 from torch import fx, nn
 
 from spearpp.errors import OptionError
-from spearpp.model.operations import is_dropout, is_linear, label
-from spearpp.model.rest import arguments, evaluate, frozen
+from spearpp.model.known import first_unknown
+from spearpp.model.operations import Tracer, is_batch_norm, is_dropout, is_linear, label
+from spearpp.model.rest import PROBES, SAME, arguments, evaluate, frozen
 from spearpp.model.smoothing import activation_of, max_pooling_of, smoothed, smoothed_max_pool
-from spearpp.model.tracer import Tracer
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
 
 COMMON_SIDES = (28, 32, 64, 96, 128, 224)
 """Side lengths that are tried before others if the shape of the input is not given: MNIST, CIFAR, Tiny ImageNet, STL,
-and the usual sizes of photographs. A wrong shape does no harm: ψ(x) = f has no solution then."""
+and the usual sizes of photographs. For a wrong shape ψ(x) = f has no solution, unless ψ ignores the border that the
+guess leaves out."""
 MAX_SIDE = 256
 """Largest side length that is tried. Design choice."""
-PROBES = 3
-"""Number of random samples that test the front end."""
+UNKNOWN_SHAPE = "the shape of the model's input is unknown; pass it (input_shape=, --shape)"
+"""Reason why nothing follows from features if the shape is not given and cannot be guessed."""
 RUNS = 6
-"""How often the model runs in training mode to find out whether the front end is random.
-
-Design choice: an augmentation that is applied with probability 1/2 is missed with a probability of 1/64, and the
-equations then have no solution for the pictures that were augmented.
-"""
-SAME = 1e-9
-"""Largest relative difference, in float64, between two runs that count as equal. 1e7 times the rounding error."""
+"""How often the model runs in training mode to find out whether the front end is random. Design choice: an augmentation
+that is applied with probability 1/2 is missed with a probability of 1/64, and the equations then have no solution for
+the pictures that were augmented."""
 
 
 class FrontEnd:
@@ -49,6 +47,7 @@ class FrontEnd:
         shape: shape of one input of the model.
         unknowns: number of values of one input.
         features: number of values of ψ(x).
+        guessed: whether the shape is a guess from the number of features.
         batch_norm: whether ψ contains BatchNorm, which mixes samples if the client trained in training mode.
 
     Raises:
@@ -73,8 +72,9 @@ class FrontEnd:
         self._start = next(node.name for node in graph.nodes if node.op == "placeholder")
         self.features = int(getattr(model.get_submodule(_module_of(model, name)), "in_features", 0))
         modules = [model.get_submodule(str(node.target)) for node in self._nodes if node.op == "call_module"]
-        self.batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in modules)
+        self.batch_norm = any(is_batch_norm(each) for each in modules)
         self.shape = self._guess_shape(model) if shape is None else tuple(shape)
+        self.guessed = shape is None and len(self.shape) > 1
         self.unknowns = int(torch.Size(self.shape).numel())
         self._check(model, name)
 
@@ -131,7 +131,7 @@ class FrontEnd:
         """Return the shape of the input that the first layer takes and that gives the right number of features."""
         for node in self._nodes:
             module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and self._fits((module.in_features,)):
                 return (module.in_features,)
             if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 dimensions = len(module.kernel_size)
@@ -141,7 +141,7 @@ class FrontEnd:
                 if found is not None:
                     return found
                 break
-        raise OptionError("the shape of the model's input is unknown; pass it (input_shape=, --shape)")
+        raise OptionError(UNKNOWN_SHAPE)
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether an input of this shape gives the right number of features, without computing them."""
@@ -189,6 +189,13 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     if not any(node.op == "placeholder" for node in needed):
         raise OptionError("the layer does not depend on the input of the model")
     nodes = [node for node in graph.nodes if node in needed and node.op not in ("placeholder", "get_attr")]
+    modules = [model.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
+    if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in modules):
+        raise OptionError("the operations before the layer look up an embedding, so the inputs are tokens")
+    unknown = first_unknown(model, nodes)
+    if unknown is not None:
+        why = "so different inputs may have the same features"
+        raise OptionError(f"the audit does not know the operation {label(model, unknown)} before the layer, {why}")
     random = next((node for node in nodes if is_dropout(model, node)), None)
     if random is not None:
         raise OptionError(f"{label(model, random)} comes before the layer, and its mask is unknown")
@@ -207,7 +214,7 @@ def _seen_by_layer(model: nn.Module, name: str, inputs: Tensor) -> list[Tensor]:
     """Run a copy of the model in training mode, with BatchNorm in evaluation mode, and return what the layer sees."""
     model = copy.deepcopy(model).to(inputs).train().requires_grad_(False)
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if is_batch_norm(module):
             module.eval()
     seen: list[Tensor] = []
     handle = model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append(args[0]))

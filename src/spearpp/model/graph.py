@@ -7,7 +7,17 @@ from torch import fx, nn
 from torch.nn import functional
 
 from spearpp.model.layer import Layer, Sees, as_output, layer_of
-from spearpp.model.operations import DROPOUT, Behaviour, activations, is_dropout, is_linear, is_reshape, label, readers
+from spearpp.model.operations import (
+    DROPOUT,
+    Behaviour,
+    activations,
+    is_batch_norm,
+    is_dropout,
+    is_linear,
+    is_reshape,
+    label,
+    readers,
+)
 from spearpp.model.rest import linear_names, nodes_behind
 from spearpp.update.names import plain
 
@@ -73,7 +83,10 @@ def _by_equations(model: nn.Module, layer: Layer, nodes: list[fx.Node]) -> Layer
     if not linear_names(model, behind):
         return replace(layer, reason=f"{layer.reason}; {why}") if "Dropout" in why else layer
     reason = layer.reason.replace(", not to ReLU", "").replace(": no ReLU follows", "")
-    return replace(layer, qualifies=True, equations=True, reason=f"{reason}: the equations of the network are solved")
+    reason = f"{reason}: the equations of the network are solved"
+    if any(node.op == "call_module" and is_batch_norm(model.get_submodule(str(node.target))) for node in behind):
+        reason += ", which hold if BatchNorm is in evaluation mode"
+    return replace(layer, qualifies=True, equations=True, reason=reason)
 
 
 def _parameter(node: fx.Node, position: int, key: str) -> str | None:

@@ -8,10 +8,8 @@ from torch import nn
 from spearpp.update.names import plain
 
 FEWEST_OUTPUTS = 3
-"""Smallest number of outputs of an output layer that can be inverted.
-
-Derived: with two outputs every signal is a multiple of (1, -1), so the gradient has rank one for any batch.
-"""
+"""Smallest number of outputs of an output layer that can be inverted. Derived: with two outputs every signal is a
+multiple of (1, -1), so the gradient has rank one for any batch."""
 
 
 class Sees(StrEnum):

@@ -1,4 +1,4 @@
-"""Determine what the operations of a traced model do to the output of a Linear layer, by evaluating them."""
+"""Trace a model into the graph of its operations, and evaluate what they do to the output of a Linear layer."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -32,17 +32,12 @@ RESHAPING = {
 RESHAPING_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten)
 DROPOUT = (nn.Dropout, nn.AlphaDropout)
 PROBES = (1e-3, 0.1, 0.5, 1.0, 3.0, 40.0, 1000.0)
-"""Absolute values at which an activation is evaluated, with both signs.
-
-A design choice: the values cover the range of pre-activations in a network, with points below and above the values 1
-and 6 at which Hardtanh and ReLU6 saturate.
-"""
+"""Absolute values at which an activation is evaluated, with both signs. A design choice: the values cover the range of
+pre-activations in a network, with points below and above the values 1 and 6 at which Hardtanh and ReLU6 saturate."""
 SMALL = 1.0
-"""Largest absolute value at which an activation must equal ReLU to count as "ReLU for small values".
-
-A design choice: pre-activations of a freshly initialised network are about this large. Hardtanh(0, 1) equals ReLU up to
-1 and ReLU6 up to 6, so both are tried. A certificate decides whether the assumption holds.
-"""
+"""Largest absolute value at which an activation must equal ReLU to count as "ReLU for small values". A design choice:
+pre-activations of a freshly initialised network are about this large. Hardtanh(0, 1) equals ReLU up to 1 and ReLU6 up
+to 6, so both are tried. A certificate decides whether the assumption holds."""
 
 
 class Behaviour(Enum):
@@ -63,6 +58,11 @@ class Activation:
     """What the operations from the Linear layer to this node do to the values, together."""
 
 
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether a module is BatchNorm, which mixes the samples of a batch in training mode."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
 def is_linear(module: object) -> bool:
     """Return whether a module is a Linear layer that inherits ``nn.Linear.forward``.
 
@@ -72,6 +72,15 @@ def is_linear(module: object) -> bool:
     True
     """
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+
+
+class Tracer(fx.Tracer):
+    """Traces into all modules except PyTorch's own. It also traces into Linear layers that override ``forward``."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a call of the module is one node of the graph."""
+        del module_qualified_name
+        return is_linear(m) or (m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential))
 
 
 def readers(node: fx.Node) -> list[fx.Node]:

@@ -1,4 +1,4 @@
-"""Reports of an audit: a folder with report.html for people, and report.json and report.sarif for programs.
+"""Reports of an audit: report.html for people, and report.json, report.sarif and report.junit.xml for programs.
 
 result = spearpp.audit(update, model)
 spearpp.report.write("audit", result)
@@ -16,10 +16,14 @@ from typing import Any
 
 from spearpp.auditing import AuditResult
 from spearpp.auditing.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
-from spearpp.errors import OptionError
+from spearpp.config import Config
+from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
+from spearpp.report.decision import decide
 from spearpp.report.html import page
+from spearpp.report.identity import fingerprints, now
+from spearpp.report.junit import junit
 from spearpp.report.presentation import Presentation, shown_width, shows_features
 from spearpp.report.sarif import sarif
 from spearpp.simulate import Batch
@@ -32,12 +36,13 @@ __all__ = [
     "Presentation",
     "Redaction",
     "compare",
+    "junit",
     "rerender",
     "sarif",
     "why_not_compared",
     "write",
 ]
-PAGE, SARIF, TRUTH = "report.html", "report.sarif", "truth.safetensors"
+PAGE, SARIF, JUNIT, TRUTH = "report.html", "report.sarif", "report.junit.xml", "truth.safetensors"
 
 
 def write(
@@ -50,6 +55,8 @@ def write(
     command: Sequence[str] = (),
     source: Sequence[str] = (),
     about: dict[str, Any] | None = None,
+    config: Config | None = None,
+    fail_on: str = "never",
 ) -> Path:
     """Write all files of a report and return the path of the page.
 
@@ -61,8 +68,10 @@ def write(
         presentation: How to show inputs. None guesses from the number of features.
         redact: How to hide recovered inputs in every file: "none", "blur" or "omit".
         command: Command line that repeats the audit.
-        source: Files from which the update was read.
-        about: Further fields for ``report.json``.
+        source: Files from which the update was read. The report contains their hashes.
+        about: Further fields for ``report.json``, such as ``client`` and ``model``, the names of both.
+        config: Accepted leaks and thresholds of ``spearpp.toml``.
+        fail_on: What fails the gate: "leak", "certified" or "never".
 
     Returns:
         Path of ``report.html``.
@@ -75,6 +84,9 @@ def write(
     compared = None if truth is None else compare(result, truth)
     not_compared = None if truth is None else why_not_compared(result, truth)
     content = {
+        "date": now(),
+        "client": None,
+        "model": None,
         "source": list(source),
         "command": shlex.join(command) if command else None,
         "versions": _versions(),
@@ -83,6 +95,8 @@ def write(
         "truth_not_compared": not_compared,
         **(about or {}),
     }
+    content["files"] = fingerprints(content["source"])
+    content |= decide({**result.to_dict(), **content}, config, fail_on)
     path = Path(folder)
     result.save(path, redact=redact, shape=presentation.shape, about=content)
     if truth is not None and redact == "none":
@@ -99,7 +113,7 @@ def rerender(
     presentation: Presentation | None = None,
     redact: Redaction = "none",
 ) -> Path:
-    """Render ``report.html`` and ``report.sarif`` of an existing report again, with other display options.
+    """Render all files of an existing report but ``report.json`` again, with other display options.
 
     Args:
         folder: Folder of a report.
@@ -117,14 +131,21 @@ def rerender(
     result, content = load(path), read_document(path)
     if truth is None and (path / TRUTH).is_file():
         truth = Batch.load(path / TRUTH)
-    if presentation is None:
-        presentation = Presentation.read(content.get("presentation", {}))
+    if presentation is None and "presentation" in content:
+        presentation = Presentation.read(content["presentation"])
+    presentation = presentation or Presentation.of(shown_width(result), _shown_truth(result, truth))
     stored_redaction: Redaction = content.get("redacted", "none")
     if stored_redaction != "none" and truth is not None:
-        raise OptionError(f"the inputs in {path} were redacted, so they cannot be compared with a true batch")
+        why = f"the inputs in {path} were redacted, so they cannot be compared with a true batch"
+        raise OptionError(why, hint="omit --truth")
     compared = None if truth is None else compare(result, truth)
     redact = redact if stored_redaction == "none" else stored_redaction
-    return _render(path, result, truth, compared, presentation, redact)
+    try:
+        return _render(path, result, truth, compared, presentation, redact)
+    except (SpearError, OSError):
+        raise
+    except Exception as error:  # The template meets any kind of damage in the fields that ``load`` does not check.
+        raise DataError(f"{path / DOCUMENT} is damaged: {type(error).__name__}: {error}") from error
 
 
 def compare(result: AuditResult, truth: Batch) -> Score | None:
@@ -166,12 +187,15 @@ def _render(
     redact: Redaction,
 ) -> Path:
     content = read_document(path)
+    if "severity" not in content:  # An earlier release wrote the report.
+        content |= decide(content)
     shown = redacted(result, redact, presentation.shape)
     rows = _shown_truth(result, truth)
     originals = None if rows is None or compared is None else _originals(rows, presentation, redact)
     html = page(shown, content, presentation, originals, compared, redact)
     write_whole(path / PAGE, html.encode())
     write_whole(path / SARIF, (json.dumps(sarif(content), indent=1) + "\n").encode())
+    write_whole(path / JUNIT, junit(content).encode())
     return path / PAGE
 
 

@@ -1,25 +1,37 @@
 """Render ``report.html``: one file that loads nothing else."""
 
+from collections import Counter
 from collections.abc import Mapping
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spearpp.auditing import AuditResult, Kind, LayerAudit, Verdict, Vocabulary
 from spearpp.auditing.folder import Redaction
+from spearpp.dp import probability
 from spearpp.metrics import Score
 from spearpp.pictures import data_uri
 from spearpp.report import plots
 from spearpp.report.advice import advice, defences
+from spearpp.report.glossary import explained, glossary
 from spearpp.report.presentation import Presentation, shown_width, shows_features
 from spearpp.report.wording import describe_layer_input, evidence, headline, meaning, number
 from spearpp.types import Tensor
+
+if TYPE_CHECKING:
+    import jinja2
 
 MAX_SAMPLES = 1000
 """Largest number of samples on a page. Design choice: a browser opens such a page quickly."""
 MAX_WORDS = 20_000
 """Largest number of words of a table on a page. Design choice: a browser opens such a page quickly."""
+MAX_FILES = 20
+"""Largest number of audited files on a page. Design choice: they stay readable. ``report.json`` has up to 1000."""
+MAX_TEXT_LENGTH = 300
+"""Characters shown of a name. Design choice: a long path fits, and a hostile name cannot fill the page."""
 MAX_UNNAMED_COLUMNS = 40
 """Largest number of columns of a table without column names. Design choice: wider tables are hard to read."""
+HIDDEN_FACTS = ("claim", "certified", "label", "why")
+"""Fields of a sample that the page shows elsewhere than among the numbers of its evidence."""
 
 
 def page(
@@ -43,47 +55,67 @@ def page(
     Returns:
         The page as a string.
     """
-    import jinja2  # the numeric core runs without it
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    environment.filters["number"] = number
     samples = _samples(result, content, presentation, originals, compared)
     if redact == "omit":
         samples = [{**each, "label": None} for each in samples]
-    lists: dict[str, Any] = {"source": [], "versions": {}}
+    lists: dict[str, Any] = {"source": [], "versions": {}, "files": []}
+    absent = ("truth_not_compared", "received", "threat_model", "command", "date", "client", "model", "dp")
     columns, features = _columns(result, presentation), shows_features(result)
-    return environment.get_template("report.html").render(
-        content={**dict.fromkeys(("truth_not_compared", "received", "threat_model", "command")), **lists, **content},
-        verdict=result.verdict,
-        leaks=result.verdict is Verdict.LEAKS,
-        replay_meaning="" if result.replay is None else result.replay.meaning,
-        headline=headline(result),
-        meaning=meaning(result),
-        layers=[_layer(each) for each in result.layers],
-        samples=samples[:MAX_SAMPLES],
-        not_shown=max(0, len(samples) - MAX_SAMPLES),
-        missed=_missed(presentation, originals, compared),
-        states=list(dict.fromkeys(each["state"] for each in samples)),
-        labels=sorted({each["label"] for each in samples if each["label"] is not None}),
-        shape=presentation.shape,
-        records=presentation.shape is None or not columns or features,
-        columns=columns,
-        scaled=presentation.shape is not None and not presentation.mean,
-        plots=_plots(result),
-        **_rounds(result),
-        advice=advice(result),
-        defences=defences(),
-        redact=redact,
-        compared=compared,
-        features=features,
-        tables=[_table(each) for each in result.vocabulary],
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            content={**dict.fromkeys(absent), **lists, **content},
+            verdict=result.verdict,
+            leaks=result.verdict is Verdict.LEAKS,
+            replay_meaning="" if result.replay is None else result.replay.meaning,
+            headline=headline(result),
+            meaning=meaning(result),
+            layers=[_layer(each) for each in result.layers],
+            samples=samples[:MAX_SAMPLES],
+            not_shown=max(0, len(samples) - MAX_SAMPLES),
+            missed=_missed(presentation, originals, compared),
+            states=list(dict.fromkeys(each["state"] for each in samples)),
+            labels=sorted({each["label"] for each in samples if each["label"] is not None}),
+            shape=presentation.shape,
+            records=presentation.shape is None or not columns or features,
+            columns=columns,
+            scaled=presentation.shape is not None and not presentation.mean,
+            plots=_plots(result),
+            **_rounds(result),
+            advice=advice(result),
+            defences=defences(),
+            redact=redact,
+            compared=compared,
+            features=features,
+            tables=[_table(each) for each in result.vocabulary],
+            outcomes=Counter(each["outcome"] for each in content["checks"]),
+            most_files=MAX_FILES,
+            glossary=glossary({name for each in samples for name in (each["claim"], *each["facts"])}),
+            explained=explained,
+        )
     )
+
+
+def environment() -> "jinja2.Environment":
+    """Return the environment in which the pages are rendered. It escapes every text."""
+    import jinja2  # the numeric core runs without it
+
+    made = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_template), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    made.filters |= {"number": number, "probability": probability, "short": _short}
+    return made
 
 
 def _template(name: str) -> str:
     return resources.files("spearpp.report").joinpath("templates", name).read_text("utf-8")
+
+
+def _short(text: object) -> str:
+    """Shorten a name from outside."""
+    whole = str(text)
+    return whole if len(whole) <= MAX_TEXT_LENGTH else whole[:MAX_TEXT_LENGTH] + "…"
 
 
 def _columns(result: AuditResult, presentation: Presentation) -> list[str]:
@@ -153,9 +185,10 @@ def _samples(
                 "style": style,
                 "state": state,
                 "words": words,
+                "claim": facts["claim"],
                 "label": facts["label"],
                 "psnr": psnr,
-                "facts": {name: value for name, value in facts.items() if name not in ("certified", "label", "why")},
+                "facts": {name: value for name, value in facts.items() if name not in HIDDEN_FACTS},
                 "error": facts.get("error"),
                 "picture": _picture(shown[position], presentation, result),
                 "original": None if original is None else _picture(original, presentation, result),

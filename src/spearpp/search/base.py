@@ -11,14 +11,24 @@ from spearpp.inversion.matches import Matches
 from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Solutions
+from spearpp.linalg.nullspace import kernel_vectors
 from spearpp.types import Float, Tensor
 
 
 @dataclass(frozen=True)
 class Proposals:
-    """Candidate directions from one round of a search, and the work they took."""
+    """What one pass of a search found, and the work it took.
+
+    A search for sparse directions fills the first three fields and leaves the others at their defaults. The other
+    fields belong to searches that find more than a direction: ``matches`` and ``pairs`` to the gated search,
+    ``solutions`` to ``Equations``.
+
+    A *round* of a search is one such pass: starts, descent, candidates. It has nothing to do with a round of federated
+    learning.
+    """
 
     directions: Float[Tensor, "k b"]
+    """Candidate directions q, one unit vector in each row. Shape (0, b) if there are only ``solutions``."""
     starts: int
     """Starting points, or submatrices, used in this round."""
     steps: int
@@ -35,7 +45,11 @@ class Proposals:
 
 @runtime_checkable
 class Search(Protocol):
-    """A search for sparse directions. A frozen dataclass describes it, and ``propose`` runs it."""
+    """A search for the samples of one layer. A frozen dataclass describes it, and ``propose`` runs it.
+
+    Most searches propose sparse directions, from which the caller selects b. ``Equations`` proposes samples that
+    satisfy the equations of the whole network.
+    """
 
     @property
     def sparsity(self) -> float | None:
@@ -55,7 +69,7 @@ class Search(Protocol):
         ...
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
-        """Propose directions, round by round. The caller stops iterating when the whole batch is found.
+        """Propose candidates, round by round. The caller stops iterating when the whole batch is found.
 
         Args:
             problem: the layer.
@@ -101,3 +115,15 @@ def check_options(search: object, starts: int, sparsity: float | None, chunk: in
         raise OptionError(f"{name}(sparsity={sparsity}): τ is a share of the neurons, between 0 and 1")
     if chunk is not None and chunk < 1:
         raise OptionError(f"{name}(chunk={chunk}): a chunk has at least one start")
+
+
+def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
+    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
+
+    Args:
+        problem: the layer. Its tolerance defines which singular values count as zero.
+        rows: sets of rows of L.
+    """
+    q, values = kernel_vectors(rows)
+    allowed = problem.tolerance.kernel(rows.shape[1], q)
+    return q[(values[:, 0] <= allowed) & (values[:, 1] > allowed)]

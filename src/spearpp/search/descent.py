@@ -15,7 +15,7 @@ from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.search.base import Proposals, check_options, chunk_sizes
-from spearpp.search.losses import L1, Loss
+from spearpp.search.losses import L1, SparsityLoss
 from spearpp.search.rounding import NoRounding, Rounding, SamplingRounding
 from spearpp.types import Float, Tensor
 
@@ -30,7 +30,7 @@ class Descent(ABC):
     A search stops as soon as every input is recovered, so ``starts`` is an upper bound.
     """
 
-    loss: Loss = L1()
+    loss: SparsityLoss = L1()
     """φ."""
     starts: int = 1_000_000
     """Maximum number of starts."""
@@ -50,7 +50,7 @@ class Descent(ABC):
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
         name = type(self).__name__
-        if not isinstance(self.loss, Loss) or isinstance(self.loss, type):
+        if not isinstance(self.loss, SparsityLoss) or isinstance(self.loss, type):
             raise OptionError(f"{name}(loss={self.loss!r}): pass a loss object, for example spearpp.search.losses.L1()")
         if not isinstance(self.steps, int) or self.steps < 1:
             raise OptionError(f"{name}(steps={self.steps}): at least one step is needed")

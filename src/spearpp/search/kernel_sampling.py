@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.problem import Problem
-from spearpp.linalg.nullspace import lines, random_subsets
-from spearpp.search.base import Proposals, check_options, chunk_sizes
+from spearpp.linalg.nullspace import random_subsets
+from spearpp.search.base import Proposals, check_options, chunk_sizes, lines
 
 
 @dataclass(frozen=True)

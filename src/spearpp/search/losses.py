@@ -1,4 +1,6 @@
-"""Losses φ that replace the number of non-zeros, each with its value and its gradient in closed form.
+"""Sparsity losses φ: what a search minimises instead of the number of non-zeros, with gradients in closed form.
+
+The loss that a client trains with is something else: ``spearpp.model.loss``.
 
 A loss takes y = L q, one vector per row. It is symmetric and separable: φ(y) = Σ_k h(y_k).
 
@@ -20,8 +22,8 @@ from spearpp.types import Float, Tensor
 
 
 @runtime_checkable
-class Loss(Protocol):
-    """Interface between a search and a loss."""
+class SparsityLoss(Protocol):
+    """Interface between a search and the sparsity loss that it minimises."""
 
     sparse_minima: ClassVar[bool]
     """Whether local minima on the sphere are sparse. Otherwise they need rounding."""

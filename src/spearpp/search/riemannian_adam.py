@@ -9,16 +9,13 @@ import torch
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels.paper import for_descent
 from spearpp.search.descent import Descent, Step
-from spearpp.search.losses import L1, LogCosh, Loss
+from spearpp.search.losses import L1, LogCosh, SparsityLoss
 from spearpp.types import Float, Tensor
 
 ROUGH = 2.0**-11
-"""Smallest learning rate for which products on tensor cores are accurate enough.
-
-Derived: tensor cores round factors to 11 bits, and a step must be longer than this rounding error. Measured: with 11
-bits until the rate falls below this value, as many starts end at a true direction as in float32
-(docs/lab/notebook.md, section "Speed of a step").
-"""
+"""Smallest learning rate for which products on tensor cores are accurate enough. Derived: tensor cores round factors to
+11 bits, and a step must be longer than this rounding error. Measured: with 11 bits until the rate falls below this
+value, as many starts end at a true direction as in float32 (docs/lab/notebook.md, section "Speed of a step")."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class AdamStep:
         sphere.adam_step(points, gradient, self.momentum, self.second, rate, correction, weights, self.epsilon)
 
 
-def _width(loss: Loss) -> float | None:
+def _width(loss: SparsityLoss) -> float | None:
     """Return μ if the derivative of the loss is tanh(y/μ), 0 if it is the sign, and None otherwise."""
     match loss:
         case L1():

@@ -15,7 +15,8 @@ import torch
 from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
 from spearpp.linalg.chunks import chunk_size
-from spearpp.linalg.nullspace import lines, random_subsets
+from spearpp.linalg.nullspace import random_subsets
+from spearpp.search.base import lines
 from spearpp.types import Float, Tensor
 
 

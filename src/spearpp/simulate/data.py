@@ -13,16 +13,17 @@ import torch
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
-from spearpp.simulate.batch import Batch, normalisation_of
-from spearpp.simulate.dataset import Dataset
+from spearpp.simulate.batch import Batch, Dataset, normalisation_of
 from spearpp.types import Tensor
 from spearpp.update.files import FileName, read_tensors
 
-CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
-CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 """Mean and standard deviation of the colour channels of CIFAR-10's training images, as training scripts use them."""
 MAX_BYTES = 2**31
-"""Largest size of a CIFAR-10 file and its arrays. A design choice: the real file takes 0.2 GiB."""
+"""Largest size of a CIFAR-10 file, of a table's file, and of all resized images of a folder. A design choice: 2 GiB fit
+into memory, and CIFAR-10 takes 0.2 GiB."""
+NO_FILE_NEEDED = "the photographs need no file: --data photographs"
+"""Hint if the file of CIFAR-10 is missing."""
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "immunohistochemistry", "stereo_motorcycle")
 
 
@@ -139,7 +140,8 @@ def cifar10_set(path: FileName | None = None) -> Dataset:
     """Load all images of a CIFAR-10 file. ``path`` has the same meaning as for ``cifar10``."""
     given = path if path is not None else os.environ.get("SPEARPP_DATA")
     if not given:
-        raise DataError("no CIFAR-10 file: pass path=, or set SPEARPP_DATA to the npz file or its folder")
+        why = "no CIFAR-10 file: pass path=, or set SPEARPP_DATA to the npz file or its folder"
+        raise DataError(why, hint=NO_FILE_NEEDED)
     file = Path(given)
     return _cifar10(file / "cifar10_test.npz" if file.is_dir() else file)
 
@@ -193,7 +195,7 @@ def _breast_cancer() -> Dataset:
 @cache
 def _cifar10(file: Path) -> Dataset:
     if not file.is_file():
-        raise DataError(f"no CIFAR-10 file at {file}")
+        raise DataError(f"no CIFAR-10 file at {file}", hint=NO_FILE_NEEDED)
     arrays, _ = read_tensors(file, largest=MAX_BYTES)
     if not {"x", "y"} <= arrays.keys():
         raise DataError(f"{file} holds {sorted(arrays)}: expected arrays x and y")

@@ -14,18 +14,13 @@ import torch
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.normalisation import Normalisation
-from spearpp.simulate.batch import normalisation_of
-from spearpp.simulate.data import cifar10_of
-from spearpp.simulate.dataset import Dataset
+from spearpp.simulate.batch import Dataset, normalisation_of
+from spearpp.simulate.data import MAX_BYTES, cifar10_of
 from spearpp.update.files import FileName
 
-MAX_BYTES = 2**31
-"""Largest size of a table's file, and of all resized images of a folder. A design choice: 2 GiB fits into memory."""
 MAX_PIXELS = 50_000_000
-"""Largest number of pixels of an image before resizing.
-
-A design choice: cameras take images of this size, and one such image takes 150 MB.
-"""
+"""Largest number of pixels of an image before resizing. A design choice: cameras take images of this size, and one such
+image takes 150 MB."""
 MAX_SIDE = 1024
 """Largest side of a resized image in pixels. A design choice: larger inputs make the first layer too large to audit."""
 MAX_CLASSES = 1000
@@ -153,7 +148,8 @@ def torchvision_cifar10(root: FileName | None = None) -> Dataset:
         from torchvision.datasets import CIFAR10
     except ImportError as error:
         raise DataError(
-            "no CIFAR-10: set SPEARPP_DATA to the npz file or its folder, or pip install torchvision to download it"
+            "no CIFAR-10: set SPEARPP_DATA to the npz file or its folder, or pip install torchvision to download it",
+            hint="spearpp simulate --data photographs needs no file",
         ) from error
     folder = Path.home() / ".cache" / "spearpp" if root is None else Path(root)
     try:

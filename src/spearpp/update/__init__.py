@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spearpp.errors import DataError, OptionError
-from spearpp.types import Tensor
+from spearpp.types import LayerTensors
 from spearpp.update.coerce import (
     copied,
     copied_weights,
@@ -52,7 +52,8 @@ class ClientUpdate:
     """The weights that the server sent to the client, by parameter name."""
     gradients: Named
     """The gradients by parameter name, without parameters that the client did not send. If the client sent weights, a
-    gradient is (before - after) / (lr · steps)."""
+    "gradient" is (before - after) / (lr · steps), which is the mean gradient of its training only approximately. If lr
+    is unknown, its scale is unknown."""
     kind: Kind = "gradients"
     """What the client sent."""
     lr: float | None = None
@@ -68,7 +69,7 @@ class ClientUpdate:
 
     def __post_init__(self) -> None:
         if not self.gradients:
-            raise DataError("the update holds no parameter of the model")
+            raise DataError("the update holds no gradient")
         for field_name, what in (("weights", "weights"), ("gradients", "update")):
             object.__setattr__(self, field_name, finite(getattr(self, field_name), what))
         plain_lr_and_steps(self.lr, self.steps)
@@ -177,7 +178,8 @@ class ClientUpdate:
             same = first.weights.keys() == other.weights.keys() and first.gradients.keys() == other.gradients.keys()
             if not same or not all(torch.equal(first.weights[n], other.weights[n]) for n in first.weights):
                 raise DataError(
-                    "the updates were not computed on the same weights: their sum is not the gradient of one model"
+                    "the updates were not computed on the same weights: their sum is not the gradient of one model",
+                    hint="audit each client separately",
                 )
         total = {name: torch.stack([u.gradients[name] for u in updates]).sum(0) for name in first.gradients}
         return replace(
@@ -187,7 +189,7 @@ class ClientUpdate:
             threat_model="the server sees the sum of several clients' updates and the weights it sent",
         )
 
-    def layer(self, weight: str, bias: str | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    def layer(self, weight: str, bias: str | None) -> LayerTensors:
         """Return (dL/dW, dL/db, W, b) of one layer, in the order of the arguments of ``spearpp.invert``.
 
         Args:
@@ -272,13 +274,20 @@ class ClientUpdate:
         """
         tensors, header = open_tensors(path)
         if header:
-            if before is not None or lr is not None or steps is not None:
-                raise OptionError(f"{path} holds weights, lr and steps already: leave out before, lr and steps")
+            if before is not None:
+                why = "a file that spearpp wrote contains the weights before training"
+                raise OptionError(f"{path}: {why}. Leave out before", hint="pass this file alone: spearpp audit FILE")
+            if lr is not None or steps is not None:
+                why = "a file that spearpp wrote also says what is known about lr and steps"
+                raise OptionError(f"{path}: {why}. Leave out lr and steps", hint="leave out --lr and --steps")
             return _from_own_file(tensors, header, path)
         if kind not in KINDS:
             raise OptionError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
         if before is None:
-            raise OptionError(f"{path} does not hold the weights that the client started from: pass before=")
+            why = (
+                "does not hold the weights that the client started from, so a second file is needed (before= in Python)"
+            )
+            raise OptionError(f"{path} {why}", hint="give both files: spearpp audit BEFORE AFTER")
         if isinstance(before, str | os.PathLike):
             sent, sent_header = open_tensors(before)
             before = _from_own_file(sent, sent_header, before).weights if sent_header else sent

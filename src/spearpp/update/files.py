@@ -16,14 +16,13 @@ from typing import Any
 from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Stored, map_blocks
-from spearpp.update.readers import HEADER, open_index, open_npy, open_npz, open_safetensors, open_torch
+from spearpp.update.npz import open_npy, open_npz
+from spearpp.update.readers import HEADER, open_index, open_safetensors, open_torch
 from spearpp.update.source import Source
 
 LARGEST = 2**33
-"""Largest size of a file and of its tensors, in bytes, unless the caller allows more.
-
-A design choice: 8 GiB holds two billion float32 weights and still fits into the memory of a workstation.
-"""
+"""Largest size of a file and of its tensors, in bytes, unless the caller allows more. A design choice: 8 GiB holds two
+billion float32 weights and still fits into the memory of a workstation."""
 BLOCK_BYTES = 2**20
 """Bytes that are unpacked at once. A design choice: 1 MiB is small beside any file of tensors."""
 FileName = str | os.PathLike[str]
@@ -92,7 +91,8 @@ def open_tensors(path: FileName, *, largest: int = LARGEST) -> tuple[Lazy, dict[
         path = _checkpoint_in(path)
     reader = open_index if path.name.lower().endswith(INDEX) else READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"{path.name}: expected a file ending in {', '.join(READERS)}")
+        why = f"{path.name}: expected a file ending in {', '.join(READERS)}"
+        raise DataError(why, hint="save the update as .safetensors, .pt, .npz or .npy")
     source = Source.of(path)
     if source.size > largest:
         raise DataError(f"{path} has {source.size:,} bytes, more than the {largest:,} allowed")
@@ -138,7 +138,7 @@ def _as_dense(name: str, stored: Stored) -> Stored:
     """Convert a stored tensor as ``names.dense`` converts a tensor in memory: float8 becomes float32."""
     dtype = stored.spec.dtype
     if dtype.is_complex:
-        raise DataError(f"{name[:80]!r} is complex: send floating-point numbers")
+        raise DataError(f"{name[:80]!r} is complex, but only floating-point tensors are supported")
     return map_blocks(Tensor.float, stored) if dtype.is_floating_point and dtype.itemsize == 1 else stored
 
 
@@ -172,7 +172,8 @@ def write_whole(path: Path, content: bytes) -> None:
     except (OSError, ValueError) as error:
         if scratch is not None:
             scratch.unlink(missing_ok=True)
-        raise DataError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+        why = f"{path} cannot be written: {getattr(error, 'strerror', None) or error}"
+        raise DataError(why, hint="choose another --out folder") from error
 
 
 def _umask() -> int:

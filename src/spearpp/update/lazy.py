@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 else:
     Named = Mapping  # a run-time type checker would inspect a value of the mapping, and so read it from its file
 NUMBERS = 2**20
-"""Largest number of elements per block, unless a single row has more elements.
-
-A design choice: a block takes 4 MiB in float32, which is small beside any layer and large enough to read efficiently.
-"""
+"""Largest number of elements per block, unless a single row has more elements. A design choice: a block takes 4 MiB in
+float32, which is small beside any layer and large enough to read efficiently."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy
 import torch
 from torch import nn
 
-from spearpp.errors import DataError, OptionError, ShapeError
+from spearpp.errors import CHECK_MODEL, DataError, OptionError, ShapeError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Named, TensorSpec, pick, tensor_specs
 
@@ -117,11 +117,12 @@ def match(parameters: Named, given: Named, what: str) -> Named:
         order = {f"{longer}{name.removeprefix(prefix)}": name for name in found}
     unknown = [name for name in order if name not in wanted]
     if unknown:
-        raise DataError(f"{what} has names that are not in the model: {_some(unknown)}; the model has {_some(wanted)}")
+        why = f"{what} has names that are not in the model: {_some(unknown)}; the model has {_some(wanted)}"
+        raise DataError(why, hint="both files must come from the same model: first BEFORE, then AFTER")
     for name, own in order.items():
         if found[own].shape != wanted[name].shape:
             shapes = f"shape {tuple(found[own].shape)}, in the model it has {tuple(wanted[name].shape)}"
-            raise ShapeError(f"{what}: {name} has {shapes}")
+            raise ShapeError(f"{what}: {name} has {shapes}", hint=CHECK_MODEL)
     return pick(given, {name: order[name] for name in wanted if name in order})
 
 

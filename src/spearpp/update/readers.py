@@ -1,4 +1,4 @@
-"""Readers for safetensors, PyTorch, npz and npy files from strangers. No reader runs anything that a file contains.
+"""Readers for safetensors and PyTorch files from strangers. No reader runs anything that a file contains.
 
 Opening a file reads names, shapes and byte offsets only. A tensor's elements are read later, block by block. The
 exceptions are unusual PyTorch files (the format before archives, sparse or quantised tensors, compressed archives,
@@ -6,8 +6,8 @@ another byte order): ``torch.load`` reads them whole.
 
 ``torch.load(mmap=True)`` and ``safetensors.safe_open(...).get_slice`` map the file into memory. If the file shrinks
 while it is mapped, the next access ends the process with SIGBUS instead of raising an error. ``numpy.load`` ignores
-``mmap_mode`` for npz files. This module therefore takes only the layout from these libraries, and reads the elements
-with ordinary file reads.
+``mmap_mode`` for npz files (``npz``). The readers therefore take only the layout from these libraries, and read the
+elements with ordinary file reads.
 """
 
 import json
@@ -15,20 +15,17 @@ import pickle
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Stored, TensorSpec, row_blocks
 from spearpp.update.names import dense
-from spearpp.update.npz import ArrayHeader, BinaryFile, open_array, read_header, read_headers
-from spearpp.update.source import Source, contiguous, fill
+from spearpp.update.source import BinaryFile, Source, contiguous
 
 HEADER = "spearpp"
 """Key of the metadata of a safetensors file under which this package stores its own header."""
@@ -51,6 +48,8 @@ DTYPES = {
     "C64": torch.complex64,
 }
 """Supported dtypes by their names in the safetensors format."""
+STATE_DICT = "save only the state dict: torch.save(model.state_dict(), path)"
+"""Hint for a pickle that contains code."""
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "weights", "params", "gradients", "grads")
 """Keys under which training scripts store a state dict in a checkpoint."""
 MAX_INDEX_BYTES = 2**26
@@ -120,58 +119,6 @@ def open_index(source: Source, largest: int) -> tuple[dict[str, Stored], dict[st
     return {name: found[place][name] for name, place in places.items()}, {}
 
 
-def open_npz(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """Open an npz file. Return its arrays by name, and an empty header."""
-    with source.open() as file:
-        headers = read_headers(file, source.path, largest=largest)
-    try:
-        return {name.removeprefix("arr_"): _array(source, header, open_array) for name, header in headers.items()}, {}
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{source.path} holds an array whose elements are not numbers: {error}") from error
-
-
-def open_npy(source: Source, _largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """Open an npy file. Return its only array under the name "0", and an empty header."""
-    with source.open() as file:
-        header = read_header(file, source.path, source.size)
-
-    @contextmanager
-    def after_header(file: BinaryFile, _header: ArrayHeader, path: Path) -> Iterator[BinaryFile]:
-        read_header(file, path, source.size)
-        yield file
-
-    try:
-        return {"0": _array(source, header, after_header)}, {}
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{source.path} holds an array whose elements are not numbers: {error}") from error
-
-
-def _array(
-    source: Source,
-    header: ArrayHeader,
-    opened: Callable[[BinaryFile, ArrayHeader, Path], AbstractContextManager[BinaryFile]],
-) -> Stored:
-    """Return one array. ``opened`` opens it at its first element."""
-    native = header.dtype.newbyteorder("=")
-    spec = TensorSpec(torch.Size(header.shape), torch.from_numpy(numpy.empty(0, native)).dtype)
-
-    def elements(file: BinaryFile, shape: tuple[int, ...]) -> Tensor:
-        block = torch.empty(shape, dtype=spec.dtype)
-        fill(file, block, source.path)
-        if header.dtype != native:
-            block.numpy().byteswap(inplace=True)
-        return block
-
-    def read() -> Iterator[Tensor]:
-        with source.open() as raw, opened(raw, header, source.path) as file:
-            whole = elements(file, header.shape[::-1]).permute(*range(spec.ndim)[::-1]) if header.fortran else None
-            for start, stop in row_blocks(spec.shape):
-                yield elements(file, (stop - start, *header.shape[1:])) if whole is None else whole[start:stop]
-            file.read(1)  # in an archive, zipfile compares the checksum when it reaches the end of the entry
-
-    return Stored(spec, read)
-
-
 def open_torch(source: Source, largest: int) -> tuple[dict[str, Stored], dict[str, Any]]:
     """Open a PyTorch file. Return its tensors by name, and an empty header. Reject a pickle that calls anything."""
     path = source.path
@@ -180,7 +127,7 @@ def open_torch(source: Source, largest: int) -> tuple[dict[str, Stored], dict[st
             is_archive = zipfile.is_zipfile(file)
             pickles = _read_pickles(file, source, largest) if is_archive else path.read_bytes()
         if b"bytearray" in pickles:  # weights_only allows this call, and with it an allocation of any size
-            raise DataError(f"{path} holds more than tensors, and was not loaded")
+            raise DataError(f"{path} holds more than tensors, and was not loaded", hint=STATE_DICT)
         stored = _tensors_by_offset(source) if is_archive else None
         if stored is None:
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -189,7 +136,8 @@ def open_torch(source: Source, largest: int) -> tuple[dict[str, Stored], dict[st
     except DataError:
         raise
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path} holds more than tensors, or is damaged, and was not loaded") from error
+        why = f"{path} holds more than tensors, or is damaged, and was not loaded"
+        raise DataError(why, hint=STATE_DICT) from error
     except Exception as error:  # a hostile pickle can make torch.load raise any exception
         raise DataError(f"{path} is not a readable PyTorch file: {type(error).__name__}") from error
     return stored, {}

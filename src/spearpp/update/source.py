@@ -5,6 +5,7 @@ replace a file that is open or mapped. A mapped file that another process trunca
 Python cannot catch.
 """
 
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ import torch
 from spearpp.errors import DataError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Stored, TensorSpec, row_blocks
-from spearpp.update.npz import BinaryFile
+
+BinaryFile = IO[bytes] | zipfile.ZipExtFile
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,16 @@ from spearpp.auditing import AuditResult, audit
 from spearpp.auditing.folder import REDACTIONS, Redaction
 from spearpp.auditing.memory import MEMORY, check_memory
 from spearpp.auditing.rounds import audit_rounds
+from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
-from spearpp.integrations.common.history import RoundStore
-from spearpp.integrations.common.training import Training
+from spearpp.integrations.common.federation import RoundStore, Training
+from spearpp.integrations.common.outcome import Outcome
+from spearpp.report.leaks import leaks
 from spearpp.types import Tensor
 from spearpp.update import KINDS, ClientUpdate, Kind
 
 LOGGER = logging.getLogger("spearpp.integrations")
+"""The logger of all integrations."""
 SCRATCH = ".partial-"
 """Prefix of the temporary folder in which a report is written."""
 
@@ -48,6 +51,10 @@ class Settings:
     """Memory limit for one layer in bytes. None means no limit."""
     history: int = 0
     """Number of earlier rounds of each client that are kept and audited together with the new one. 0 keeps none."""
+    config: Config | None = None
+    """Accepted leaks and thresholds of ``spearpp.toml``. None accepts nothing."""
+    fail_on: str = "never"
+    """What fails the gate, for the reports: "leak", "certified" or "never"."""
 
     def __post_init__(self) -> None:
         if self.redact not in REDACTIONS:
@@ -110,39 +117,6 @@ class Job:
         return ClientUpdate.from_weights(before, after, lr=lr, steps=steps, deltas=self.kind == "deltas")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of one audit."""
-
-    name: str
-    verdict: str | None
-    """LEAKS, NOT_FOUND or NOT_APPLICABLE. None if the update was not audited."""
-    summary: str
-    """The verdict in one sentence, or the reason why there is no verdict."""
-    recovered: int = 0
-    """Number of inputs that were recovered, exactly or up to a stated error."""
-    fitting: int = 0
-    """Number of further inputs that fit the update without proof that they are samples."""
-    batch_estimate: int = 0
-    """Number of samples in the update, estimated from its gradients. 0 if unknown."""
-    seconds: float = 0.0
-    """Duration of the audit."""
-    folder: str | None = None
-    """Path of the report. None if there is no report."""
-    problem: str | None = None
-    """Error of the audit or of its report. None if there was no error."""
-
-    @property
-    def leaks(self) -> bool:
-        """Whether training data was recovered."""
-        return self.verdict == "LEAKS"
-
-    @classmethod
-    def failed(cls, name: str, why: str) -> "Outcome":
-        """Create the outcome of an update that was not audited."""
-        return cls(name, None, why, problem=why)
-
-
 def tensors_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
     """Copy a platform's arrays to CPU tensors.
 
@@ -178,7 +152,7 @@ def perform(job: Job, settings: Settings) -> Outcome:
     if settings.out is not None:
         about = {"received": repr(update), "threat_model": update.threat_model, **settings.about, **job.about}
         try:
-            folder = write_folder(result, Path(settings.out) / job.name, settings.redact, about)
+            folder = write_folder(result, Path(settings.out) / job.name, settings, about)
         except (SpearError, OSError) as error:
             problem = f"no report written: {error}"
     sizes = [each.batch_size or 0 for each in result.layers]
@@ -193,6 +167,7 @@ def perform(job: Job, settings: Settings) -> Outcome:
         seconds=result.seconds,
         folder=None if folder is None else str(folder),
         problem=problem,
+        found=tuple(leaks(result.to_dict())),
     )
 
 
@@ -231,7 +206,7 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
     )
 
 
-def write_folder(result: AuditResult, path: Path, redact: Redaction, about: Mapping[str, Any]) -> Path:
+def write_folder(result: AuditResult, path: Path, settings: Settings, about: Mapping[str, Any]) -> Path:
     """Write a report to a temporary folder, and then move the complete folder to its path.
 
     Raises:
@@ -241,7 +216,13 @@ def write_folder(result: AuditResult, path: Path, redact: Redaction, about: Mapp
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.parent.mkdir(parents=True, exist_ok=True)
-        reports.write(scratch, result, redact=redact, about=dict(about))
+        reports.write(
+            *(scratch, result),
+            redact=settings.redact,
+            about=dict(about),
+            config=settings.config,
+            fail_on=settings.fail_on,
+        )
         if path.exists():
             shutil.rmtree(path)
         scratch.replace(path)

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 from spearpp.errors import OptionError, SpearError
-from spearpp.integrations.common.job import Job, Outcome, Settings, perform
+from spearpp.integrations.common.job import LOGGER, Job, Settings, perform
+from spearpp.integrations.common.outcome import Outcome
 
 Policy = Literal["warn", "block", "noise"]
 POLICIES: tuple[Policy, ...] = ("warn", "block", "noise")
 Payload = TypeVar("Payload")
-LOGGER = logging.getLogger("spearpp.integrations")
 
 
 class Gate:

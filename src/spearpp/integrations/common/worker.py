@@ -20,15 +20,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from spearpp.errors import OptionError, SpearError
-from spearpp.integrations.common.job import Job, Outcome, Settings, perform, scratch_of
+from spearpp.integrations.common.job import LOGGER, Job, Settings, perform, scratch_of
+from spearpp.integrations.common.outcome import Outcome
 from spearpp.integrations.common.policy import log_outcome
 
-LOGGER = logging.getLogger("spearpp.integrations")
 PATIENCE = 120.0
-"""Seconds, in addition to ``BUDGETS`` times its time limit, after which a silent worker is killed.
-
-Design choice: covers the start of an interpreter and its imports, which take seconds, on a busy machine.
-"""
+"""Seconds, in addition to ``BUDGETS`` times its time limit, after which a silent worker is killed. Design choice:
+covers the start of an interpreter and its imports, which take seconds, on a busy machine."""
 BUDGETS = 10
 """Multiple of the time limit after which a worker counts as hanging. Design choice: an audit can exceed its limit."""
 ATTEMPTS = 2

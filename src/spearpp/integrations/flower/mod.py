@@ -10,11 +10,9 @@ from torch import nn
 
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import DataError, OptionError
+from spearpp.integrations.common.federation import RoundSampler, Training, round_name
 from spearpp.integrations.common.job import Job, Settings
-from spearpp.integrations.common.naming import round_name
 from spearpp.integrations.common.policy import Gate, Policy
-from spearpp.integrations.common.round_sampler import RoundSampler
-from spearpp.integrations.common.training import Training
 from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
 from spearpp.update import KINDS, Kind
 

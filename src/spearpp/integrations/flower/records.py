@@ -7,8 +7,8 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from spearpp.errors import DataError
+from spearpp.integrations.common.federation import Training
 from spearpp.integrations.common.job import Job, tensors_of
-from spearpp.integrations.common.training import Training
 from spearpp.update import Kind
 
 
@@ -58,7 +58,7 @@ def job_of(
         raise DataError("the reply contains no arrays")
     arrays = records.get(sent.key) or next(iter(records.values()))
     before, after = (tensors_of({n: each.numpy() for n, each in part.items()}) for part in (sent.arrays, arrays))
-    about: dict[str, Any] = {"round": number, "training": asdict(training)}
+    about: dict[str, Any] = {"round": number, "client": client, "training": asdict(training)}
     if len(records) > 1:
         about["not_audited"] = [key for key in records if records[key] is not arrays]
     return Job(name, before, after, kind, training, about, samples, client)

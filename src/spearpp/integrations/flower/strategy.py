@@ -1,8 +1,10 @@
 """Server side of the Flower integration: a strategy that wraps another strategy and audits its clients."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,19 +13,20 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 
 from spearpp.auditing.folder import Redaction
-from spearpp.errors import OptionError
-from spearpp.integrations.common.job import Outcome, Settings
-from spearpp.integrations.common.naming import Pseudonyms, round_name, round_number
-from spearpp.integrations.common.round_sampler import RoundSampler
-from spearpp.integrations.common.training import Training
+from spearpp.errors import OptionError, SpearError
+from spearpp.integrations.common.federation import Pseudonyms, RoundSampler, Training, round_name, round_number
+from spearpp.integrations.common.job import Settings
+from spearpp.integrations.common.outcome import Outcome
 from spearpp.integrations.common.worker import Auditor
 from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
+from spearpp.report import timeline
 from spearpp.update import KINDS, Kind
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result
 
+LOGGER = logging.getLogger("spearpp.integrations")
 VERDICTS = {"NOT_APPLICABLE": -1, "NOT_FOUND": 0, "LEAKS": 1}
 """Verdicts as numbers, because Flower metrics contain only numbers."""
 METRICS = ("leak_verdict", "recovered", "batch_estimate")
@@ -45,7 +48,19 @@ class AuditStrategy(Strategy):
     """
 
     _own_attributes = frozenset(
-        {"inner", "auditor", "kind", "wait", "_sampler", "_names", "_sent", "_dropped", "_configure", "_aggregate"}
+        {
+            "inner",
+            "auditor",
+            "kind",
+            "wait",
+            "_sampler",
+            "_names",
+            "_sent",
+            "_dropped",
+            "_configure",
+            "_aggregate",
+            "_shown",
+        }
     )
 
     def __init__(
@@ -90,7 +105,8 @@ class AuditStrategy(Strategy):
         if kind not in KINDS:
             raise OptionError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
         self.inner = inner
-        settings = Settings(model, budget, out, redact, seed, {"platform": "Flower"}, history=history)
+        about = {"platform": "Flower", "model": None if model is None else type(model).__name__}
+        settings = Settings(model, budget, out, redact, seed, about, history=history)
         self.auditor = Auditor(settings, waiting=waiting)
         self._sampler = RoundSampler(sample, every, seed)
         self.kind, self.wait = kind, wait
@@ -98,6 +114,8 @@ class AuditStrategy(Strategy):
         self._sent: dict[int, Sent] = {}
         self._dropped: Counter[int] = Counter()
         """Number of dropped audits per round."""
+        self._shown = 0
+        """Number of audits in the timeline."""
         self._configure, self._aggregate = inner.configure_train, inner.aggregate_train
 
     def __getattr__(self, name: str) -> Any:
@@ -166,6 +184,7 @@ class AuditStrategy(Strategy):
             self._submit(server_round, reply)
         self._sent = {}
         arrays, metrics = self._aggregate(server_round, replies)
+        self._write_timeline()
         if not self.wait:
             return arrays, _with_audits(metrics, self.auditor.outcomes, self.auditor.dropped)
         own = [each for each in self.auditor.finish()[before:] if round_number(each.name) == server_round]
@@ -197,9 +216,21 @@ class AuditStrategy(Strategy):
     def close(self) -> None:
         """Wait for all audits, stop the worker, and delete the kept rounds of the clients."""
         self.auditor.close()
+        self._write_timeline()
         rounds = self.auditor.settings.rounds
         if rounds is not None:
             rounds.clear()
+
+    def _write_timeline(self) -> None:
+        """Add the audits that have finished meanwhile to ``timeline.html`` in the folder for reports."""
+        out, new = self.auditor.settings.out, self.auditor.outcomes[self._shown :]
+        if out is None or not new:
+            return
+        self._shown += len(new)
+        try:
+            timeline.add(Path(out), [each.entry(Path(out)) for each in new])
+        except (SpearError, OSError) as error:
+            LOGGER.warning("cannot write the timeline: %s", error)
 
     def __enter__(self) -> Self:
         return self

@@ -1,20 +1,22 @@
-"""The one type of evidence, and the one rule that turns it into certificates."""
+"""The one type of evidence, the one rule that turns it into certificates, and how likely agreement is by chance."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from spearpp.types import Bool, Float, Tensor
+from spearpp.types import Bool, Float, Int, Tensor
 
 EXACT = 1e-3
-"""The definition of an exact input: the largest stated error, relative to the norm of the input.
-
-Derived: half a grey level of an 8-bit image is 1/510 = 2e-3 of the range, so an error of 1e-3 is invisible. The stated
-error bounds the true error (``docs/results/hostile.md``). All other modules import this value.
-"""
+"""The definition of an exact input: the largest stated error, relative to the norm of the input. A design choice: an
+error of a thousandth of the norm cannot be seen in an ordinary picture. (Half a grey level is 2e-3 of the range of a
+picture, but the norm of a dark picture is smaller.) All other modules import this value."""
 WHOLE_NETWORK = 3
-"""Value of ``Evidence.layers`` if the equations come from all layers of a network."""
+"""Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
+UNLUCKY = 1e-6
+"""Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
+choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +28,9 @@ class Evidence:
     determined: Bool[Tensor, "k"]
     """Whether no other input satisfies the same equations."""
     error: Float[Tensor, "k"]
-    """Bound on the error of the input over the input's norm, if the input is a sample of the batch."""
+    """The stated error: an estimate of ‖x - true x‖ / ‖x‖ from the noise of the gradient, if the input is a sample of
+    the batch. It is not a bound. In tests with hostile clients the true error was at most three times as large
+    (``docs/limits.md``, "What a certificate says")."""
     share: Float[Tensor, "k"]
     """‖d_i‖ ‖x̂_i‖ over the size of the gradient: how much of the gradient this input explains."""
     layers: int
@@ -39,18 +43,27 @@ class Evidence:
 
     @property
     def consistent(self) -> Bool[Tensor, "k"]:
-        """Which inputs are samples of the batch, up to their error."""
+        """Which inputs are certified up to their stated error: they satisfy the equations, and no other input does."""
         return self.holds & self.determined
 
     @property
     def exact(self) -> Bool[Tensor, "k"]:
-        """Which inputs are certified: samples of the batch with a negligible error."""
+        """Which inputs are exact (``Inversion.certified``): consistent, with a stated error of at most ``EXACT``."""
         together = torch.ones_like(self.holds[:1]) if self.layers > 1 else self.holds.all()[None]
         return self.consistent & (self.error <= EXACT) & together
 
     def rows(self, which: Tensor) -> "Evidence":
         """The same evidence for some of the inputs, or in another order."""
         return self._with(lambda column: column[which])
+
+    def replaced(self, which: Tensor, other: "Evidence") -> "Evidence":
+        """The same evidence with that of other inputs in some rows."""
+        columns = other.columns
+        details = {name: each.index_copy(0, which, columns[name]) for name, each in self.details.items()}
+        named = ("holds", "determined", "error", "share")
+        return replace(
+            self, details=details, **{name: getattr(self, name).index_copy(0, which, columns[name]) for name in named}
+        )
 
     def to(self, device: torch.device) -> "Evidence":
         """The same evidence on another device."""
@@ -71,3 +84,53 @@ class Evidence:
             share=change(self.share),
             details={name: change(each) for name, each in self.details.items()},
         )
+
+
+def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
+    """The smallest count that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
+    counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
+    exceeds = torch.special.gammainc((counts + 1).to(mean), mean[..., None])  # P(N > count)
+    return (exceeds > UNLUCKY).sum(-1)
+
+
+def coins(
+    neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
+) -> Float[Tensor, "*k"]:
+    """Number of fair coins that agree by chance as rarely as all inactive neurons lie among the zeros of a column.
+
+    ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons beyond
+    those. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
+
+    >>> import torch
+    >>> round(float(coins(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6
+    2.585
+    """
+    n, k, s = (each.double() - free for each in (neurons, zeros, inactive))
+    s = torch.minimum(s.clamp_min(0), k.clamp_min(0))
+
+    def log_choose(of: Tensor, some: Tensor) -> Tensor:
+        return torch.lgamma(of + 1) - torch.lgamma(some + 1) - torch.lgamma(of - some + 1)
+
+    chance = log_choose(n - s, k - s) - log_choose(n, k)
+    return torch.where((k > 0) & (k <= n), -chance / math.log(2), 0.0)
+
+
+def chance_of_zeros(
+    zeros: Int[Tensor, "*u b"], relative: Float[Tensor, "*u b m"], live: Bool[Tensor, "*u 1 m"], batch_size: int
+) -> Float[Tensor, "*u b"]:
+    """Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
+
+    A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are modelled as Gaussian with the root
+    mean square of L q. Each is below its bound, ``relative`` to the root mean square, with probability
+    π = erf(relative/√2) on average.
+    """
+    free = batch_size - 1
+    if free == 0:  # the only direction cannot be found by chance
+        return torch.zeros_like(zeros, dtype=torch.float64)
+    neurons = live.sum(-1).double()
+    others = (neurons - free).clamp_min(1)
+    share = ((zeros - free) / others).clamp(0, 1)
+    under = (torch.special.erf(relative / 2**0.5) * live).sum(-1) / neurons.clamp_min(1)
+    under = under.clamp(1e-12, 1 - 1e-12)
+    divergence = torch.special.xlogy(share, share / under) + torch.special.xlogy(1 - share, (1 - share) / (1 - under))
+    return torch.where(share > under, torch.exp(-others * divergence), 1.0)

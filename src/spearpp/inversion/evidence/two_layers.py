@@ -29,7 +29,9 @@ from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Int, Tensor
 
 INEXACT = 1e-4
-"""Share outside a span that is accepted where noise is negligible, because vectors are solved to finite precision."""
+"""Share outside a span that is accepted where noise is negligible, because vectors are solved to finite precision.
+
+A design choice: far below ``DETERMINED`` times the noise that a wrong input leaves."""
 TWINS = 2
 """Largest number of neurons in which two patterns differ and still count as one pattern: all mixtures of two samples
 with one pattern satisfy the same equations."""
@@ -37,7 +39,8 @@ NARROW, NEAREST = 64, 3
 """A layer with up to NARROW neurons must determine an input without the NEAREST neurons closest to zero: patterns of
 narrow layers may differ in two or three neurons only."""
 DETERMINED = 10.0
-"""How many times the noise the next best solution must be off."""
+"""How many times the noise the second smallest singular value of the equations must be. A design choice: the same
+factor as ``determined.ABOVE_NOISE``."""
 
 
 def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, solved: SolvedInputs) -> Evidence:
@@ -47,13 +50,14 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
 
     - ``forward``, ``backward``: share of relu(z) outside the span of the next layer's inputs, and of S ∘ (W₂ᵀ d₂)
       outside the span of this layer's gradients; ``forward_noise`` and ``backward_noise`` are what noise explains;
-    - ``gap``: the forward share of the next best solution, which says how well the equations determine the input;
+    - ``gap``: the second smallest singular value of the forward equations, relative to ‖relu(z)‖: by how much the next
+      best solution violates them. It says how well the equations determine the input;
     - ``chance``: bound on the expected number of wrong inputs with such evidence;
     - ``twin``: number of neurons in which the most similar pattern differs.
     """
     z = solved.points @ problem.preactivations.T
-    fires = torch.where(unclear(problem, next_layer, solved), seen.masks, z > 0)
-    gradients = (seen.backs @ next_layer.back.T) * fires
+    active = torch.where(unclear(problem, next_layer, solved), seen.masks, z > 0)
+    gradients = (seen.backs @ next_layer.back.T) * active
     left = problem.factors.left
     size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
     backward = torch.linalg.vector_norm(gradients - (gradients @ left) @ left.T, dim=1) / size
@@ -61,7 +65,7 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
     forward = outside(z, next_layer.activations)
     noise = forward_noise(problem, next_layer, solved.points)
     gap = torch.minimum(solved.gap, _gap_without_nearest(problem, next_layer, z))
-    chance, twin = chance_of_another(problem, forward, backward), _twins(fires)
+    chance, twin = chance_of_another(problem, forward, backward), _twins(active)
     right = problem.factors.right
     inputs = solved.points @ right
     length = torch.linalg.vector_norm(inputs, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
@@ -115,12 +119,12 @@ def _gap_without_nearest(problem: Problem, next_layer: NextLayer, z: Float[Tenso
     return rest[:, -2] / size
 
 
-def _twins(fires: Bool[Tensor, "k m"]) -> Int[Tensor, "k"]:
+def _twins(active: Bool[Tensor, "k m"]) -> Int[Tensor, "k"]:
     """For each pattern, the number of neurons in which the most similar other pattern differs; m if there is none."""
-    masks = fires.double()
-    apart = masks @ (1 - masks).T + (1 - masks) @ masks.T
-    apart.fill_diagonal_(fires.shape[1])
-    return apart.amin(1).round().long() if len(fires) else torch.zeros(0, dtype=torch.long, device=fires.device)
+    masks = active.double()
+    distances = masks @ (1 - masks).T + (1 - masks) @ masks.T
+    distances.fill_diagonal_(active.shape[1])
+    return distances.amin(1).round().long() if len(active) else torch.zeros(0, dtype=torch.long, device=active.device)
 
 
 def chance_of_another(

@@ -16,8 +16,7 @@ import torch
 
 from spearpp.errors import RankError
 from spearpp.inversion.factors.batched import SameRank, decompose_many
-from spearpp.inversion.factors.factors import Factors
-from spearpp.inversion.factors.noise import not_zero, row_noise, squared_residuals
+from spearpp.inversion.factors.factors import Factors, not_zero, row_noise, squared_residuals
 from spearpp.inversion.factors.rank import has_clear_gap
 from spearpp.inversion.factors.triplets import by_gram, by_sketch, ranked
 from spearpp.inversion.observation import Observation

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.factors.factors import Factors
-from spearpp.inversion.factors.noise import not_zero, row_noise
+from spearpp.inversion.factors.factors import Factors, not_zero, row_noise
 from spearpp.inversion.factors.rank import ROUNDING, clear_ranks, numerical_rank
 from spearpp.inversion.factors.triplets import COARSE, STEEP, Triplets, sketched_triplets
 from spearpp.types import Float, Int, Tensor

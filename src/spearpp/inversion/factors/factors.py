@@ -1,11 +1,16 @@
-"""The factors of a gradient."""
+"""The factors of a gradient, and the noise in every row of it, estimated from what lies outside the factors."""
 
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
-from spearpp.types import Bool, Float, Tensor
+from spearpp.linalg.chunks import chunk_size
+from spearpp.types import Bool, Float, Int, Tensor
+
+PRIOR = 8.0
+"""Weight of the mean noise of all rows in the estimate for one row, in degrees of freedom. Design choice: it matters
+only for rows whose own residual has few degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,50 @@ class Factors:
     def live_neurons(self) -> int:
         """Number of neurons with a gradient."""
         return int(self.live.sum())
+
+
+def not_zero(gradient: Float[Tensor, "*u m columns"]) -> tuple[Bool[Tensor, "*u m"], Bool[Tensor, "*u columns"]]:
+    """Return which rows and which columns contain an entry that is not zero."""
+    entries = gradient != 0
+    return entries.any(-1), entries.any(-2)
+
+
+def squared_residuals(core: Tensor, left: Tensor, right: Tensor) -> Float[Tensor, "rows"]:
+    """Return the squared norm of each row of Ĝ - L R, computed in chunks of rows to limit memory."""
+    size = chunk_size(core.device, core.element_size() * max(1, core.shape[1]))
+    chunks = zip(core.split(size), left.split(size), strict=True)
+    return torch.cat([(rows - left_rows @ right).square().sum(1) for rows, left_rows in chunks])
+
+
+def row_noise(
+    sizes: tuple[Int[Tensor, "*u"], Int[Tensor, "*u"]],
+    left: Float[Tensor, "*u rows b"],
+    singular_values: Float[Tensor, "*u r"],
+    squares: Float[Tensor, "*u rows"],
+    norms: Float[Tensor, "*u rows"],
+    epsilon: float,
+) -> Float[Tensor, "*u rows"]:
+    """Return σ_k, the standard deviation of the noise in each row of Ĝ.
+
+    The residual of row k has (columns - b) (1 - ‖ℓ_k‖²) degrees of freedom. Its mean square is combined with the mean
+    square of all rows, which counts as ``PRIOR`` degrees of freedom. The result is never below the rounding of the
+    dtype in which the gradient was passed: rounding is uniform within half a spacing, so its standard deviation is
+    ε/√12 relative to the entry. The result is also never below the float64 error of the decomposition.
+
+    Args:
+        sizes: number of rows and of columns of Ĝ that are not zero.
+        left: L, without or with the zero rows of Ĝ.
+        singular_values: singular values of Ĝ, largest first.
+        squares: squared norms of the rows of Ĝ - L R.
+        norms: norms of the rows of Ĝ.
+        epsilon: machine epsilon of the dtype in which the gradient was passed.
+    """
+    rows, columns = (each.double()[..., None] for each in sizes)
+    b = left.shape[-1]
+    mean_square = squares.sum(-1, keepdim=True) / ((rows - b) * (columns - b)).clamp_min(1)
+    freedom = (columns - b) * (1 - left.square().sum(-1)).clamp_min(0)
+    measured = ((squares + PRIOR * mean_square) / (freedom + PRIOR)).sqrt()
+    rounding = epsilon / 12**0.5 * norms / columns.clamp_min(1).sqrt()
+    largest = singular_values[..., :1]
+    arithmetic = torch.finfo(torch.float64).eps * largest / torch.minimum(rows, columns).clamp_min(1).sqrt()
+    return torch.maximum(torch.maximum(measured, rounding), arithmetic)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from spearpp.inversion.factors.noise import squared_residuals
+from spearpp.inversion.factors.factors import squared_residuals
 from spearpp.inversion.factors.rank import ROUNDING, numerical_rank
 from spearpp.types import Float, Tensor
 

@@ -9,26 +9,18 @@ from spearpp.search.gated.refine import silent_neurons
 from spearpp.types import Bool, Float, Tensor
 
 AGREEMENT = 0.65
-"""Minimum share of the neurons that are silent for p on which L q must be zero.
-
-Measured: 90 % rejected 101 of 254 true directions, and 65 % rejected none. Wrong end points had at most 11 %
-(docs/lab/notebook.md, section "What made it work"). A mixture of two inputs has about half.
-"""
+"""Minimum share of the neurons that are silent for p on which L q must be zero. Measured: 90 % rejected 101 of 254 true
+directions, and 65 % rejected none. Wrong end points had at most 11 % (docs/lab/notebook.md, section "What made it
+work"). A mixture of two inputs has about half."""
 UNEXPLAINED = 0.1
-"""Largest share of a column of D that the weights of the next layer may leave unexplained.
-
-Design choice: noise and local steps leave little unexplained, and a mixture of inputs leaves most of its norm.
-"""
+"""Largest share of a column of D that the weights of the next layer may leave unexplained. Design choice: noise and
+local steps leave little unexplained, and a mixture of inputs leaves most of its norm."""
 SAME = 1 - 1e-12
-"""Cosine above which two exact directions are equal, because many end points are refined to the same direction.
-
-Design choice: an angle of 1.4e-6, far above the rounding of float64.
-"""
+"""Cosine above which two exact directions are equal, because many end points are refined to the same direction. Design
+choice: an angle of 1.4e-6, far above the rounding of float64."""
 EXCESS = 0.3
-"""Minimum excess of zeros: 0 is the b-1 zeros that any vertex of the arrangement has, 1 is all silent neurons.
-
-Design choice: well below 1, because p is only near the input and may call some neurons silent by mistake.
-"""
+"""Minimum excess of zeros: 0 is the b-1 zeros that any vertex of the arrangement has, 1 is all silent neurons. Design
+choice: well below 1, because p is only near the input and may call some neurons silent by mistake."""
 
 
 def acceptable(

@@ -26,25 +26,21 @@ from spearpp.search.gated.refine import silent_neurons
 from spearpp.types import Float, Tensor
 
 FIRING_RATE = 0.12
-"""Largest share of inputs for which a neuron may fire, if its row is to be tested.
-
-Design choice: neurons that fire more often almost never have a row with a single sample. The rows themselves, taken as
-inputs, estimate the share.
-"""
+"""Largest share of inputs for which a neuron may fire, if its row is to be tested. Design choice: neurons that fire
+more often almost never have a row with a single sample. The rows themselves, taken as inputs, estimate the share."""
 SAMPLED_ROWS = 256
 """Number of rows that estimate how often neurons fire. Design choice: the standard error is then at most 0.03."""
 ZEROS_PER_UNKNOWN, EXTRA_ZEROS = 1.15, 8
-"""Minimum number of silent rows: 1.15 b + 8 for b unknowns. With just b silent rows, any row has a direction.
-
-Measured: with b silent rows 38 of 245 pairs were wrong, with these values none of 97 (docs/lab/notebook.md, section
-"The weights of an output layer").
-"""
+"""Minimum number of silent rows: 1.15 b + 8 for b unknowns. With just b silent rows, any row has a direction. Measured:
+with b silent rows 38 of 245 pairs were wrong, with these values none of 97 (docs/lab/notebook.md, section "The weights
+of an output layer")."""
 DETERMINED = 1e-3
 """Minimum second singular value of the silent rows. Measured together with ``ZEROS_PER_UNKNOWN``."""
 SINGULAR_RATIO = 0.05
 """Largest ratio of the first to the second singular value of the silent rows. Design choice: the first is noise."""
 MIN_PRODUCT = 1e-6
-"""Minimum product of a unit p with its unit q, because q is scaled to q·p = 1. Design choice."""
+"""Minimum product of a unit p with its unit q, because q is scaled to q·p = 1. Design choice: below it
+the scaled q would consist of rounding of float64, enlarged a million times."""
 NOISE_FACTOR = 5.0
 """Minimum norm of a row relative to its noise. Design choice: five standard deviations."""
 DUPLICATE_COSINE = 1 - 1e-9

@@ -17,35 +17,24 @@ from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 DUPLICATE_COSINE = 0.9
-"""Cosine above which two end points count as the same direction.
-
-Measured: no direction was lost, and different true directions had a cosine of at most 0.61 (docs/lab/notebook.md,
-section "Speed"). Later rounds find a direction that is lost here.
-"""
+"""Cosine above which two end points count as the same direction. Measured: no direction was lost, and different true
+directions had a cosine of at most 0.61 (docs/lab/notebook.md, section "Speed"). Later rounds find a direction that is
+lost here."""
 PROMISING = 0.5
-"""Minimum share of the silent rows on which L q must be small for an end point to be refined.
-
-Design choice: near an input, most of these rows are small at the end of a descent.
-"""
+"""Minimum share of the silent rows on which L q must be small for an end point to be refined. Design choice: near an
+input, most of these rows are small at the end of a descent."""
 SMALL_ENTRY = 0.1
-"""Largest size of a small entry of L q, relative to the root mean square of L q. Design choice."""
+"""Largest size of a small entry of L q, relative to the root mean square of L q. Design choice:
+Gaussian entries are below it with a probability of 8 %, so half of the silent rows are below it hardly by chance."""
 ROWS_PER_UNKNOWN = 3.0
-"""Minimum number of silent rows per unknown for which the smallest rows alone are solved.
-
-Measured: with fewer rows, concentration steps accept mixtures of similar samples (docs/lab/notebook.md, section
-"Speed").
-"""
+"""Minimum number of silent rows per unknown for which the smallest rows alone are solved. Measured: with fewer rows,
+concentration steps accept mixtures of similar samples (docs/lab/notebook.md, section "Speed")."""
 TRIMMED_SHARES = (0.6, 0.8)
-"""Shares of the silent rows that the successive concentration steps solve.
-
-Measured: one or three steps found 19 and 20 inputs instead of 29 (docs/lab/notebook.md, section "Speed"). The shares
-are a design choice.
-"""
+"""Shares of the silent rows that the successive concentration steps solve. Measured: one or three steps found 19 and 20
+inputs instead of 29 (docs/lab/notebook.md, section "Speed"). The shares are a design choice."""
 DETERMINED = 0.1
-"""Minimum second singular value of the solved rows. Below, the rows allow more than one direction.
-
-Measured: below this value, mixtures of similar samples were accepted (docs/lab/notebook.md, section "Speed").
-"""
+"""Minimum second singular value of the solved rows. Below, the rows allow more than one direction. Measured: below this
+value, mixtures of similar samples were accepted (docs/lab/notebook.md, section "Speed")."""
 _REWEIGHTINGS = 12
 """Iterations of reweighted least squares. Measured: six find 25 to 31 inputs instead of 31 to 40 (same section)."""
 _DELTA_FACTOR = 0.4

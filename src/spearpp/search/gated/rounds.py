@@ -25,38 +25,28 @@ from spearpp.types import Bool, Float, Tensor, to_device
 
 EMPTY_ROUNDS = 4
 """Number of rounds without a new direction, at the highest effort, after which found directions are dropped. Design
-choice."""
+choice: rounds use random starts, so one empty round says little."""
 DROPPED_SHARES = (0.25, 0.5, 1.0, 1.0)
-"""Share of the found directions that is dropped each time, with a higher effort afterwards.
-
-Measured: dropping a quarter recovered 25 of 25 batches instead of 19 of 20 at b=200, m=1000, and the fourth time
-recovered the last inputs of similar images under FedAvg (docs/lab/notebook.md).
-"""
+"""Share of the found directions that is dropped each time, with a higher effort afterwards. Measured: dropping a
+quarter recovered 25 of 25 batches instead of 19 of 20 at b=200, m=1000, and the fourth time recovered the last inputs
+of similar images under FedAvg (docs/lab/notebook.md)."""
 GRADED = 1e-4
-"""Ratio of the smallest to the largest singular value below which a spectrum is graded.
-
-Measured: similar inputs alone have a ratio of 4e-3. If all spectra counted as graded, one batch of twelve was lost
-(docs/lab/notebook.md, section "Networks that have memorised their data").
-"""
+"""Ratio of the smallest to the largest singular value below which a spectrum is graded. Measured: similar inputs alone
+have a ratio of 4e-3. If all spectra counted as graded, one batch of twelve was lost (docs/lab/notebook.md, section
+"Networks that have memorised their data")."""
 REACHES = (1e-2, 1e-3, 0.0)
 """Smallest singular value within reach, relative to the largest that remains. Each round without a new direction moves
-to the next value.
-
-Measured: 1e-2 found 41 of 52 true directions, 1e-3 found 33 (docs/lab/notebook.md, section "Networks that have
-memorised their data").
-"""
+to the next value. Measured: 1e-2 found 41 of 52 true directions, 1e-3 found 33 (docs/lab/notebook.md, section "Networks
+that have memorised their data")."""
 SIGN_NOISE = 10.0
 """Minimum ratio of the last coordinate of an input to its noise for the coordinate to determine the sign of the input.
 Design choice: ten standard deviations."""
 LEADING = 0.99
-"""Minimum norm of the part of a unit direction that is within reach.
-
-Measured: nearly all wrong directions had less, and nearly all true ones more (docs/lab/notebook.md, section "Networks
-that have memorised their data").
-"""
+"""Minimum norm of the part of a unit direction that is within reach. Measured: nearly all wrong directions had less,
+and nearly all true ones more (docs/lab/notebook.md, section "Networks that have memorised their data")."""
 MIN_YIELD = 0.1
 """Share of the missing directions, or of the starts if these are fewer, that a round must find to keep its effort.
-Design choice."""
+Design choice: a more careful round takes longer, which pays only if the present effort finds little."""
 
 
 @dataclass(frozen=True)

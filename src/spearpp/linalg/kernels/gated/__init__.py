@@ -15,16 +15,12 @@ from spearpp.linalg.kernels.gated import reference
 from spearpp.types import Tensor
 
 WIDEST = 16_384
-"""Largest number of entries of a row that one program of ``fused`` holds in registers.
-
-Derived: a program has at most 16 warps of 32 threads, so this is 32 entries per thread.
-"""
+"""Largest number of entries of a row that one program of ``fused`` holds in registers. Derived: a program has at most
+16 warps of 32 threads, so this is 32 entries per thread."""
 SMALL = 2**16
 """Largest number of entries of ℓ, its columns padded to a power of two, for which one kernel does a whole descent.
-
 Measured: b=50, m=500 took 3.6 ms in one kernel and 10 ms in single steps. b=100, m=1000 took the same time either way
-(docs/lab/notebook.md, section "Speed").
-"""
+(docs/lab/notebook.md, section "Speed")."""
 MOST_COLUMNS = 128
 """Largest padded number of columns for which the vectors of 16 starts fit the registers of one program."""
 

@@ -38,10 +38,8 @@ TINY = tl.constexpr(_TINY)
 NARROWEST = 16
 """Smallest number of columns that ``tl.dot`` multiplies on tensor cores."""
 SHARED = 128 * 2**10
-"""Largest number of bytes of ℓ_k and a_k, each in two memory orders, that a program keeps in shared memory.
-
-Design choice: below the 163 KiB that an A100 and the 227 KiB that an H200 offer to one program, with room for the rest.
-"""
+"""Largest number of bytes of ℓ_k and a_k, each in two memory orders, that a program keeps in shared memory. Design
+choice: below the 163 KiB that an A100 and the 227 KiB that an H200 offer to one program, with room for the rest."""
 
 _unsupported: set[tuple["Plan", int, bool, torch.device]] = set()
 """Plans that Triton could not compile, or for which the GPU has too little memory."""

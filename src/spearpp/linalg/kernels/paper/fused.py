@@ -21,10 +21,8 @@ from spearpp.linalg.kernels.gated.blocks import adam_step
 from spearpp.types import Float, Tensor
 
 _EXPONENT = 14
-"""Numbers are scaled so that the largest is near 2¹⁴ before they are split into two float16 numbers.
-
-Derived: float16 holds numbers below 2¹⁶, and low parts then stay far above its smallest number.
-"""
+"""Numbers are scaled so that the largest is near 2¹⁴ before they are split into two float16 numbers. Derived: float16
+holds numbers below 2¹⁶, and low parts then stay far above its smallest number."""
 _SCALE = tl.constexpr(2.0**_EXPONENT)
 _SIGN_BIT = tl.constexpr(-(2**15))
 """The sign bit of a 16-bit integer."""
@@ -60,11 +58,9 @@ BLOCKS = {
     (256, False): Block(128, 32, 8, 3),
     (256, True): Block(128, 32, 8, 3, shared=True),
 }
-"""The block for b, rounded up to a power of two, and for whether products are fine.
-
-Measured on an H200 (docs/lab/notebook.md, section "Speed of a step"): three stages are up to 1.4 times as fast as two.
-Compiled for sm_90, all entries overlap their products. Only the last one spills a few registers in the loop over rows.
-"""
+"""The block for b, rounded up to a power of two, and for whether products are fine. Measured on an H200
+(docs/lab/notebook.md, section "Speed of a step"): three stages are up to 1.4 times as fast as two. Compiled for sm_90,
+all entries overlap their products. Only the last one spills a few registers in the loop over rows."""
 
 
 @triton.jit

@@ -1,0 +1,58 @@
+"""``spearpp compare``: say what changed between two audits."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spearpp.auditing.folder import read_document
+from spearpp.cli import options
+from spearpp.cli.console import output, safe
+from spearpp.cli.exits import LEAK
+from spearpp.report.changes import changes
+
+FAIL_ON = ("never", "worse", "changed")
+DIRECTIONS = {
+    "worse": "The second audit found more: a leak is new or larger.",
+    "better": "The second audit found less: a leak is gone or smaller.",
+    "mixed": "Some leaks are new or larger, and others are gone or smaller.",
+    "different": "The leaks are the same. Something else differs.",
+    "same": "Nothing differs.",
+}
+STYLES = {"worse": "bold red", "mixed": "bold red", "better": "bold green", "different": "bold", "same": "bold"}
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="Folder of the first audit.", show_default=False)],
+    after: Annotated[Path, typer.Argument(help="Folder of the second audit.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the changes as JSON.")] = False,
+    fail_on: Annotated[
+        str,
+        typer.Option(
+            help="When to exit with code 1. worse: a leak is new or larger. changed: anything differs. never: do not "
+            "use code 1."
+        ),
+    ] = "never",
+) -> None:
+    """Say what changed between two audits: verdict, leaks, layers, claims, settings and files.
+
+    \b
+    spearpp compare audit-monday audit-tuesday
+    spearpp compare baseline audit-client7 --fail-on worse
+
+    \b
+    Exit codes: 0 finished, 1 worse or changed (with --fail-on), 2 invalid input, 4 internal error.
+    Redacted reports can be compared too. Time and file names of the reports are not compared.
+    """  # noqa: D301
+    options.one_of("--fail-on", fail_on, FAIL_ON)
+    found = changes(read_document(before), read_document(after))
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        console = output()
+        console.print(f"{found.direction}: {DIRECTIONS[found.direction]}", style=STYLES[found.direction])
+        for each in found.changes:
+            console.print(f"- {safe(str(each))}")
+    failed = {"worse": ("worse", "mixed"), "changed": ("worse", "better", "mixed", "different")}.get(fail_on, ())
+    raise typer.Exit(LEAK if found.direction in failed else 0)

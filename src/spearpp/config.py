@@ -1,0 +1,199 @@
+"""Read ``spearpp.toml``: settings of an audit, thresholds of its gate, and accepted leaks.
+
+[audit]
+model = "net.py:Net"
+budget = "2m"
+fail_on = "leak"
+
+[thresholds]
+unproved = 2
+
+[[accept]]
+leak = "inputs/0"
+most = 4
+reason = "Synthetic test data, ticket PRIV-12"
+expires = 2027-06-30
+"""
+
+import datetime
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spearpp.errors import DataError
+
+NAME = "spearpp.toml"
+"""Usual name of the file. A command reads the file only if the option ``--config`` names it."""
+EXAMPLE = "docs/howto.md shows an example of spearpp.toml under 'Accept a leak for a limited time'"
+"""Hint for a file with invalid entries."""
+MAX_BYTES = 2**15
+"""Largest size of the file. Design choice: 32 KiB hold about 200 accepted leaks. The worst file of this size that we
+found, one key with 16,000 dots, is parsed in a second."""
+DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
+"""A time limit such as 60, 90s, 2m or 1h."""
+MAX_FAULTS = 20
+"""Largest number of invalid entries that an error names. Design choice: they fit on a screen."""
+FAIL_ON = ("leak", "certified", "never")
+"""Values of ``--fail-on`` and of ``fail_on``."""
+THRESHOLDS = ("inputs", "features", "unproved", "vocabulary")
+"""Kinds of leaks that a threshold can name."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """One leak that somebody accepted, with the reason and the last day on which the acceptance holds."""
+
+    leak: str
+    """Identifier of the leak, such as ``inputs/0``."""
+    most: int
+    """Largest number of inputs or rows that is accepted. A larger leak counts as not accepted."""
+    reason: str
+    expires: datetime.date
+    sha256: str | None = None
+    """SHA-256 hash of the only audited file for which the acceptance holds. None means every file."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The content of ``spearpp.toml``."""
+
+    path: str | None = None
+    model: str | None = None
+    budget: str | None = None
+    batch_size: int | None = None
+    fail_on: str | None = None
+    thresholds: Mapping[str, int] = field(default_factory=dict)
+    """Largest number of inputs or rows of each kind of leak that passes the gate. Kinds that are not named have 0."""
+    accepted: tuple[Acceptance, ...] = ()
+
+    def threshold(self, kind: str) -> int:
+        """Return the largest number of inputs or rows of a kind of leak that passes the gate."""
+        return self.thresholds.get(kind, 0)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Config":
+        """Read the file and check every entry.
+
+        Raises:
+            DataError: If the file cannot be read, is not valid TOML, or has invalid entries. The message names every
+                invalid entry, one on each line.
+        """
+        content = _parse(Path(path))
+        faults: list[str] = []
+        audit = _table(content, "audit", AUDIT_FIELDS, faults)
+        thresholds = _table(content, "thresholds", dict.fromkeys(THRESHOLDS, _count), faults)
+        accepted = tuple(_accepted(content.get("accept", []), faults))
+        faults += [f"unknown table or key {key[:40]!r}" for key in content if key not in TABLES]
+        if faults:
+            more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
+            listed = "".join(f"\n- {fault}" for fault in faults[:MAX_FAULTS] + more)
+            message = f"{path} has invalid entries:{listed}" if len(faults) > 1 else f"{path}: {faults[0]}"
+            raise DataError(message, hint=EXAMPLE)
+        return cls(path=str(path), **audit, thresholds=thresholds, accepted=accepted)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    """Return the TOML document in a file."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(content) > MAX_BYTES:
+        raise DataError(f"{path} is larger than the {MAX_BYTES:,} bytes allowed")
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not valid TOML: {error}", hint=EXAMPLE) from error
+
+
+Check = Callable[[Any], str | None]
+"""A function that returns what a value should have been, or None if the value is valid."""
+
+
+def _text(value: Any) -> str | None:
+    return None if isinstance(value, str) and value.strip() else "a text that is not empty"
+
+
+def _count(value: Any) -> str | None:
+    return None if type(value) is int and value >= 0 else "a whole number of 0 or more"
+
+
+def _positive(value: Any) -> str | None:
+    return None if type(value) is int and value >= 1 else "a whole number of 1 or more"
+
+
+def _date(value: Any) -> str | None:
+    return None if type(value) is datetime.date else "a date without quotes, such as 2027-06-30"
+
+
+def _hash(value: Any) -> str | None:
+    return None if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else "64 hexadecimal digits"
+
+
+def _leak(value: Any) -> str | None:
+    named = isinstance(value, str) and value.split("/")[0] in THRESHOLDS and value.partition("/")[2]
+    return None if named else f"a kind ({', '.join(THRESHOLDS)}), a slash, and a layer or table, such as 'inputs/0'"
+
+
+def _duration(value: Any) -> str | None:
+    match = DURATION.fullmatch(value) if isinstance(value, str) else None
+    return None if match and float(match[1]) > 0 else "a time limit in quotes, such as '90s', '2m' or '1h'"
+
+
+def _fail_on(value: Any) -> str | None:
+    return None if value in FAIL_ON else f"one of {', '.join(FAIL_ON)}"
+
+
+AUDIT_FIELDS: dict[str, Check] = {"model": _text, "budget": _duration, "batch_size": _positive, "fail_on": _fail_on}
+ACCEPT_FIELDS: dict[str, Check] = {"leak": _leak, "most": _positive, "reason": _text, "expires": _date, "sha256": _hash}
+TABLES = ("audit", "thresholds", "accept")
+REQUIRED = ("leak", "most", "reason", "expires")
+"""Fields that every accepted leak must have."""
+
+
+def _table(content: Mapping[str, Any], name: str, fields: Mapping[str, Check], faults: list[str]) -> dict[str, Any]:
+    """Return the entries of a table. Invalid entries are added to ``faults``."""
+    table = content.get(name, {})
+    if not isinstance(table, dict):
+        faults.append(f"{name} is not a table: write [{name}]")
+        return {}
+    return _entries(f"[{name}]", table, fields, faults)
+
+
+def _entries(where: str, table: Mapping[str, Any], fields: Mapping[str, Check], faults: list[str]) -> dict[str, Any]:
+    """Return the valid entries of a table, and add one fault for each of the others."""
+    valid = {}
+    for key, value in table.items():
+        if key not in fields:
+            faults.append(f"{where} has the unknown key {key[:40]!r}: expected one of {', '.join(fields)}")
+        elif (expected := fields[key](value)) is not None:
+            faults.append(f"{where} {key} is {str(value)[:60]!r}: expected {expected}")
+        else:
+            valid[key] = value
+    return valid
+
+
+def _accepted(entries: Any, faults: list[str]) -> Iterator[Acceptance]:
+    """Yield the valid entries of ``[[accept]]``, and add one fault for each of the others."""
+    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        faults.append("accept is not a list of tables: write [[accept]] before each accepted leak")
+        return
+    seen: set[tuple[str, str | None]] = set()
+    for number, entry in enumerate(entries, 1):
+        where = f"[[accept]] number {number}"
+        before = len(faults)
+        valid = _entries(where, entry, ACCEPT_FIELDS, faults)
+        missing = [key for key in REQUIRED if key not in entry]
+        if missing:
+            faults.append(f"{where} has no {' and no '.join(missing)}")
+        if len(faults) > before:
+            continue
+        acceptance = Acceptance(**valid)
+        if (acceptance.leak, acceptance.sha256) in seen:
+            faults.append(f"{where} accepts {acceptance.leak!r} a second time")
+        seen.add((acceptance.leak, acceptance.sha256))
+        yield acceptance

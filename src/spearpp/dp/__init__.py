@@ -1,0 +1,12 @@
+"""Differential privacy as a client states it: the bound on reconstruction, and what the update shows against it.
+
+>>> from spearpp.dp import StatedDP
+>>> StatedDP(noise_multiplier=2.0, kappa=0.01).bound
+0.033898...
+"""
+
+from spearpp.dp.bound import KAPPA, StatedDP, probability
+from spearpp.dp.compare import Comparison, compare
+from spearpp.dp.noise import possible_noise
+
+__all__ = ["KAPPA", "Comparison", "StatedDP", "compare", "possible_noise", "probability"]

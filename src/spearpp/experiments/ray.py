@@ -1,0 +1,130 @@
+"""Measures cells on a Ray cluster. Ray schedules them, and runs a cell again if its worker or node dies."""
+
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spearpp.errors import MissingExtraError, OptionError, SpearError
+from spearpp.experiments.cell import Cell
+from spearpp.experiments.engine import Done, Failed, Outcome, measure, worded
+
+RETRIES = 3
+"""How often Ray runs a cell again after its worker or node died. 3 is also the default of Ray."""
+SUBMITTED_PER_SLOT = 2
+"""Cells submitted for each cell that can run at the same time. The second one starts without delay when one ends."""
+CONNECT_SECONDS = 10.0
+"""Longest time to wait for a cluster to accept a connection. Ray itself would try for minutes."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Runs each cell as a Ray task.
+
+    Every node needs the same version of spearpp, and data files under the same path.
+
+    >>> Ray(gpus=0.25).cpus
+    1.0
+    """
+
+    address: str | None = None
+    """Address of a running cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine."""
+    cpus: float = 1.0
+    """Number of CPUs for each cell."""
+    gpus: float = 0.0
+    """Number of GPUs for each cell. With a fraction, several cells share one GPU."""
+    _started: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Not empty if this object started or joined the cluster. (A list, because the dataclass is frozen.)"""
+
+    def __post_init__(self) -> None:
+        if not self.cpus > 0 or self.gpus < 0:
+            raise OptionError(
+                f"cpus={self.cpus}, gpus={self.gpus}: cpus must be positive, and gpus must not be negative"
+            )
+
+    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        """Measure the cells. Submit a few more cells than the cluster can run, so that it stays busy."""
+        ray = _ray()
+        if not ray.is_initialized():
+            _connect(ray, self.address)
+            self._started.append(True)
+        task = ray.remote(_task).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)
+        waiting = deque(cells)
+        running: dict[Any, Cell] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < SUBMITTED_PER_SLOT * self._slots(ray):
+                    cell = waiting.popleft()
+                    running[task.remote(cell)] = cell
+                finished, _ = ray.wait(list(running), num_returns=1)
+                for reference in finished:
+                    yield _outcome(ray, running.pop(reference), reference)
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+
+    def close(self) -> None:
+        """Leave the cluster, and stop it if this object started it."""
+        if self._started:
+            self._started.clear()
+            _ray().shutdown()
+
+    def _slots(self, ray: Any) -> int:
+        """Return the number of cells that the cluster can run at the same time, including nodes that joined later."""
+        resources = ray.cluster_resources()
+        cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
+        slots = min(cpus / self.cpus, gpus / self.gpus) if self.gpus else cpus / self.cpus
+        if slots < 1 and not cpus:
+            raise SpearError("the Ray cluster has no CPUs: all its nodes are gone")
+        if slots < 1:
+            raise OptionError(
+                f"a cell needs {self.cpus:g} CPUs and {self.gpus:g} GPUs, but the Ray cluster has {cpus:g} and {gpus:g}"
+            )
+        return int(slots)
+
+
+def _task(cell: Cell) -> Done:
+    """Measure a cell in a Ray worker."""
+    return measure(cell, "cuda" if _ray().get_gpu_ids() else "cpu")
+
+
+def _outcome(ray: Any, cell: Cell, reference: Any) -> Outcome:
+    try:
+        measured: Done = ray.get(reference)
+        return measured
+    except ray.exceptions.RayTaskError as error:
+        return Failed(cell, worded(error.cause if getattr(error, "cause", None) else error))
+    except ray.exceptions.RayError as error:
+        return Failed(cell, f"Ray stopped after {RETRIES} retries: {worded(error)}")
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    previous_handler = signal.getsignal(signal.SIGTERM)
+    try:
+        if address is not None:
+            _check_connection(address)
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if address is None else None)
+    except Exception as error:  # Ray raises many kinds of errors here
+        where = "on this machine" if address is None else f"at {address}"
+        raise OptionError(f"no Ray {where}: {worded(error)}") from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, previous_handler)  # Ray replaces the handler
+
+
+def _check_connection(address: str) -> None:
+    """Raise an ``OSError`` if nothing listens at the address. Ray itself would try for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():  # "auto" and "local" have no port
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("Ray", "ray") from error
+    return ray

@@ -1,0 +1,94 @@
+"""One simulated attack on several rounds of a client, which are inverted together."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from spearpp.auditing.joined import join_rounds
+from spearpp.auditing.plan import make_plan
+from spearpp.auditing.rounds import first_layer
+from spearpp.errors import OptionError
+from spearpp.experiments.attack import WRONG_PSNR, Measurement
+from spearpp.experiments.cell import register
+from spearpp.experiments.source import Source
+from spearpp.metrics import PAPER_PSNR, score
+from spearpp.search import Gated, Search
+from spearpp.simulate import Client, FedSGD, Quantise, TopK, mlp, play_rounds
+
+
+@register
+@dataclass(frozen=True)
+class RoundsAttack:
+    """A setting of one attack on several rounds: the client has the same samples in every round.
+
+    >>> attack = RoundsAttack(b=12, m=20, rounds=3, data=Source("digits"), depth=1, server_rate=0.5)
+    >>> attack.measure(1000, torch.device("cpu"))["wrongly_certified"]
+    0
+    """
+
+    b: int
+    m: int
+    rounds: int
+    search: Search = Gated()
+    client: Client = FedSGD()
+    changes: tuple[TopK | Quantise, ...] = ()
+    """Changes to every update before the server receives it, in order."""
+    data: Source = Source()
+    depth: int = 1
+    """Number of hidden layers, with m neurons each."""
+    server_rate: float = 0.1
+    """Learning rate of the server, which subtracts this multiple of the client's gradient after every round."""
+    threshold: float = PAPER_PSNR
+    """PSNR in dB above which an input counts as recovered."""
+
+    def __post_init__(self) -> None:
+        if min(self.b, self.m, self.depth, self.rounds) < 1:
+            raise OptionError(
+                f"b={self.b}, m={self.m}, depth={self.depth}, rounds={self.rounds}: each must be at least 1"
+            )
+
+    def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
+        """Simulate the rounds, invert them together and compare the result with the batch.
+
+        Returns:
+            The fields of ``Measurement``. They depend only on the seed, except for the durations.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        batch = self.data.draw(self.b, generator)
+        model = mlp(batch.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
+        client = self.client
+        for change in self.changes:
+            client = client | change
+        updates = play_rounds(model, client, [batch] * self.rounds, rate=self.server_rate, generator=generator)
+        layer = first_layer([make_plan(each, model, None) for each in updates])
+        if layer is None:
+            raise OptionError("the network has no layer that can be inverted")
+        began = time.perf_counter()
+        joined = join_rounds(layer, updates, model, search=self.search, generator=torch.Generator().manual_seed(seed))
+        seconds = time.perf_counter() - began
+        found = None if joined.audited is None else joined.audited.inversion
+        if joined.audited is None or found is None:
+            return asdict(Measurement(b=self.b, seconds=seconds, decompose=0.0, stopped=joined.outcome))
+        compared = score(found.inputs, batch.inputs, normalisation=batch.normalisation, threshold=self.threshold)
+        psnr, matched = torch.zeros(len(found.inputs)), compared.assignment >= 0
+        psnr[compared.assignment[matched]] = compared.psnr[matched].float()
+        certified = torch.tensor([each.certified for each in joined.audited.claims])
+        return asdict(
+            Measurement(
+                b=self.b,
+                accurate=compared.accurate,
+                exact=compared.exact,
+                recovered=compared.recovered,
+                certified=int(certified.sum()),
+                wrongly_certified=int((certified & (psnr < WRONG_PSNR)).sum()),
+                missed=int((~certified & (psnr > PAPER_PSNR)).sum()),
+                mean_psnr=compared.mean_psnr,
+                score=found.score,
+                starts=found.stats.starts,
+                seconds=seconds,
+                decompose=found.stats.seconds["decompose"],
+                stopped=joined.outcome,
+            )
+        )

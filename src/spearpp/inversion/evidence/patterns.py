@@ -1,0 +1,294 @@
+"""Compare the activation patterns of inputs with the zeros of their directions.
+
+``compare`` makes five steps. Each belongs to a condition that ``one_layer`` explains:
+
+1. ``_both_sides``: the pre-activations z of the inputs and the entries of L q, which neurons are clear of noise in
+   both, and how many of them agree by construction;
+2. ``_find_conflicts``: inactive neurons with a gradient. Some of them are heavier noise, the others are conflicts;
+3. ``_estimate_drift``: η, how far local steps must have moved the weights to explain the conflicts;
+4. ``_count_agreements``: how many neurons count for and against each input, without those that drift may have moved;
+5. ``_rebuild``: the stated error of each input, and the difference between the rebuilt and the observed gradient.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from spearpp.inversion.evidence.evidence import chance_of_zeros, coins, most_by_chance
+from spearpp.inversion.problem import Problem
+from spearpp.inversion.selection import fix_scale
+from spearpp.types import Bool, Float, Int, Tensor
+
+CLEAR = 0.1
+"""An entry of D is clear of noise if the noise bound is at most this share of the column's root mean square. A design
+choice: a tenth of the typical entry."""
+SIGMAS = 4.0
+"""The stated error is this many standard deviations of what the noise of the gradient implies.
+
+A design choice. Rounding is not Gaussian: in 3,000 hostile updates the true error reached eight standard deviations,
+twice the stated error (``docs/results/hostile.md``)."""
+HEAVIER = 4.0
+"""Largest ratio of an entry to its noise bound at an inactive neuron that still counts as noise. Measured: 2.7 was the
+largest ratio on networks that fit their data (``docs/lab/notebook.md``)."""
+OFF = 3.0
+"""A neuron may have been switched off by a drift of up to OFF times the largest drift that switched a neuron on.
+
+A design choice: neurons that were switched off are seen only in the steps before, so they may have moved further. A
+larger value only leaves more neurons uncounted, which asks for more evidence from the others."""
+RANK = 1e-4
+"""Smallest singular value, relative to the largest, that counts for the rank of the rows of absent rounds. A design
+choice: far above the noise of float32 gradients. A rank that is too small asks for more evidence than necessary."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Activation patterns compared with zeros: all evidence except how well each direction is determined."""
+
+    zeros: Int[Tensor, "*u k"]
+    """Neurons with a gradient where L q_i is zero."""
+    chance: Float[Tensor, "*u k"]
+    """Bound on the probability that a vertex, with b-1 zeros by construction, has as many zeros by chance."""
+    agreeing: Int[Tensor, "*u k"]
+    """Neurons where pattern and zeros are both clear and agree. Neurons without any gradient should be inactive for
+    every input; they count by how many more are inactive than active (pruned neurons may be active)."""
+    moved: Int[Tensor, "*u k"]
+    """Neurons that x̂_i leaves inactive and that have a gradient nevertheless: only drift explains them."""
+    hidden: Int[Tensor, "*u k"]
+    """Neurons that are clearly active for x̂_i and whose gradient is zero."""
+    allowed: Int[Tensor, "*u k"]
+    """How many hidden neurons noise explains."""
+    free: Int[Tensor, "*u k"]
+    """How many neurons agree by construction: b-1, without those in rounds from which the sample is absent."""
+    error: Float[Tensor, "*u k"]
+    """The stated error of x̂_i, relative to its norm."""
+    share: Float[Tensor, "*u k"]
+    """‖d_i‖ ‖x̂_i‖, as a share of the sum over all inputs."""
+    residual: Float[Tensor, "*u"]
+    """‖Ĝ - D X̂ᵀ‖ / ‖Ĝ‖ with D set to zero where the recovered inputs leave the neuron inactive."""
+    noise: Float[Tensor, "*u"]
+    """‖E‖ / ‖Ĝ‖: what the residual would be if only noise remained."""
+    heavier: Float[Tensor, "*u"]
+    """ω: how many times its bound noise reaches at inactive neurons; 1 if noise stays within its bound."""
+    drift: Float[Tensor, "*u"]
+    """η, in units of the update: how far local steps must have moved the weights; 0 for one gradient."""
+    inactive_zeros: Bool[Tensor, "*u k m"]
+    """Neurons with a gradient where L q is zero and x̂ is clearly inactive."""
+
+
+def compare(
+    problem: Problem,
+    directions: Float[Tensor, "*u b b"],
+    inverse: Float[Tensor, "*u b b"],
+    zeros: Bool[Tensor, "*u b m"],
+) -> Comparison:
+    """Compare the activation patterns of inputs with the zeros of their directions.
+
+    Args:
+        problem: the layer, or several layers that are stacked along a leading dimension.
+        directions: b unit directions q_i, one in each row.
+        inverse: the points p_i, the rows of the inverse of the matrix whose columns are the directions.
+        zeros: which entries of each L q_i the selection takes for zero. Without a bias they determine the sign of p_i.
+    """
+    sides = _both_sides(problem, directions, inverse, zeros)
+    conflicts, heavier = _find_conflicts(sides)
+    reach = sides.norms[..., None] * problem.factors.row_norms[..., None, :]
+    drift = _estimate_drift(problem, sides, conflicts, reach)
+    slack = widened(sides.slack, drift[..., None, None], reach)
+    counts = _count_agreements(problem, sides, conflicts, slack)
+    rebuilt = _rebuild(problem, sides, inverse, slack, heavier)
+    zero_rows = sides.zeros & sides.live
+    return Comparison(
+        zeros=zero_rows.sum(-1),
+        chance=chance_of_zeros(zero_rows.sum(-1), sides.bound / sides.level, sides.live, problem.batch_size),
+        agreeing=counts.agreeing,
+        moved=conflicts.sum(-1),
+        hidden=counts.hidden,
+        allowed=counts.allowed,
+        free=sides.free,
+        error=rebuilt.error,
+        share=rebuilt.share,
+        residual=rebuilt.residual,
+        noise=rebuilt.noise,
+        heavier=heavier,
+        drift=drift,
+        inactive_zeros=zero_rows & (sides.z < -sides.slack),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Sides:
+    """Both sides of the comparison: pre-activations on one side, entries of L q on the other."""
+
+    scale: Float[Tensor, "*u b"]
+    """s_i, for which x̂_i = Rᵀp_i / s_i."""
+    points: Float[Tensor, "*u b b"]
+    """p_i with the sign of s_i."""
+    norms: Float[Tensor, "*u b"]
+    """‖Rᵀp_i‖, the norm of x̂_i before the division by |s_i|."""
+    z: Float[Tensor, "*u b m"]
+    """Pre-activations of Rᵀp_i, with the sign of s_i."""
+    slack: Float[Tensor, "*u b m"]
+    """Largest |z| at which noise may have changed the sign."""
+    active: Bool[Tensor, "*u b m"]
+    """Whether z is positive."""
+    values: Float[Tensor, "*u b m"]
+    """L q_i."""
+    bound: Float[Tensor, "*u b m"]
+    """Largest entry of L q_i that noise explains where the true entry is zero."""
+    level: Float[Tensor, "*u 1 1"]
+    """Root mean square of L q_i over the neurons with a gradient: 1/√m, because the columns of L are orthonormal."""
+    zeros: Bool[Tensor, "*u b m"]
+    """Whether the entry of L q_i is within its bound."""
+    live: Bool[Tensor, "*u 1 m"]
+    """Neurons with a gradient."""
+    clear: Bool[Tensor, "*u b m"]
+    """Neurons with a gradient whose bound is far below ``level``, in rounds to which the sample contributes."""
+    free: Int[Tensor, "*u b"]
+    """How many neurons agree by construction."""
+
+
+def _both_sides(problem: Problem, directions: Tensor, inverse: Tensor, zeros: Tensor) -> _Sides:
+    """Step 1: compute both sides, their noise, and which neurons are clear."""
+    tolerance, factors = problem.tolerance, problem.factors
+    scale = fix_scale(problem, inverse, zeros)
+    points = inverse * scale.sign()[..., None]
+    z = points @ problem.preactivations.mT
+    uncertainty = torch.linalg.vector_norm(inverse * tolerance.preactivation[..., None, :], dim=-1)
+    values = directions @ factors.left.mT
+    bound = tolerance.entry(directions)
+    live = factors.live[..., None, :]
+    level = live.sum(-1).clamp_min(1).to(z).rsqrt()[..., None]
+    within = values.abs() <= bound
+    clear = live & (bound <= CLEAR * level)
+    free = torch.full_like(within.sum(-1), problem.batch_size - 1)
+    if problem.rounds > 1 and not problem.dropout:
+        absent = _absent_rounds(within | ~live, problem.rounds)
+        clear &= ~absent.repeat_interleave(within.shape[-1] // problem.rounds, dim=-1)
+        free -= _ranks_of_rounds(factors.left, absent)
+    return _Sides(
+        scale=scale,
+        points=points,
+        norms=torch.linalg.vector_norm(points * factors.singular_values[..., None, :], dim=-1),
+        z=z,
+        slack=uncertainty[..., None] * tolerance.weight_norms[..., None, :],
+        active=z > 0,
+        values=values,
+        bound=bound,
+        level=level,
+        zeros=within,
+        live=live,
+        clear=clear,
+        free=free,
+    )
+
+
+def _find_conflicts(sides: _Sides) -> tuple[Bool[Tensor, "*u b m"], Float[Tensor, "*u"]]:
+    """Step 2: return the inactive neurons with a gradient that noise does not explain, and ω.
+
+    An entry of up to ``HEAVIER`` times its bound that is also far below the typical entry is heavier noise.
+    """
+    inactive = sides.clear & (sides.z.abs() > sides.slack) & ~sides.active
+    excess = torch.where(inactive, sides.values.abs() / sides.bound, 1.0)
+    noise = (excess <= HEAVIER) & (sides.values.abs() <= CLEAR * sides.level)
+    heavier = torch.where(noise, excess, 1.0).clamp_min(1).amax((-2, -1))
+    return (excess > 1) & ~noise, heavier
+
+
+def _estimate_drift(
+    problem: Problem, sides: _Sides, conflicts: Bool[Tensor, "*u b m"], reach: Float[Tensor, "*u b m"]
+) -> Float[Tensor, "*u"]:
+    """Step 3: return η, the smallest drift that explains all conflicts; 0 if the update is one gradient.
+
+    ``reach`` is ‖Ĝ_k‖ ‖x̂_i‖, how far a drift of 1 moves a pre-activation at most.
+    """
+    needed = (sides.z.abs() - sides.slack) / reach
+    drift = torch.where(conflicts, needed, 0.0).amax((-2, -1)) * (not problem.one_step)
+    # Local steps that switched neurons on switched others off, before the only step that their sample took part in.
+    # One such neuron of an input may be a small gradient by chance.
+    without_gradient = sides.clear & (sides.z.abs() > sides.slack) & sides.active & sides.zeros
+    off = torch.where(without_gradient & (needed <= OFF * drift[..., None, None]), needed, 0.0)
+    if off.shape[-1] > 1:
+        drift = torch.maximum(drift, off.topk(2, dim=-1).values[..., 1].amax(-1))
+    return drift
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    agreeing: Int[Tensor, "*u b"]
+    hidden: Int[Tensor, "*u b"]
+    allowed: Int[Tensor, "*u b"]
+
+
+def _count_agreements(
+    problem: Problem, sides: _Sides, conflicts: Bool[Tensor, "*u b m"], slack: Float[Tensor, "*u b m"]
+) -> _Counts:
+    """Step 4: count the neurons for and against each input. ``slack`` includes what drift may have moved."""
+    counted = sides.clear & (sides.z.abs() > slack)
+    agreeing = (counted & (sides.active != sides.zeros)).sum(-1)
+    hidden = (counted & sides.active & sides.zeros).sum(-1)
+    expected = torch.where(counted & sides.active, sides.bound / sides.level, 0.0).sum(-1)
+    if problem.dropout:
+        free = problem.batch_size - 1
+        inactive = (counted & ~sides.active & sides.zeros).sum(-1)
+        agreeing = coins(sides.live.sum(-1), (sides.zeros & sides.live).sum(-1), inactive, free).long() + free
+        hidden = torch.zeros_like(hidden)
+    if problem.one_step:  # no drift explains a conflict of a single gradient
+        agreeing = torch.where(conflicts.any(-1), 0, agreeing)
+    dead = ~sides.live & (sides.z.abs() > slack)
+    dead_agreeing = ((dead & (sides.z < 0)).sum(-1) - (dead & (sides.z > 0)).sum(-1)).clamp_min(0)
+    return _Counts(agreeing + dead_agreeing, hidden, most_by_chance(expected))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rebuilt:
+    error: Float[Tensor, "*u b"]
+    share: Float[Tensor, "*u b"]
+    residual: Float[Tensor, "*u"]
+    noise: Float[Tensor, "*u"]
+
+
+def _rebuild(
+    problem: Problem,
+    sides: _Sides,
+    inverse: Float[Tensor, "*u b b"],
+    slack: Float[Tensor, "*u b m"],
+    heavier: Float[Tensor, "*u"],
+) -> _Rebuilt:
+    """Step 5: state the error of each input, and rebuild the gradient with D zero at inactive neurons."""
+    factors, tiny = problem.factors, torch.finfo(sides.z.dtype).tiny
+    signals = sides.values * sides.scale[..., None]
+    if problem.batch_size > 1:
+        signals = torch.where(sides.active | (sides.z.abs() <= slack), signals, 0.0)
+    length = sides.scale.abs().clamp_min(tiny)
+    norms, columns = sides.norms / length, max(1, factors.right.shape[-1])
+    spread = (SIGMAS * heavier * problem.tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
+    spread = spread / sides.scale.abs()
+    weight = torch.linalg.vector_norm(signals, dim=-1) * norms
+    whole = torch.linalg.vector_norm(factors.row_norms, dim=-1)
+    noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) * columns**0.5
+    return _Rebuilt(
+        error=spread / (norms / columns**0.5),
+        share=weight / weight.sum(-1, keepdim=True).clamp_min(tiny),
+        residual=factors.distance(signals.mT, sides.points / length[..., None]) / whole,
+        noise=noise / whole,
+    )
+
+
+def _absent_rounds(zeros: Bool[Tensor, "k m"], rounds: int) -> Bool[Tensor, "k T"]:
+    """Return from which rounds each sample is absent: its column is zero in all rows of the round."""
+    return zeros.reshape(len(zeros), rounds, -1).all(-1)
+
+
+def _ranks_of_rounds(left: Float[Tensor, "m b"], absent: Bool[Tensor, "k T"]) -> Int[Tensor, "k"]:
+    """Return for each sample the rank of the rows of L in the rounds from which it is absent."""
+    parts = left.reshape(absent.shape[1], -1, left.shape[1])
+    patterns, which = absent.unique(dim=0, return_inverse=True)
+    ranks = [
+        int(torch.linalg.matrix_rank(parts[each].flatten(0, 1), rtol=RANK)) if each.any() else 0 for each in patterns
+    ]
+    return torch.tensor(ranks, device=left.device)[which]
+
+
+def widened(slack: Tensor, drift: Tensor | float, reach: Tensor) -> Float[Tensor, "*u b m"]:
+    """slack + η reach, slightly enlarged, so that it includes the neuron that defined η = (|z| - slack) / reach."""
+    return slack + (1 + 1e-9) * drift * reach

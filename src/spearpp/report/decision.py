@@ -1,0 +1,215 @@
+"""What a decision needs: severity, one sentence of risk, one of action, and which checks passed.
+
+Accepted leaks of ``spearpp.toml`` change the action and the checks. They never change the severity, and every one of
+them is listed with its reason.
+"""
+
+import datetime
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+from spearpp.config import Acceptance, Config
+from spearpp.report.leaks import LEAK_KINDS, Leak, leaks
+
+Severity = Literal["critical", "high", "medium", "low", "unknown"]
+CHECK_NAMES = {
+    "inputs": "No input of the model was recovered",
+    "features": "No features of an inner layer were recovered",
+    "unproved": "No computed input fits the update without proof",
+    "vocabulary": "No vocabulary was revealed",
+}
+"""What is checked for each kind of leak."""
+NOUNS = {"inputs": "inputs", "features": "samples' features", "unproved": "unproved inputs", "vocabulary": "rows"}
+RISKS = {
+    "critical": "Everyone who can read this update can compute training data of this client, without guessing.",
+    "inputs": "Everyone who can read this update can compute recognisable versions of this client's training samples.",
+    "features": "Everyone who can read this update can compute what the model knows about this client's samples.",
+    "vocabulary": "Everyone who can read this update can see which words, categories or items this client has.",
+    "unproved": "Inputs that were computed from this update may be training samples of this client.",
+    "low": "No leak was found within the time limit, which does not prove that there is none.",
+    "unknown": "The audit could not test this update, so its risk is unknown.",
+}
+ACTIONS = {
+    "critical": "Stop sending updates like this one until calibrated noise or secure aggregation protects them.",
+    "inputs": "Stop sending updates like this one until calibrated noise or secure aggregation protects them.",
+    "features": "Decide whether features are personal data here, and add calibrated noise or secure aggregation.",
+    "vocabulary": "Freeze the embedding, or add noise to all of its rows, before more clients send updates.",
+    "unproved": "Treat these inputs as a likely leak, and audit again with a larger budget and the batch size.",
+    "low": "Audit more clients and rounds, with a larger budget, before you rely on this result.",
+    "unknown": "Read why no layer could be tested. If the model and the files are right, test other attacks too.",
+}
+"""One sentence for each severity without a leak, for certified inputs, and for each kind of leak."""
+
+
+def decide(
+    content: Mapping[str, Any],
+    config: Config | None = None,
+    fail_on: str = "never",
+    today: datetime.date | None = None,
+) -> dict[str, Any]:
+    """Return the fields of ``report.json`` that a decision needs.
+
+    Args:
+        content: The content of ``report.json``, at least with the fields of ``AuditResult.to_dict``.
+        config: Accepted leaks and thresholds.
+        fail_on: The value of ``--fail-on``.
+        today: The day for which acceptances must hold. The default is today in UTC.
+
+    Returns:
+        The fields ``severity``, ``risk``, ``action``, ``leaks``, ``checks`` and ``gate``.
+    """
+    config = config or Config()
+    hashes = {str(each["sha256"]) for each in content.get("files") or []}
+    found = leaks(content)
+    judged = judge(found, config, hashes, today)
+    severity, cause = _severity(content, found)
+    checks = [_check(kind, content, judged, config) for kind in LEAK_KINDS]
+    used = {each["id"] for each in judged}
+    return {
+        "severity": severity,
+        "risk": RISKS[cause],
+        "action": _action(cause, judged),
+        "leaks": judged,
+        "checks": [*checks, _completeness(content)],
+        "gate": {
+            "fail_on": fail_on,
+            "passed": None if fail_on == "never" else not failing(judged, config, fail_on),
+            "config": config.path,
+            "thresholds": dict(config.thresholds),
+            "unused": [each.leak for each in config.accepted if each.leak not in used],
+        },
+    }
+
+
+def judge(
+    found: Sequence[Leak], config: Config, hashes: Collection[str], today: datetime.date | None = None
+) -> list[dict[str, Any]]:
+    """Return the entries of leaks in ``report.json``: each leak, whether it is accepted, and by which acceptance.
+
+    Args:
+        found: The leaks.
+        config: Accepted leaks.
+        hashes: SHA-256 hashes of the audited files.
+        today: The day for which acceptances must hold. The default is today in UTC.
+    """
+    today = today or datetime.datetime.now(datetime.UTC).date()
+    return [_judge(each, config, hashes, today) for each in found]
+
+
+def failing(judged: Sequence[Mapping[str, Any]], config: Config, fail_on: str) -> bool:
+    """Return whether leaks that are not accepted fail a gate.
+
+    Args:
+        judged: The field ``leaks`` of a decision.
+        config: Thresholds.
+        fail_on: ``leak`` counts every leak, ``certified`` all but unproved inputs, ``never`` none.
+    """
+    counted = {"leak": LEAK_KINDS, "certified": ("inputs", "features", "vocabulary")}.get(fail_on, ())
+    return any(
+        each["status"] != "accepted" and each["kind"] in counted and each["count"] > config.threshold(each["kind"])
+        for each in judged
+    )
+
+
+def _judge(leak: Leak, config: Config, hashes: Collection[str], today: datetime.date) -> dict[str, Any]:
+    """Return the entry of one leak."""
+    fitting = [
+        each for each in config.accepted if each.leak == leak.id and (each.sha256 is None or each.sha256 in hashes)
+    ]
+    states = [(_status(leak, each, today), each) for each in fitting]
+    order = ("accepted", "expired", "exceeded")
+    status, acceptance = min(states, key=lambda pair: order.index(pair[0]), default=("open", None))
+    known = None if acceptance is None else {**asdict(acceptance), "expires": acceptance.expires.isoformat()}
+    return {"id": leak.id, **asdict(leak), "status": status, "acceptance": known}
+
+
+def _status(leak: Leak, acceptance: Acceptance, today: datetime.date) -> str:
+    if today > acceptance.expires:
+        return "expired"
+    return "accepted" if leak.count <= acceptance.most else "exceeded"
+
+
+def _severity(content: Mapping[str, Any], found: Sequence[Leak]) -> tuple[Severity, str]:
+    """Return the severity, and its cause: a kind of leak, or the severity itself."""
+    if any(each.kind == "inputs" and each.exact for each in found):
+        return "critical", "critical"
+    for kind in ("inputs", "features", "vocabulary"):
+        if any(each.kind == kind for each in found):
+            return "high", kind
+    if found:
+        return "medium", "unproved"
+    if content["verdict"] == "NOT_FOUND" and not content["interrupted"]:
+        return "low", "low"
+    return "unknown", "unknown"
+
+
+def _action(cause: str, judged: Sequence[Mapping[str, Any]]) -> str:
+    if judged and all(each["status"] == "accepted" for each in judged):
+        until = min(each["acceptance"]["expires"] for each in judged)
+        return f"Every leak is accepted until {until}. Remove its cause or renew the acceptance before that day."
+    return ACTIONS[cause]
+
+
+def describe(leak: Mapping[str, Any]) -> str:
+    """Describe an entry of the field ``leaks`` in words.
+
+    >>> describe({"kind": "inputs", "where": "0", "count": 3, "total": 8, "status": "open", "acceptance": None})
+    '3 of 8 inputs (layer 0)'
+    """
+    share = f"{leak['count']:,}" if leak["total"] is None else f"{leak['count']:,} of {leak['total']:,}"
+    place = "embedding" if leak["kind"] == "vocabulary" else "layer"
+    text = f"{share} {NOUNS[leak['kind']]} ({place} {leak['where']})"
+    known = leak["acceptance"]
+    if known is None:
+        return text
+    if leak["status"] == "accepted":
+        return f"{text}, accepted until {known['expires']}: {known['reason']}"
+    if leak["status"] == "expired":
+        return f"{text}, no longer accepted, because the acceptance expired on {known['expires']}: {known['reason']}"
+    return f"{text}, not accepted, because the acceptance covers at most {known['most']:,}: {known['reason']}"
+
+
+def _check(
+    kind: str, content: Mapping[str, Any], judged: Sequence[Mapping[str, Any]], config: Config
+) -> dict[str, str]:
+    """Return the check for one kind of leak."""
+    own = [each for each in judged if each["kind"] == kind]
+    text = "; ".join(describe(each) for each in own)
+    open_leaks = [each for each in own if each["status"] != "accepted"]
+    limit = config.threshold(kind)
+    if own and not open_leaks:
+        outcome = "accepted"
+    elif any(each["count"] > limit for each in open_leaks):
+        outcome = "fail"
+    elif own:
+        outcome, text = "pass", f"{text}; the threshold is {limit:,}"
+    else:
+        outcome, text = _nothing_found(kind, content)
+    return {"name": CHECK_NAMES[kind], "outcome": outcome, "text": text}
+
+
+def _nothing_found(kind: str, content: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the outcome of a check for leaks if there are none: passed, or not checked and why."""
+    if kind == "vocabulary":
+        tables = len(content.get("vocabulary") or [])
+        return ("pass", f"{tables} embedding tables") if tables else ("not checked", "no embedding table is known")
+    if kind == "features" and content["best_layer"] is not None:
+        return "not checked", "the features follow from the recovered inputs"
+    searched = [each for each in content["layers"] if each["inversion"] is not None]
+    if kind == "inputs":
+        searched = [each for each in searched if each["sees"] != "features"]
+    where = "the model's inputs" if kind == "inputs" else "a sample"
+    if searched:
+        return "pass", "none"
+    return "not checked", f"no layer that receives {where} could be searched"
+
+
+def _completeness(content: Mapping[str, Any]) -> dict[str, str]:
+    """Return the check whether the audit tested what it could."""
+    layers = content["layers"]
+    searched = sum(each["inversion"] is not None for each in layers)
+    text = f"{searched} of {len(layers)} Linear layers were searched"
+    complete = not content["interrupted"] and searched > 0
+    text = f"interrupted; {text}" if content["interrupted"] else text
+    return {"name": "The audit ran to its end", "outcome": "pass" if complete else "fail", "text": text}

@@ -1,0 +1,96 @@
+"""Convert a report to JUnit XML, which continuous-integration servers show as test results."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from xml.etree import ElementTree
+
+from spearpp.report.decision import describe
+from spearpp.report.leaks import leaks
+
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 does not allow. Names of layers come from files and may contain them."""
+NOT_SAFE = "Finding nothing does not prove that the update is safe."
+
+
+def junit(content: Mapping[str, Any]) -> str:
+    """Convert the content of ``report.json`` to JUnit XML.
+
+    Every Linear layer and every embedding table is a test case. The case fails if training data or a vocabulary was
+    recovered, or if inputs fit without proof. It is skipped if the layer could not be inverted, or if the leak was
+    accepted. If the client states DP-SGD, one more case fails if the update contradicts the statement. The file
+    contains no recovered data.
+
+    Returns:
+        The XML document, with one test suite.
+    """
+    stored = {each["id"]: each for each in content.get("leaks") or []}
+    open_leak = {"status": "open", "acceptance": None}
+    found = [stored.get(each.id) or {**asdict(each), **open_leak} for each in leaks(content)]
+    cases = [_layer(each, _at(found, each["name"])) for each in content["layers"]]
+    cases += [_table(each, _at(found, each["table"], vocabulary=True)) for each in content.get("vocabulary", [])]
+    if content.get("dp"):
+        stated = content["dp"]
+        cases.append(_case("stated DP-SGD", failure=" ".join(stated["warnings"]), text=stated["sentence"]))
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(each.find("failure") is not None for each in cases)),
+        "errors": "0",
+        "time": f"{content['seconds']:.3f}",
+    }
+    skipped = str(sum(each.find("skipped") is not None for each in cases))
+    root = ElementTree.Element("testsuites", {"name": "spearpp", **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "spearpp audit", **counts, "skipped": skipped})
+    properties = ElementTree.SubElement(suite, "properties")
+    source = " and ".join(str(each) for each in content.get("source") or [])
+    for name, value in (("verdict", content["verdict"]), ("summary", content["summary"]), ("source", source)):
+        ElementTree.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+    suite.extend(cases)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _at(found: list[dict[str, Any]], where: str, *, vocabulary: bool = False) -> list[dict[str, Any]]:
+    """Return the leaks of one layer or of one embedding table."""
+    return [each for each in found if each["where"] == where and (each["kind"] == "vocabulary") is vocabulary]
+
+
+def _layer(layer: Mapping[str, Any], found: list[dict[str, Any]]) -> ElementTree.Element:
+    """Return the test case of one layer."""
+    name = f"layer {layer['name']} ({layer['neurons']} x {layer['features']}) reveals no training data"
+    if found:
+        return _leaking(name, found, layer["outcome"])
+    if layer["inversion"] is None:
+        return _case(name, skipped=layer["outcome"])
+    return _case(name, text=f"{layer['outcome']}. {NOT_SAFE}")
+
+
+def _table(table: Mapping[str, Any], found: list[dict[str, Any]]) -> ElementTree.Element:
+    """Return the test case of one embedding table."""
+    name = f"embedding {table['table']} reveals no vocabulary"
+    return _leaking(name, found, table["reason"]) if found else _case(name, text=f"{table['reason']}. {NOT_SAFE}")
+
+
+def _leaking(name: str, found: list[dict[str, Any]], text: str) -> ElementTree.Element:
+    """Return a test case that fails, or that is skipped if all of its leaks were accepted."""
+    refused = [describe(each) for each in found if each["status"] != "accepted"]
+    if refused:
+        return _case(name, failure="; ".join(refused), text=text)
+    return _case(name, skipped="; ".join(describe(each) for each in found))
+
+
+def _case(name: str, *, failure: str = "", skipped: str = "", text: str = "") -> ElementTree.Element:
+    """Return a test case that failed, was skipped, or passed."""
+    case = ElementTree.Element("testcase", {"classname": "spearpp.audit", "name": _clean(name), "time": "0"})
+    if failure:
+        ElementTree.SubElement(case, "failure", {"message": _clean(failure), "type": "leak"}).text = _clean(text)
+    elif skipped:
+        ElementTree.SubElement(case, "skipped", {"message": _clean(skipped)})
+    elif text:
+        ElementTree.SubElement(case, "system-out").text = _clean(text)
+    return case
+
+
+def _clean(text: object) -> str:
+    return NOT_XML.sub("?", str(text))

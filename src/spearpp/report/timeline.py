@@ -1,0 +1,189 @@
+"""The audits of a federation over time: a list in ``timeline.jsonl``, and the page ``timeline.html``."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from spearpp.errors import DataError
+from spearpp.plotting import Axis, Point, Series, Size, draw
+from spearpp.report.html import environment
+from spearpp.update.files import write_whole
+
+ENTRIES, PAGE = "timeline.jsonl", "timeline.html"
+MAX_SHOWN = 500
+"""Largest number of audits on the page, the latest ones. Design choice: the plot is 520 pixels wide inside, and a
+browser opens such a table quickly."""
+MAX_BYTES = 2**26
+"""Bytes read from the end of the list. Design choice: 64 MiB hold far more audits than the page shows."""
+SIZE = Size(width=640, height=282, left=92, right=24, top=16, bottom=66)
+"""Size of the plot. The margins have room for the tick labels in the font size of narrow screens, 20 pixels."""
+MAX_TICKS = 8
+"""Labels on the axis of audits. Design choice: they do not overlap on narrow screens."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One audit."""
+
+    date: str
+    """Time at which the audit ended, in UTC."""
+    name: str
+    """Name of the audit: a file, or a round and a client."""
+    verdict: str | None
+    """LEAKS, NOT_FOUND or NOT_APPLICABLE. None if the update was not audited."""
+    summary: str
+    recovered: int = 0
+    samples: int = 0
+    """Number of samples in the update. 0 if it is unknown."""
+    fitting: int = 0
+    seconds: float = 0.0
+    report: str | None = None
+    """Path of the folder of the report, relative to the folder of the timeline."""
+    accepted: bool = False
+    """Whether every leak of the update was accepted in ``spearpp.toml``."""
+
+
+def add(folder: Path, entries: Iterable[Entry]) -> Path:
+    """Append audits to the list in a folder, and render the page again.
+
+    Args:
+        folder: Folder of the reports. It is created if necessary.
+        entries: The audits.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        SpearError, OSError: If a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(asdict(each)) + "\n" for each in entries)
+    with (folder / ENTRIES).open("ab") as file:
+        if file.tell() and not _ends_with_newline(folder / ENTRIES):
+            lines = "\n" + lines  # An earlier run was killed while it wrote.
+        file.write(lines.encode())
+    return render(folder)
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def read(folder: Path) -> tuple[list[Entry], int]:
+    """Return the audits in the list of a folder, oldest first, and the number of lines that cannot be read.
+
+    Raises:
+        DataError: If there is no list.
+    """
+    path = folder / ENTRIES
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_BYTES))
+            lines = file.read(MAX_BYTES).splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    found: list[Entry] = []
+    for line in lines:
+        entry = _entry(line)
+        found += [] if entry is None else [entry]
+    return found, len(lines) - len(found)
+
+
+def _entry(line: bytes) -> Entry | None:
+    """Return the audit in a line, or None if the line is damaged."""
+    try:
+        content = json.loads(line)
+        entry = Entry(**content)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    numbers = (entry.recovered, entry.samples, entry.fitting)
+    valid = all(type(each) is int and 0 <= each < 2**31 for each in numbers)
+    valid &= isinstance(entry.date, str) and isinstance(entry.name, str) and isinstance(entry.summary, str)
+    valid &= isinstance(entry.seconds, int | float) and isinstance(entry.report, str | None)
+    return entry if valid and entry.verdict in ("LEAKS", "NOT_FOUND", "NOT_APPLICABLE", None) else None
+
+
+def render(folder: Path) -> Path:
+    """Render the page from the list in a folder, and return its path.
+
+    Raises:
+        SpearError: If there is no list, or if the page cannot be written.
+    """
+    entries, damaged = read(folder)
+    shown = entries[-MAX_SHOWN:]
+    first = len(entries) - len(shown) + 1
+    leaking = sum(each.verdict == "LEAKS" for each in entries)
+    page = (
+        environment()
+        .get_template("timeline.html")
+        .render(
+            plot=plot(shown, first),
+            rows=[_row(number, each) for number, each in enumerate(shown, first)][::-1],
+            count=len(entries),
+            leaking=leaking,
+            accepted=sum(each.accepted for each in entries),
+            failed=sum(each.verdict is None for each in entries),
+            damaged=damaged,
+            list_name=ENTRIES,
+        )
+    )
+    write_whole(folder / PAGE, page.encode())
+    return folder / PAGE
+
+
+def _row(number: int, entry: Entry) -> Mapping[str, Any]:
+    link = None if entry.report is None else quote(f"{entry.report}/report.html")
+    return {**asdict(entry), "number": number, "link": link}
+
+
+def plot(entries: list[Entry], first: int = 1) -> str:
+    """Plot how many samples each update contained, and how many inputs were recovered from it, in order of time.
+
+    Args:
+        entries: The audits, oldest first.
+        first: Number of the first audit.
+
+    Returns:
+        SVG, or "" if there is no audit.
+    """
+    if not entries:
+        return ""
+    numbers = range(first, first + len(entries))
+    most = max(1, *(max(each.samples, each.recovered, each.fitting) for each in entries))
+    every = -(-len(entries) // MAX_TICKS)
+    levels = tuple(dict.fromkeys((float(round(most * part / 4)), str(round(most * part / 4))) for part in range(5)))
+
+    def series(name: str, values: list[int | None], css_class: str, hollow: bool) -> Series:
+        points = tuple(
+            Point(number, value, hollow=hollow, note=f"{each.name}: {each.summary}"[:300])
+            for number, each, value in zip(numbers, entries, values, strict=True)
+            if each.verdict is not None and value is not None
+        )
+        return Series(name if points else "", points, "none", 5.5 if hollow else 3.2, css_class=css_class)
+
+    recovered = sum(each.verdict == "LEAKS" for each in entries)
+    return draw(
+        f"Samples in each of {len(entries)} audited updates, and inputs recovered from them. {recovered} updates leak.",
+        Axis(
+            "audit, in order of time",
+            least=first - 0.5,
+            most=first + len(entries) - 0.5,
+            labels=tuple((float(number), str(number)) for number in numbers[::every]),
+            grid=False,
+        ),
+        Axis("number", least=0, most=most, labels=levels),
+        [
+            series("samples in the update", [each.samples or None for each in entries], "batch", True),
+            series("inputs that fit without proof", [each.fitting or None for each in entries], "unproved", True),
+            series("recovered inputs", [each.recovered or None for each in entries], "leak", False),
+            series("nothing recovered", [None if each.recovered else 0 for each in entries], "noise", False),
+        ],
+        size=SIZE,
+        embedded=True,
+    )

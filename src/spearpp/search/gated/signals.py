@@ -1,0 +1,102 @@
+"""Signals that a next layer with few outputs can send back: where reflections start, and the set they project onto.
+
+In one round, the signal of a sample is W₂ᵀ r before its activation pattern is applied, with one unknown r for each
+output. In several rounds of one client it is s_t W₂,tᵀ r_t in round t. The outputs of a network change little from one
+round to the next, so r_t is nearly the same r in all rounds, and s_t is zero in rounds from which the sample is absent.
+The signal over T rounds then has only r + T unknowns instead of r·T. What the reflections find is solved again without
+this assumption (``backward``).
+"""
+
+import torch
+
+from spearpp.inversion.next_layer import FewOutputs
+from spearpp.linalg import sphere
+from spearpp.types import Float, Tensor
+
+PAIR_STARTS = 0.75
+"""Share of the starts at the signal of one output predicted instead of another.
+
+Measured: with this share reflections found 186 of 234 columns at b=256. Random starts find the same columns again and
+again (docs/lab/notebook.md, section "The weights of an output layer").
+"""
+REFLECTIONS, REFLECTIONS_OF_ROUNDS = 600, 200
+"""Reflections per start, in one round and in several. The first is a design choice. Measured for the second: with eight
+rounds, b=120, m=100, 600 reflections found as many columns as 200."""
+LOGITS = (0.0, 1.0, 4.0)
+"""Sizes of the random outputs from which starts over several rounds compute softmax(o) - e_y. Design choice: outputs of
+a new network, of a network in training, and of a network that is confident."""
+ABSENT, WEAK = 0.3, 0.1
+"""Share of the rounds in which a start is weak, and how weak. Design choice: samples may be absent from rounds."""
+RANK_ONE_STEPS = 3
+"""Power iterations that approximate the coefficients of all rounds by rank one. Design choice: further reflections
+correct the rest."""
+
+
+class SignalsOfRound:
+    """Signals of one round: the span of the weights of the next layer."""
+
+    reflections = REFLECTIONS
+    """Number of reflections per start."""
+
+    def __init__(self, outputs: FewOutputs, dtype: torch.dtype) -> None:
+        self.span, self.pairs = outputs.span.to(dtype), outputs.between()
+
+    def starts(self, size: int, generator: torch.Generator, dtype: torch.dtype) -> Float[Tensor, "size m"]:
+        """Return random signals, most of them near the signal of a pair of outputs, where most columns are."""
+        span = self.span
+        starts = sphere.uniform(size, span.shape[1], generator, dtype=dtype, device=span.device) @ span.T
+        pairs = torch.randperm(len(self.pairs), generator=generator, device=generator.device).to(span.device)
+        pairs = pairs.repeat(-(-size // max(1, len(pairs))))[: int(PAIR_STARTS * size)]
+        starts[: len(pairs)] = self.pairs[pairs].to(dtype)
+        return starts
+
+    def project(self, signals: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
+        """Return the projections onto the span."""
+        return (signals @ self.span) @ self.span.T
+
+
+class SignalsOfRounds:
+    """Signals over several rounds, with nearly the same gradient of the outputs in each: s_t W₂,tᵀ r."""
+
+    reflections = REFLECTIONS_OF_ROUNDS
+    """Number of reflections per start."""
+
+    def __init__(self, outputs: FewOutputs, dtype: torch.dtype) -> None:
+        count = len(outputs.weight)
+        self.rounds = outputs.rounds
+        self.weight = outputs.weight.reshape(count, self.rounds, -1).transpose(0, 1)
+        mean = self.weight.mean(0)
+        left, sizes, _ = torch.linalg.svd(mean - mean.mean(0), full_matrices=False)
+        # Gradients of the outputs sum to zero, so one dimension is missing. The rest is made orthonormal.
+        basis = (self.weight.mT @ (left / sizes.clamp_min(torch.finfo(sizes.dtype).tiny))[:, : count - 1]).contiguous()
+        self.basis, self.inverse = basis.to(dtype), torch.linalg.pinv(basis).to(dtype)
+
+    def starts(self, size: int, generator: torch.Generator, dtype: torch.dtype) -> Float[Tensor, "size m"]:
+        """Return signals of random outputs and labels, weak in some of the rounds."""
+        count = self.weight.shape[1]
+        where = {"generator": generator, "device": generator.device}
+        logits = (
+            torch.randn(size, count, **where) * torch.tensor(LOGITS, device=generator.device).repeat(size)[:size, None]
+        )
+        labels = torch.randint(count, (size,), **where)
+        gradient = logits.softmax(1) - torch.nn.functional.one_hot(labels, count)
+        strength = torch.where(torch.rand(size, self.rounds, **where) < ABSENT, WEAK, 1.0)
+        gradient, strength = gradient.to(self.weight), strength.to(self.weight)
+        return sphere.retract(torch.einsum("so,st,tom->stm", gradient, strength, self.weight).flatten(1)).to(dtype)
+
+    def project(self, signals: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
+        """Return nearby signals: the coefficients of all rounds are approximated by rank one, with factors s_t ≥ 0."""
+        parts = signals.reshape(len(signals), self.rounds, -1).transpose(0, 1)
+        coefficients = parts @ self.inverse.mT
+        strength = torch.linalg.vector_norm(coefficients, dim=2, keepdim=True)
+        common = coefficients[0]
+        for _ in range(RANK_ONE_STEPS):
+            common = (strength * coefficients).sum(0)
+            common = common / torch.linalg.vector_norm(common, dim=1, keepdim=True).clamp_min(1e-20)
+            strength = (coefficients * common).sum(2, keepdim=True).clamp_min(0)
+        return ((strength * common) @ self.basis.mT).transpose(0, 1).flatten(1)
+
+
+def signals_of(outputs: FewOutputs, dtype: torch.dtype) -> SignalsOfRound | SignalsOfRounds:
+    """Return the signals of one round or of several rounds."""
+    return SignalsOfRound(outputs, dtype) if outputs.rounds == 1 else SignalsOfRounds(outputs, dtype)
