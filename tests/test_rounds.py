@@ -22,13 +22,14 @@ from spearpp.errors import DataError, OptionError
 from spearpp.integrations.common.federation import MAX_AGE, RoundStore
 from spearpp.integrations.common.job import Settings
 from spearpp.integrations.watch import Watch
-from spearpp.inversion.next_layer import read_next_layer
+from spearpp.inversion.next_layer import few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.problem import pose
 from spearpp.linalg import sphere
 from spearpp.search import Suggested
 from spearpp.search.gated.backward import BackwardRounds
+from spearpp.search.gated.signals import SignalsOfRounds
 from spearpp.simulate import Batch
 from spearpp.update.rounds import MANIFEST, load_rounds
 
@@ -229,6 +230,22 @@ def test_the_next_layer_speeds_up_the_search_of_rounds() -> None:
     true = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
     assert len(found.directions) >= 10
     assert float((found.directions @ true.T).abs().amax(1).min()) > 1 - 1e-6
+
+
+@pytest.mark.parametrize(("outputs", "dimensions"), [(1, 1), (3, 3), (10, 9)])
+def test_signals_over_rounds_are_a_set_that_contains_their_starts(outputs: int, dimensions: int) -> None:
+    """Ten outputs stand for a softmax, whose gradients sum to zero; one output for a binary classifier."""
+    generator = torch.Generator().manual_seed(0)
+    weight, gradient = torch.randn(2, outputs, 80, generator=generator, dtype=torch.float64)
+    gradient = gradient - gradient.mean(0) * (outputs == 10)
+    few = few_outputs(observe(gradient, None, weight, None), 50, 4)
+    assert few is not None
+    assert few.span.shape == (80, 4 * dimensions)
+    signals = SignalsOfRounds(few, torch.float64)
+    starts = signals.starts(8, generator, torch.float64)
+    assert torch.allclose(torch.linalg.vector_norm(starts, dim=1), torch.ones(8, dtype=torch.float64))
+    assert torch.allclose(signals.project(starts), starts, atol=1e-6)
+    assert torch.allclose(signals.project(signals.project(3 * weight[:1])), signals.project(3 * weight[:1]), atol=1e-2)
 
 
 def _second_gradient(update: ClientUpdate) -> torch.Tensor:
