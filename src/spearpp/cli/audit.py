@@ -97,7 +97,8 @@ def audit(
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
     files = [each for each in (update, after, rounds) if each is not None]
     if (update is None) == (rounds is None):
-        raise OptionError("pass either an update or --rounds with a folder of updates")
+        advice = "spearpp audit BEFORE AFTER, or spearpp audit --rounds FOLDER"
+        raise OptionError("pass either an update or --rounds with a folder of updates", hint=advice)
     history = [] if rounds is None else read_rounds(rounds, kind, lr, steps)
     received = history[-1] if update is None else read_update(update, after, kind, lr, steps)
     folder = out or Path(f"audit-{files[-1].resolve().stem}")
