@@ -5,6 +5,7 @@ import math
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,9 +78,9 @@ def test_without_the_package_subsampling_is_one_clear_error(monkeypatch: pytest.
 @pytest.mark.parametrize(
     "wrong", [{"clip": 0.0}, {"sample_rate": 0.0}, {"sample_rate": 1.1}, {"steps": 0}, {"kappa": 1.0}]
 )
-def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        StatedDP(1.0, **wrong)  # the check is at run time
+        StatedDP(1.0, **wrong)
     with pytest.raises(OptionError):
         StatedDP(0.0)
 

@@ -87,7 +87,7 @@ def least_squares(
 ) -> Float[Tensor, "b n"]:
     """Return the inputs whose gradients are closest to the observed ones, from inputs nearby."""
     for _ in range(STEPS):
-        computed, pull = vjp(gradients, inputs)
+        computed, pull, *_ = vjp(gradients, inputs)
         slope = pull({name: observed[name] - computed[name] for name in observed})[0]
 
         def product(direction: Tensor, at: Tensor = inputs, pull: Callable[..., tuple[Tensor]] = pull) -> Tensor:

@@ -11,7 +11,7 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them;
 - **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of each row of the layer's gradient
   adds to every entry of x̂ = V p. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio
-  of a share to its level if this exceeds 1.
+  of a share to its level if this exceeds 1. It also covers residuals that noise does not explain, in any direction.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
@@ -79,7 +79,8 @@ def judge_points(
     inputs = found.coordinates @ (factors.right / factors.singular_values[:, None])
     size = torch.linalg.vector_norm(inputs, dim=1)
     length = torch.linalg.vector_norm(inputs[:, : columns - problem.seen.has_bias], dim=1)
-    error = SIGMAS * torch.hypot(spread, rows) * excess.clamp_min(1) / length
+    sigmas = SIGMAS * excess.clamp_min(1)
+    error = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * rows) / length
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
@@ -106,11 +107,22 @@ def _counts(network: Network) -> dict[str, float]:
     }
 
 
+def _unexplained(network: Network, ratios: Float[Tensor, "s k"]) -> Float[Tensor, "k"]:
+    """Return the norm of the residuals that noise does not explain, in units of the noise of one equation.
+
+    Samples below the noise cause such residuals. They need not have random directions, so all of this norm may point in
+    the direction in which the equations determine the point least. The squared norm of the noise of e equations varies
+    by √(2/e) of its mean.
+    """
+    sizes = torch.tensor([span.equations for span in network.equations], device=ratios.device)[:, None]
+    return (sizes * (ratios.square() - 1 - SIGMAS * (2 / sizes).sqrt()).clamp_min(0)).sum(0).sqrt()
+
+
 def effective_equations(problem: Problem, network: Network, found: Solutions) -> int:
     """Return the number of equations that random points violate by more than noise.
 
     The parts of their vectors outside the spans have this rank. Random points are as far from the mean of the found
-    points as these are.
+    points as these are. With several rounds, a later layer counts once, with its best round: the rounds may be alike.
     """
     preactivations, one = coordinates_of(problem)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
@@ -121,15 +133,17 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
     z = points @ preactivations.T
     levels = network.levels(z, labels, tolerated=math.inf)[1].median(1).values
-    total = 0
+    ranks: dict[tuple[int, bool], int] = {}
+    later = max(1, len(network.rests[0].layers))
     for span, vectors, level in zip(
         network.equations, network.vectors(z, labels, network.equations), levels, strict=True
     ):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # The level is the norm of the noise of all equations of the span, for one point.
         threshold = VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
-        total += rank_above(torch.nan_to_num(units @ span.complement), threshold)
-    return total
+        key = (0 if span.layer == 0 else 1 + (span.layer - 1) % later, span.signals)
+        ranks[key] = max(ranks.get(key, 0), rank_above(torch.nan_to_num(units @ span.complement), threshold))
+    return sum(ranks.values())
 
 
 def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bool[Tensor, "k"]:
