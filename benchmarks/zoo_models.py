@@ -142,7 +142,11 @@ class ResidualBlock(nn.Module):
 
 
 def resnet18(classes: int, *, frozen: bool) -> nn.Module:
-    """ResNet-18 with a 3x3 stem for small pictures. A frozen backbone stays in evaluation mode."""
+    """ResNet-18 with a 3x3 stem for small pictures.
+
+    A frozen backbone stays in evaluation mode. One pass over random pictures sets its running statistics, which a
+    trained backbone has.
+    """
     widths = (64, 64, 128, 256, 512)
     blocks = [
         ResidualBlock(widths[stage] if first else widths[stage + 1], widths[stage + 1], 2 if first and stage else 1)
@@ -151,6 +155,12 @@ def resnet18(classes: int, *, frozen: bool) -> nn.Module:
     ]
     stem = (nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
     backbone = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    if frozen:
+        for module in backbone.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None  # the running statistics are those of the pass
+        with torch.no_grad():
+            backbone(torch.randn(64, 3, 32, 32))
     return nn.Sequential(Frozen(backbone) if frozen else backbone, nn.Linear(512, classes))
 
 

@@ -132,7 +132,8 @@ def preflight(
     forecasts = []
     for layer in find_layers(model, client.update):
         forecast = _of_layer(layer, model, client, optimizer, one_step)
-        forecasts.append(_with_front(forecast, layer, model, tuple(shape)))
+        alone = client.rows.get(layer.name, 1) == 1
+        forecasts.append(_with_front(forecast, layer, model, tuple(shape)) if alone else forecast)
     forecasts += [_of_table(each) for each in find_tables(model, client.update)]
     simulated = audit(
         client.update, model, budget=budget, batch_size=batch, input_shape=tuple(shape), generator=generator
@@ -221,6 +222,8 @@ def _of_layer(layer: Layer, model: nn.Module, client: _Client, optimizer: str, o
     if optimizer == "adam":
         return Forecast(layer.name, NOTHING, 0, "Adam hides the gradient of the layer")
     reveals = "inputs" if layer.sees != "features" else "labels and features" if layer.output else "features"
+    if not layer.qualifies and rows > 1:
+        return Forecast(layer.name, NOTHING, 0, f"{layer.reason}; it sees {rows:,} rows of each sample")
     if not layer.qualifies:
         reason = f"{layer.reason}; the gradient of a single sample has rank one"
         return Forecast(layer.name, reveals if layer.bias else NOTHING, int(layer.bias is not None), reason)

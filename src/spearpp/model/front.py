@@ -175,7 +175,9 @@ class FrontEnd:
 def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx.Node], str]:
     """Return the nodes that the input of a Linear layer is computed from, in order, and the name of the last one."""
     calls = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
-    if len(calls) != 1 or not calls[0].all_input_nodes:
+    if not calls:
+        raise OptionError("the layer is part of a module that cannot be traced")
+    if len(calls) > 1 or not calls[0].all_input_nodes:
         raise OptionError(f"the layer is called {len(calls)} times")
     if sum(node.op == "placeholder" for node in graph.nodes) != 1:
         raise OptionError("the model has several inputs")

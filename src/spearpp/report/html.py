@@ -104,7 +104,8 @@ def environment() -> "jinja2.Environment":
     made = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    made.filters |= {"number": number, "probability": probability, "short": _short}
+    for name, shown in (("number", number), ("probability", probability), ("short", _short)):
+        made.filters[name] = shown
     return made
 
 
