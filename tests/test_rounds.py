@@ -278,7 +278,17 @@ def test_the_most_different_rounds_are_chosen_if_memory_is_short() -> None:
     assert len(three) == 3
     assert {0, 5} <= set(three)
     result = spearpp.audit(updates, model, memory=3 * 52 * 20 * FEATURES, budget=3)
-    assert any("Memory allowed to join 3 of 6 rounds" in each for each in result.caveats)
+    assert any("3 of 6 rounds were joined: 1, " in each for each in result.caveats)
+    assert choose_rounds(layer, [updates[0], updates[1], updates[0], updates[2]], None) == [0, 1, 3]
+
+
+def test_equal_rounds_are_not_joined() -> None:
+    model, batch = network(nn.ReLU(), 20), samples(12)
+    result = spearpp.audit(simulate.play_rounds(model, simulate.FedSGD(), [batch] * 3, rate=0.0), model, budget=2)
+    assert result.history is not None
+    assert "all rounds sent the same gradient" in result.history.outcome
+    assert result.history.samples is None
+    assert any("The rounds were not joined" in each for each in result.caveats)
 
 
 def test_what_cannot_be_rounds_of_one_client_is_refused() -> None:
