@@ -63,7 +63,7 @@ def errors(result: AuditResult, batch: Batch) -> torch.Tensor:
 def test_rounds_give_what_no_single_round_gives(activation: nn.Module, m: int, b: int) -> None:
     model, batch = network(activation, m), samples(b)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
-    result = spearpp.audit(updates, model, batch_size=b, budget=20)
+    result = spearpp.audit(updates, model, batch_size=b, budget=30)
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == b
     assert bool((errors(result, batch) < 1e-3).all())
