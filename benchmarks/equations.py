@@ -11,7 +11,7 @@ The data are CIFAR-10 test images (SPEARPP_DATA). Each batch has its own seed (1
 3072-m-…-m-10 network, unless the row says otherwise. Gradients are float32. A batch is exact if all its inputs are
 certified. An input is approximate if its evidence holds with a stated error between 1e-3 and 0.1. A certified or
 approximate input is wrong if it is farther than three times its stated error from every sample. The last column is the
-time over that of a float64 SVD of the first layer's gradient, measured after each batch.
+time over that of the float64 singular values of the first layer's gradient, measured after each batch.
 """
 
 import statistics
@@ -76,7 +76,7 @@ class Row:
     seconds: float
     """Median time of a batch."""
     svds: float
-    """Median of the time of a batch over the time of a float64 SVD of its gradient."""
+    """Median of the time of a batch over that of the float64 singular values of its gradient."""
 
 
 SMOOTH = ("gelu", "silu", "elu", "softplus", "leaky_relu", "tanh")

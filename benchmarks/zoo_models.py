@@ -330,7 +330,7 @@ ZOO = {
         "LSTM 128 classifier, 4 classes", "text classification", lambda: Recurrent(5000, 64, 128, 1, 4), (40,), "tokens"
     ),
     "bert": Network("BERT-tiny with Dropout", "Flower quickstart-huggingface", Bert, (32,), "tokens"),
-    "tabtransformer": Network("TabTransformer", "tabular data (Adult)", TabTransformer, (14,), "categories"),
+    "tabtransformer": Network("TabTransformer", "Adult census data", TabTransformer, (14,), "categories"),
     "mil": Network("attention over a bag (DeepMIL)", "FLamby Camelyon16", DeepMIL, (16, 2048), "bags"),
 }
 """The networks by short name."""
