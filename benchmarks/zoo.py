@@ -135,7 +135,7 @@ def describe(result: AuditResult) -> str:
     parts, best = [], result.best
     if best is not None:
         share, noun = f"{len(best.inputs)} of {best.batch_size}", best.layer.noun
-        what = {Sees.INPUTS: "inputs", Sees.PIXELS: "inputs through the layers in front"}.get(Sees(best.layer.sees))
+        what = {Sees.INPUTS: "inputs", Sees.PIXELS: "inputs from features"}.get(Sees(best.layer.sees))
         labelled = best.labels is not None and bool((best.labels[best.held] >= 0).all())
         parts.append(
             (f"{what}: {share}" if what else f"features: {share} {noun}") + (", with labels" if labelled else "")

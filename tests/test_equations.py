@@ -9,8 +9,9 @@ from torch.nn import functional
 
 import spearpp
 from spearpp import search, simulate
-from spearpp.auditing import Verdict
+from spearpp.auditing import Kind, Verdict
 from spearpp.errors import OptionError
+from spearpp.inversion.evidence import joint
 from spearpp.inversion.result import Inversion
 from spearpp.model.following import Following
 from spearpp.model.rest import Rest
@@ -142,12 +143,97 @@ def test_other_losses(loss: str) -> None:
     assert bool((errors(result, batch) <= stated(result)).all())
 
 
+def update_with(loss: str, model: nn.Sequential, batch: Batch) -> ClientUpdate:
+    """Return the gradients of one of the losses that an audit knows, or of a loss that it does not know."""
+    outputs = model(batch.inputs)
+    targets = functional.one_hot(batch.labels, 10).float()
+    value = {
+        "mse": functional.mse_loss(outputs, targets),
+        "bce": functional.binary_cross_entropy_with_logits(outputs, targets),
+        "unknown": (outputs - targets).abs().pow(1.5).mean(),
+    }[loss]
+    return ClientUpdate.from_gradients(model, list(torch.autograd.grad(value, list(model.parameters()))))
+
+
+class TestAuditsWithALoss:
+    """The audit uses the loss that it is given, and certifies nothing with another one."""
+
+    @pytest.mark.parametrize("loss", ["mse", "bce", "unknown"])
+    def test_the_right_loss(self, loss: str) -> None:
+        model, batch = network(nn.GELU(), hidden=3), batch_of(10)
+        result = spearpp.audit(update_with(loss, model, batch), model, batch_size=10, loss=loss)
+        first = result.layers[0]
+        assert first.recovered == 10
+        assert bool((errors(first.inversion, batch) <= 1e-3).all())
+        assert all(each.kind is Kind.ONE_OR_MEAN for each in first.claims)  # such a loss does not count samples
+        assert any("loss" in each for each in result.caveats)
+        numbers = result.to_dict()["layers"][0]["inversion"]["batch_evidence"]
+        assert numbers["forward"] == 2 * 51
+        assert numbers["backward"] == (0 if loss == "unknown" else 3 * 50)
+
+    def test_the_replay_uses_the_loss(self) -> None:
+        model, batch = network(nn.ReLU()), batch_of(8)
+        update = update_with("mse", model, batch)
+        result = spearpp.audit(update, model, batch_size=8, loss="mse")
+        assert result.replay is not None
+        assert result.replay.difference < 1e-5
+        nearest = torch.cdist(result.inputs, batch.inputs).argmin(1)
+        assert result.layers[0].labels is not None
+        assert torch.equal(result.layers[0].labels, batch.labels[nearest])
+
+    @pytest.mark.parametrize(("real", "given"), [("mse", "cross-entropy"), ("bce", "mse"), ("unknown", "bce")])
+    def test_another_loss(self, real: str, given: str) -> None:
+        model = network(nn.GELU(), hidden=1)
+        result = spearpp.audit(update_with(real, model, batch_of(8)), model, loss=given, search=FEW, budget=3)
+        assert result.verdict is Verdict.NOT_FOUND
+        assert any("pass this loss" in each for each in result.caveats)
+
+    def test_the_output_layer_needs_a_loss(self) -> None:
+        model = nn.Sequential(nn.Linear(FEATURES, 30))
+        update = simulate.FedSGD()(model, simulate.random_batch(5, features=FEATURES, classes=30))
+        result = spearpp.audit(update, model, loss="unknown")
+        assert result.verdict is Verdict.NOT_APPLICABLE
+        assert "need the loss" in result.layers[0].reason
+
+    @pytest.mark.parametrize("loss", [functional.mse_loss, functional.l1_loss])
+    def test_one_output_needs_no_loss(self, loss: Callable[..., torch.Tensor]) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
+        batch = batch_of(8)
+        value = loss(model(batch.inputs), torch.randn(8, 1))
+        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(value, list(model.parameters()))))
+        result = spearpp.audit(update, model)
+        assert result.layers[0].recovered == 8
+        assert bool((errors(result.layers[0].inversion, batch) <= 1e-3).all())
+
+    def test_the_name_is_checked(self) -> None:
+        model = network(nn.GELU())
+        with pytest.raises(OptionError, match="expected cross-entropy, mse, bce, unknown"):
+            spearpp.audit(gradients_of(model, batch_of(5)), model, loss="hinge")
+
+
 def test_an_unknown_loss_leaves_the_forward_equations() -> None:
     model, batch = network(nn.GELU(), 3), batch_of(15)
     first, *later = simulate.fedsgd(model, batch)
     result = spearpp.invert(*first, following=Following.of_layers("gelu", later, loss=None))
     assert int(result.certified.sum()) == 15
     assert bool((errors(result, batch) <= stated(result)).all())
+
+
+def test_certified_samples_determine_samples_with_few_active_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some samples activate at most as many neurons as there are unknowns, so their own equations leave them open."""
+    model, batch = network(nn.ReLU(), seed=1), batch_of(20, seed=2)
+    with torch.no_grad():
+        model[0].get_parameter("bias").sub_(0.2)
+    first, *later = simulate.fedsgd(model, batch)
+    results = []
+    for passes in (0, joint.PASSES):
+        monkeypatch.setattr(joint, "PASSES", passes)
+        results.append(spearpp.invert(*first, following=Following.of_layers("relu", later)))
+    alone, together = results
+    assert int(alone.certified.sum()) < int(together.certified.sum()) == 20
+    certified = errors(together, batch)[together.certified]
+    assert bool((certified <= stated(together)[together.certified]).all())
 
 
 def test_one_seed_gives_one_result() -> None:

@@ -13,6 +13,7 @@ from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
 from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
+from spearpp.auditing.refine import refine
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.rounds import audit_rounds, check_rounds
 from spearpp.auditing.run import Budget, run
@@ -23,6 +24,7 @@ from spearpp.inversion.result import Progress
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model import Layer, named_as
 from spearpp.model.embeddings import find_tables
+from spearpp.model.loss import Loss
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
 
@@ -39,6 +41,7 @@ def audit(
     memory: int | None = MEMORY,
     search: Search | None = None,
     batch_size: int | None = None,
+    loss: str = "cross-entropy",
     input_shape: tuple[int, ...] | None = None,
     vocabulary: Words | None = None,
     generator: torch.Generator | None = None,
@@ -49,8 +52,8 @@ def audit(
     The audit inverts the Linear layers of the model until all inputs of the model are recovered (the inputs of later
     layers follow from them). If a ReLU follows a layer, it searches for sparse directions, together with the next layer
     if there is one. For any other activation, and for a ReLU layer whose inputs were not all certified, it solves the
-    equations of the network behind the layer. A layer whose gradient has rank one is inverted whatever follows it.
-    Behind convolutions a layer sees features. If they determine the inputs of the model, these are computed from them.
+    equations of the network after the layer. A layer whose gradient has rank one is inverted whatever follows it.
+    After convolutions a layer sees features. If they determine the inputs of the model, these are computed from them.
     Then the audit replays each recovered input alone through the model. The replay
     says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
 
@@ -80,12 +83,15 @@ def audit(
         batch_size: how many samples the client trained on, if this is known (Flower's ``num-examples``). With this
             number an input can be proved to be one sample. Without it, an input may also be a mean, and the claim
             states how far apart the samples of the mean can be, if the loss is known.
+        loss: the loss that the client trained with: "cross-entropy"; "mse" or "bce" with one-hot targets; or "unknown".
+            The equations of the network then use the inputs of the layers only, no output layer is inverted, and
+            nothing is replayed. A model with one output needs no loss. The search for ReLU layers never uses the loss.
         input_shape: shape of one input of the model, such as (3, 32, 32), if it is known. It is used if the first
             Linear layer comes after other layers, such as convolutions. None guesses a square picture.
         vocabulary: the words or column values of the rows of an embedding table, as a list, or as a mapping from the
             names of tables to lists. The result then names words instead of row numbers only.
         generator: source of randomness; None is a generator with seed 0.
-        progress: called after every round with the layer and its progress.
+        progress: called after every round of a search with the layer and its progress.
 
     Raises:
         SpearError: if ``update`` is not an update, or its file is damaged, changed or missing. If nothing is found, the
@@ -106,6 +112,7 @@ def audit(
     """
     _check(budget, batch_size, generator, search, input_shape)
     check_memory(memory)
+    known_loss = Loss.named(loss)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     if isinstance(update, list | tuple):
         return audit_rounds(
@@ -118,6 +125,7 @@ def audit(
                 memory=memory,
                 search=search,
                 batch_size=batch_size,
+                loss=loss,
                 generator=generator,
                 progress=progress,
                 input_shape=input_shape,
@@ -127,13 +135,14 @@ def audit(
             memory=memory,
             search=search,
             batch_size=batch_size,
+            loss=known_loss,
             generator=generator,
             progress=progress,
         )
     update = named_as(update, model)
     began = time.monotonic()
     clock = Budget(budget, began)
-    plan = make_plan(update, model, memory)
+    plan = make_plan(update, model, memory, known_loss)
     tables = audit_vocabulary(update, find_tables(model, update), vocabulary)
     audits, interrupted = run(plan, model, search, clock.of_search, generator, progress)
     audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
@@ -141,16 +150,19 @@ def audit(
     replay_skipped_because = None if model is None else replay_skip_reason(update, memory)
     try:
         with time_limit(clock.deadline):
-            judged = judge_all(audits, plan.update, None if replay_skipped_because else model, batch_size)
+            judged = judge_all(audits, plan.update, None if replay_skipped_because else model, batch_size, known_loss)
             audits, network = judged.audits, judged.network
             if model is not None and replay_skipped_because is None:
                 limits = Budgeted(clock.deadline, memory, generator)
-                found = recover_inputs(audits, plan.update, model, input_shape, batch_size, limits)
+                found = recover_inputs(audits, plan.update, model, input_shape, batch_size, limits, known_loss)
                 audits, network = found.audits, found.network or network
-            whole_replay = replay_all(audits, plan.update, network)
+            if known_loss is Loss.CROSS_ENTROPY:
+                audits = refine(audits, plan.update, network)
+            whole_replay = replay_all(audits, plan.update, network, known_loss)
             audits = add_proof(audits, whole_replay, judged.signals, one_step=is_one_step(update))
             audits = check_replay(audits, whole_replay, plan.update)
-            training_estimate = estimate_training(audits, plan.update, network, whole_replay, clock.rest(SECONDS))
+            if known_loss is Loss.CROSS_ENTROPY:
+                training_estimate = estimate_training(audits, plan.update, network, whole_replay, clock.rest(SECONDS))
     except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
         interrupted = True
     late = clock.spent and whole_replay is None and any(len(each.claims) for each in audits)
@@ -168,6 +180,7 @@ def audit(
         interrupted=interrupted,
         replay_skipped_because=replay_skipped_because,
         tables=tables,
+        loss=known_loss,
     )
     return AuditResult(
         verdict=verdict,

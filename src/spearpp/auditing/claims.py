@@ -211,7 +211,7 @@ def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
         return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, 1.0, why)
     if not layer.different:
         return _claim_fits(f"{_MAY_BE_MEAN}, and the gradient of this layer does not show how many")
-    alike = "are almost equal" if layer.from_network else "activate the same neurons"
+    alike = "are almost equal or activate the same neurons" if layer.from_network else "activate the same neurons"
     why = f"{approximately}one training sample, or the weighted mean of several samples that {alike}"
     if 1 <= known.outputs <= 2:  # all signals at the outputs are multiples of one vector, with either sign
         why += " (weights of samples with opposite errors are negative)"

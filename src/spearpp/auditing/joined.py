@@ -25,6 +25,7 @@ from spearpp.inversion.network import SIGMAS
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer
 from spearpp.model.following import Following
+from spearpp.model.loss import Loss
 from spearpp.search import Search, Suggested
 from spearpp.types import Bool, Float, LayerTensors, Tensor
 from spearpp.update import ClientUpdate
@@ -59,6 +60,7 @@ def join_rounds(
     *,
     search: Search | None = None,
     batch_size: int | None = None,
+    loss: Loss | None = Loss.CROSS_ENTROPY,
     seconds: float | None = None,
     generator: torch.Generator | None = None,
     progress: Callable[[Layer, Progress], None] | None = None,
@@ -71,6 +73,7 @@ def join_rounds(
         model: the network, or None.
         search: the search for sparse directions; None is the default.
         batch_size: the number of samples that the client trained on in each round, or None.
+        loss: the loss of the client; None if it is unknown.
         seconds: time budget; None for none.
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round of the search.
@@ -95,7 +98,7 @@ def join_rounds(
         )
 
     try:
-        following = _rests(layer, updates, model)
+        following = _rests(layer, updates, model, loss)
         if layer.equations and following is None:
             return _nothing(len(updates), "the rest of the network could not be computed in every round")
         alone = layer.equations or following is None
@@ -108,7 +111,7 @@ def join_rounds(
     if found.factors is None or not bool(found.certified.any() or found.fits.any()):
         return _nothing(len(updates), found.stats.stopped, found.batch_size)
     present = contributions(found, len(updates))
-    audited = _judge(layer, found, present, updates, model, batch_size)
+    audited = _judge(layer, found, present, updates, model, batch_size, loss)
     known_from = _known_from(layer, found, audited, present, updates, following if _by_network(found) else None)
     return Joined(audited, present, known_from, found.batch_size, found.stats.stopped)
 
@@ -133,7 +136,9 @@ def _next_layer(layer: Layer, updates: Sequence[ClientUpdate]) -> tuple[Tensor, 
     )
 
 
-def _rests(layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | None) -> list[Following] | None:
+def _rests(
+    layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
+) -> list[Following] | None:
     """Return the rest of the network in every round; None if it is not known, or has no known loss.
 
     The signals of different rounds can only be compared if all gradients have the scale of the same loss.
@@ -142,7 +147,7 @@ def _rests(layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | Non
     if model is None or not scaled:
         return None
     try:
-        following = [Following.of_model(as_sent(model, each), each, layer) for each in updates]
+        following = [Following.of_model(as_sent(model, each), each, layer, loss) for each in updates]
     except OptionError:
         return None
     return following if all(each.loss is not None for each in following) else None
@@ -178,6 +183,7 @@ def _judge(
     updates: Sequence[ClientUpdate],
     model: nn.Module | None,
     batch_size: int | None,
+    loss: Loss | None,
 ) -> LayerAudit:
     """Judge every input in each round to which it contributes.
 
@@ -194,7 +200,7 @@ def _judge(
         missing = found.batch_size - len(found.inputs)
         own = replace(_in_round(found, rows, index, len(updates)), batch_size=int(takes_part.sum()) + missing)
         part = LayerAudit(layer, True, layer.reason, own)
-        judged = judge_in_round(part, update, model, batch_size)
+        judged = judge_in_round(part, update, model, batch_size, loss)
         for row, claim in zip(rows.tolist(), judged.claims, strict=False):
             if bool(takes_part[row]):
                 collected[row].append(claim)

@@ -17,6 +17,7 @@ from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
 from spearpp.model import Layer, Sees, assumed_networks
+from spearpp.model.loss import Loss
 from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import pick, tensor_specs
@@ -38,7 +39,11 @@ class Judged:
 
 
 def judge_all(
-    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, batch_size: int | None
+    audits: list[LayerAudit],
+    update: ClientUpdate,
+    model: nn.Module | None,
+    batch_size: int | None,
+    loss: Loss | None = Loss.CROSS_ENTROPY,
 ) -> Judged:
     """Add a claim and a label to every recovered input.
 
@@ -50,6 +55,7 @@ def judge_all(
         update: what the client sent.
         model: the network, or None.
         batch_size: the number of samples that the client trained on, or None.
+        loss: the loss of the client; None if it is unknown. No input is replayed then.
     """
     guesses = assumed_networks(update) if model is None and update.clients == 1 else []
     network = model
@@ -61,22 +67,26 @@ def judge_all(
             continue
         signals = None
         for candidate in guesses if network is None else [network]:
-            signals = _signals(candidate, update, each.layer, each.inversion, factors)
+            signals = _signals(candidate, update, each.layer, each.inversion, factors, loss)
             if network is None and signals is not None and bool((signals.mismatch <= PROVES_NETWORK).any()):
                 network = candidate
                 break
         if network is not None and signals is not None:
             replayed[each.layer.name] = signals
             patterns = patterns_of(each.layer, each.inversion.inputs, update)
-            claims = judge(each.inversion, patterns, signals, known_of(each.layer, update, batch_size))
+            claims = judge(each.inversion, patterns, signals, known_of(each.layer, update, batch_size, loss))
             each = _exact_only(replace(each, claims=claims))
-        labels = None if network is None else _labels(network, update, each, factors, signals)
+        labels = None if network is None else _labels(network, update, each, factors, signals, loss)
         judged.append(replace(each, labels=labels))
     return Judged(judged, network, replayed)
 
 
 def judge_in_round(
-    audited: LayerAudit, update: ClientUpdate, model: nn.Module | None, batch_size: int | None
+    audited: LayerAudit,
+    update: ClientUpdate,
+    model: nn.Module | None,
+    batch_size: int | None,
+    loss: Loss | None = Loss.CROSS_ENTROPY,
 ) -> LayerAudit:
     """Add claims and labels to inputs that several rounds gave together, from what one of the rounds says about them.
 
@@ -85,13 +95,14 @@ def judge_in_round(
         update: what the client sent in this round.
         model: the network, or None.
         batch_size: the number of samples that the client trained on in this round, or None.
+        loss: the loss of the client; None if it is unknown.
     """
     found = audited.inversion
     if found is None or found.factors is None or not len(found.inputs):
         return audited
-    signals = None if model is None else _signals(model, update, audited.layer, found, found.factors)
+    signals = None if model is None else _signals(model, update, audited.layer, found, found.factors, loss)
     patterns = patterns_of(audited.layer, found.inputs, update)
-    claims = judge(found, patterns, signals, known_of(audited.layer, update, batch_size))
+    claims = judge(found, patterns, signals, known_of(audited.layer, update, batch_size, loss))
     labels = None
     if signals is not None and len(signals.labels) == len(found.inputs):
         labels = torch.where(signals.mismatch <= PROVES_NETWORK, signals.labels, -1)
@@ -120,11 +131,17 @@ def _exact_only(audited: LayerAudit) -> LayerAudit:
     return replace(audited, claims=claims)
 
 
-def known_of(layer: Layer, update: ClientUpdate, batch_size: int | None) -> Known:
-    """Return what the audit knows about a layer in addition to its recovered inputs."""
+def known_of(
+    layer: Layer, update: ClientUpdate, batch_size: int | None, loss: Loss | None = Loss.CROSS_ENTROPY
+) -> Known:
+    """Return what the audit knows about a layer in addition to its recovered inputs.
+
+    The mean squared error is scaled in several ways (a mean or a sum over the outputs, a factor of 1/2), so its size
+    does not count samples.
+    """
     return Known(
         batch_size,
-        absolute=_absolute(update),
+        absolute=_absolute(update) and loss is not Loss.MSE,
         one_step=is_one_step(update),
         one_row_each=layer.sees == "inputs",
         dropout=layer.dropout,
@@ -150,17 +167,22 @@ def _absolute(update: ClientUpdate) -> bool:
 
 
 def _signals(
-    model: nn.Module, update: ClientUpdate, layer: Layer, inversion: Inversion, factors: Factors
+    model: nn.Module,
+    update: ClientUpdate,
+    layer: Layer,
+    inversion: Inversion,
+    factors: Factors,
+    loss: Loss | None,
 ) -> Signals | None:
     """Replay each input of a layer alone, or return None if this is not possible."""
-    if update.clients > 1 or time_is_up():
+    if loss is None or update.clients > 1 or time_is_up():
         return None
     if layer.output and layer.sees != "inputs":
         model, update, layer = _output_alone(update, layer)
     elif layer.sees != "inputs":
         return None
     with suppress(OptionError, OutOfTimeError):
-        return replay_alone(model, update, layer, inversion, factors)
+        return replay_alone(model, update, layer, inversion, factors, loss=loss)
     return None
 
 
@@ -181,9 +203,17 @@ def patterns_of(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate
 
 
 def _labels(
-    model: nn.Module, update: ClientUpdate, audited: LayerAudit, factors: Factors, signals: Signals | None
+    model: nn.Module,
+    update: ClientUpdate,
+    audited: LayerAudit,
+    factors: Factors,
+    signals: Signals | None,
+    loss: Loss | None,
 ) -> Tensor | None:
-    """Return the labels of the replays if all replays match, else the labels that fit the gradient of the layer."""
+    """Return the labels of the replays if all replays match, else the labels that fit the gradient of the layer.
+
+    The gradient of the layer alone names labels only for cross-entropy.
+    """
     found = audited.inversion
     if found is not None and audited.layer.output and audited.layer.sees == "features" and signals is not None:
         proved = (signals.mismatch <= PROVES_NETWORK).cpu()
@@ -197,7 +227,8 @@ def _labels(
         and bool((signals.mismatch <= PROVES_NETWORK).all())
     ):
         return signals.labels
-    if not bool(found.certified.any() or found.fits.any()) and found.stats.found < found.batch_size:
+    nothing = not bool(found.certified.any() or found.fits.any()) and found.stats.found < found.batch_size
+    if nothing or loss is not Loss.CROSS_ENTROPY:
         return None
     try:
         labels = labels_of(model, update, audited.layer, found, factors)

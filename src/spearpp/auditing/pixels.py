@@ -1,6 +1,6 @@
 """From certified features to the inputs of the model, through the operations before the layer.
 
-The gradient of a layer behind convolutions yields features f = ψ(x). If a feature vector has more entries that depend
+The gradient of a layer after convolutions yields features f = ψ(x). If a feature vector has more entries that depend
 on x than x has values, ψ(x) = f determines x (``spearpp.inversion.pixels``). An input is claimed only if
 
 1. the features are claimed (``spearpp.auditing.claims``), and x reproduces them up to their stated error,
@@ -12,7 +12,6 @@ the equations imply. If all inputs are found, the whole update is replayed too, 
 """
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,8 +27,10 @@ from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, Evidence
 from spearpp.inversion.pixels import NEAR, Pictures, solve
 from spearpp.inversion.result import Inversion
+from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.model import Layer, Sees, unwrapped
 from spearpp.model.front import FrontEnd
+from spearpp.model.loss import Loss
 from spearpp.types import Int, Tensor, select_rows
 from spearpp.update import ClientUpdate
 
@@ -90,6 +91,7 @@ def recover_inputs(
     input_shape: tuple[int, ...] | None,
     batch_size: int | None,
     limits: Budgeted,
+    loss: Loss | None = Loss.CROSS_ENTROPY,
 ) -> Recovered:
     """Compute the inputs of the model from the features of one layer, if they determine the inputs.
 
@@ -100,6 +102,7 @@ def recover_inputs(
         input_shape: shape of one input of the model; None to guess it.
         batch_size: the number of samples that the client trained on, or None.
         limits: deadline, memory and source of randomness.
+        loss: the loss of the client; None if it is unknown.
     """
     done = any(each.layer.sees == Sees.INPUTS and len(each.inputs) == each.batch_size for each in audits)
     order = sorted(range(len(audits)), key=lambda index: -len(audits[index].inputs))
@@ -110,7 +113,7 @@ def recover_inputs(
             continue
         try:
             front = FrontEnd(unwrapped(as_sent(model, update)), each.layer.name, input_shape)
-            entry = _from_features(each, front, update, model, batch_size, limits)
+            entry = _from_features(each, front, update, model, batch_size, limits, loss)
         except OptionError as error:
             audits[index] = replace(each, reason=f"{each.reason}; the input of the model does not follow: {error}")
             continue
@@ -143,6 +146,7 @@ def _from_features(
     model: nn.Module,
     batch_size: int | None,
     limits: Budgeted,
+    loss: Loss | None,
 ) -> LayerAudit:
     """Return the entry of the inputs that follow from the features of one layer.
 
@@ -175,8 +179,8 @@ def _from_features(
         reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape {_shape(front)}",
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
-    signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures)
-    known = replace(known_of(audited.layer, update, batch_size), one_row_each=True)
+    signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, loss)
+    known = replace(known_of(audited.layer, update, batch_size, loss), one_row_each=True)
     claims = judge(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
@@ -242,14 +246,26 @@ def _rows_of(found: Inversion, evidence: Evidence, rows: Tensor, pictures: Pictu
 
 
 def _signals(
-    network: nn.Module, update: ClientUpdate, layer: Layer, features: Inversion, pictures: Pictures
+    network: nn.Module,
+    update: ClientUpdate,
+    layer: Layer,
+    features: Inversion,
+    pictures: Pictures,
+    loss: Loss | None,
 ) -> Signals | None:
-    """Replay every picture alone, or return None if this is not possible."""
-    if update.clients > 1 or features.factors is None:
+    """Replay every picture alone, or return None if this is not possible.
+
+    Raises:
+        OptionError: if the time limit of the caller has passed.
+    """
+    if loss is None or update.clients > 1 or features.factors is None:
         return None
-    with suppress(OptionError):
-        return replay_alone(network, update, layer, features, features.factors, inputs=pictures.inputs)
-    return None
+    try:
+        return replay_alone(network, update, layer, features, features.factors, inputs=pictures.inputs, loss=loss)
+    except OutOfTimeError:
+        raise OptionError("the time budget was spent") from None
+    except OptionError:
+        return None
 
 
 def _with_error(claim: Claim, error: float, equations: int) -> Claim:

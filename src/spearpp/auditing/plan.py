@@ -9,11 +9,12 @@ from spearpp.auditing.checks import inspect
 from spearpp.auditing.memory import check_layer_memory, replay_skip_reason
 from spearpp.auditing.numbers import Finding
 from spearpp.model import Layer, find_layers
+from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import elementwise
 
 RANK_ONE = 1e-3
-"""Largest relative norm of a gradient of rank one after its projection on the largest row is subtracted. A design
+"""Largest share of the norm of a gradient of rank one that may lie outside the direction of its largest row. A design
 choice: 1e-3 is above the relative rounding error of float16, 5e-4."""
 
 
@@ -36,19 +37,24 @@ class Plan:
     """Sentences about layers that are skipped, or inverted without the next layer, to save memory."""
     copies_fit: bool
     """Whether a copy of the whole network, which its equations need, fits into memory."""
+    loss: Loss | None = Loss.CROSS_ENTROPY
+    """The loss of the client; None if it is unknown."""
 
 
-def make_plan(update: ClientUpdate, model: nn.Module | None, memory: int | None) -> Plan:
+def make_plan(
+    update: ClientUpdate, model: nn.Module | None, memory: int | None, loss: Loss | None = Loss.CROSS_ENTROPY
+) -> Plan:
     """Find the layers, check the update and subtract weight decay.
 
     Args:
         update: what the client sent.
         model: the network, or None.
         memory: largest number of bytes for the work on one layer, or None for no limit.
+        loss: the loss of the client; None if it is unknown.
     """
     copies_fit, found = replay_skip_reason(update, memory) is None, find_layers(model, update)
     fits = [copies_fit or not each.equations or each.output for each in found]
-    layers = [each if fit else _too_large(each) for each, fit in zip(found, fits, strict=True)]
+    layers = [_with_loss(each, loss) if fit else _too_large(each) for each, fit in zip(found, fits, strict=True)]
     findings, decay = inspect(update, layers)
     update = _without_decay(update, decay)
     sized = [check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
@@ -57,7 +63,17 @@ def make_plan(update: ClientUpdate, model: nn.Module | None, memory: int | None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
     feasible.sort(key=lambda layer: (layer.output, layer.assumed))
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
-    return Plan(update, layers, feasible, why, findings, decay, left_out, copies_fit)
+    return Plan(update, layers, feasible, why, findings, decay, left_out, copies_fit, loss)
+
+
+def _with_loss(layer: Layer, loss: Loss | None) -> Layer:
+    """Return an output layer that the equations of the given loss invert; without a loss there are none."""
+    if not layer.output or loss is Loss.CROSS_ENTROPY:
+        return layer
+    if loss is None:
+        reason = f"{layer.reason.partition(':')[0]}, and its equations need the loss"
+        return replace(layer, qualifies=False, equations=False, output=False, reason=reason)
+    return replace(layer, reason=layer.reason.replace("cross-entropy", str(loss)))
 
 
 def _too_large(layer: Layer) -> Layer:

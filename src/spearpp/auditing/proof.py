@@ -16,6 +16,7 @@ from spearpp.auditing.signals import Signals
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT
 from spearpp.linalg.time_limit import OutOfTimeError
+from spearpp.model.loss import Loss
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
@@ -48,12 +49,14 @@ A design choice: if noise dominates, 0.5 is four standard deviations, and the ex
 """
 
 
-def replay_all(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> Replay | None:
+def replay_all(
+    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, loss: Loss | None = Loss.CROSS_ENTROPY
+) -> Replay | None:
     """Replay the whole update with the first layer that recovered all samples and labels, or return None."""
     for inputs, labels in _whole_batches(audits):
-        if model is not None:
+        if model is not None and loss is not None:
             with suppress(OptionError, OutOfTimeError):
-                return replay(model, update, inputs, labels)
+                return replay(model, update, inputs, labels, loss)
     return None
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from spearpp.errors import OptionError
 from spearpp.linalg.time_limit import check_time
 from spearpp.model import Layer
+from spearpp.model.loss import Loss
 from spearpp.types import Float, Int, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import blocks, row_blocks, tensor_specs
@@ -111,8 +112,14 @@ class Replay:
         return text
 
 
-def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]) -> Replay:
-    """Compute the gradient of the mean cross-entropy of a batch and compare the gradient with the update.
+def replay(
+    model: nn.Module,
+    update: ClientUpdate,
+    inputs: Float[Tensor, "b n"],
+    labels: Int[Tensor, "b"],
+    loss: Loss = Loss.CROSS_ENTROPY,
+) -> Replay:
+    """Compute the gradient of the mean loss of a batch and compare the gradient with the update.
 
     If the difference is large, the samples may have different weights (clipping). The weights follow from the gradients
     of the biases by least squares, with one unknown per sample. Wrong inputs are replayed in the same way, for
@@ -124,24 +131,30 @@ def replay(model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"],
     client = as_sent(model, update)
     device = next(iter(tensor_specs(update.gradients).values())).device
     inputs, labels = inputs.to(device), labels.to(device)
-    right = replace(_replay_once(client, update, inputs, labels, reweight=True), kind=update.kind)
+    right = replace(_replay_once(client, update, inputs, labels, loss, reweight=True), kind=update.kind)
     generator = torch.Generator().manual_seed(0)
     if len(inputs) < 2:
         other = inputs[:, torch.randperm(inputs.shape[1], generator=generator).to(device)]
-        return replace(right, unrelated=_replay_once(client, update, other, labels, reweight=False).difference)
+        return replace(right, unrelated=_replay_once(client, update, other, labels, loss, reweight=False).difference)
     order = torch.stack([torch.randperm(len(inputs), generator=generator) for _ in range(inputs.shape[1])], dim=1)
     wrong = ((inputs + inputs.roll(1, 0)) / 2, inputs.gather(0, order.to(device)))
-    replays = (_replay_once(client, update, each, labels, reweight=right.weighted) for each in wrong)
+    replays = (_replay_once(client, update, each, labels, loss, reweight=right.weighted) for each in wrong)
     mixed, unrelated = (each.difference for each in replays)
     return replace(right, mixed=mixed, unrelated=unrelated)
 
 
 def _replay_once(
-    client: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"], *, reweight: bool
+    client: nn.Module,
+    update: ClientUpdate,
+    inputs: Float[Tensor, "b n"],
+    labels: Int[Tensor, "b"],
+    loss: Loss,
+    *,
+    reweight: bool,
 ) -> Replay:
     """Replay one batch. If ``reweight`` is True, also try different weights for the samples."""
     named = {plain(name): each for name, each in client.named_parameters() if plain(name) in update.gradients}
-    losses = nn.functional.cross_entropy(forward(client, inputs), labels, reduction="none")
+    losses = loss.each(forward(client, inputs), labels)
     equal = _compare(update, named, losses.mean())
     if equal.difference <= REWEIGHTED_FROM or not reweight:
         return equal

@@ -21,6 +21,7 @@ from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import DataError, OptionError
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer
+from spearpp.model.loss import Loss
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
@@ -28,6 +29,10 @@ from spearpp.update.lazy import tensor_specs
 ALONE = 0.4
 """Share of the time budget for the single rounds. Design choice: single rounds that give nothing end early, and the
 joined rounds are the larger problem."""
+
+COMPARED = 2**16
+"""Number of weights of each round that are compared to choose rounds. Design choice: so many weights measure the
+distances between rounds to within a percent, and keep 1,000 rounds below 300 MB."""
 
 
 def check_rounds(updates: Sequence[ClientUpdate]) -> Sequence[ClientUpdate]:
@@ -57,7 +62,7 @@ def _shapes(update: ClientUpdate) -> dict[str, tuple[int, ...]]:
 def first_layer(plans: Sequence[Plan]) -> Layer | None:
     """Return the layer whose inputs are the same in all rounds, or None if there is none.
 
-    This is a layer that sees the inputs of the model, or a layer behind weights that do not change between the rounds.
+    This is a layer that sees the inputs of the model, or a layer after weights that do not change between the rounds.
     """
     names = [{layer.name for layer in plan.feasible} for plan in plans]
     for layer in plans[-1].feasible:
@@ -83,7 +88,8 @@ def choose_rounds(layer: Layer, updates: Sequence[ClientUpdate], memory: int | N
         most = max(1, memory // (INVERTED * layer.neurons * layer.features))
     if most >= len(updates):
         return list(range(len(updates)))
-    weights = torch.stack([each.weights[layer.weight].flatten().float() for each in updates])
+    step = max(1, layer.neurons * layer.features // COMPARED)
+    weights = torch.stack([each.weights[layer.weight].flatten()[::step].float() for each in updates])
     distances = torch.cdist(weights, weights)
     chosen = [len(updates) - 1]
     while len(chosen) < most:
@@ -103,6 +109,7 @@ def audit_rounds(
     memory: int | None = None,
     search: Search | None = None,
     batch_size: int | None = None,
+    loss: Loss | None = Loss.CROSS_ENTROPY,
     generator: torch.Generator,
     progress: Callable[[Layer, Progress], None] | None = None,
 ) -> AuditResult:
@@ -117,6 +124,7 @@ def audit_rounds(
         memory: bytes that the work on one layer may take. It limits the number of rounds that are joined.
         search: the search for layers that a ReLU follows.
         batch_size: the number of samples that the client trained on in each round, if it is known.
+        loss: the loss of the client; None if it is unknown.
         generator: source of randomness.
         progress: called after every round of a search.
     """
@@ -133,7 +141,7 @@ def audit_rounds(
     last = alone[-1]
     if last is None:
         raise ValueError("the last round was not audited")
-    plans = [make_plan(each, model, memory) for each in updates]
+    plans = [make_plan(each, model, memory, loss) for each in updates]
     layer = first_layer(plans)
     used: list[int] = []
     joined: Joined | None = None
@@ -146,6 +154,7 @@ def audit_rounds(
             model,
             search=search,
             batch_size=batch_size,
+            loss=loss,
             seconds=Budget(budget, began).share(1),
             generator=generator,
             progress=progress,
@@ -153,7 +162,7 @@ def audit_rounds(
         outcome = joined.outcome
     union = None if layer is None else unite(layer, alone, joined, used)
     audits = _layers(last, union)
-    replayed = _replay_last(union, updates, model) or last.replay
+    replayed = _replay_last(union, updates, model, loss) or last.replay
     history = _history(alone, layer, joined, used, outcome, union)
     tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
     verdict = _verdict(alone, audits, tables)
@@ -170,6 +179,7 @@ def audit_rounds(
         interrupted=interrupted,
         replay_skipped_because=None,
         tables=tables,
+        loss=loss,
     )
     return AuditResult(
         verdict=verdict,
@@ -220,18 +230,22 @@ def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
     return [union.audited if each.layer.name == union.audited.layer.name else each for each in last.layers]
 
 
-def _replay_last(union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None) -> Replay | None:
+def _replay_last(
+    union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
+) -> Replay | None:
     """Replay the last round from all inputs that contribute to it; None if inputs or labels are missing."""
     found = None if union is None else union.audited.inversion
     labels = None if union is None else union.audited.labels
-    if union is None or found is None or labels is None or model is None or len(found.inputs) < found.batch_size:
+    if union is None or found is None or labels is None or model is None or loss is None:
+        return None
+    if len(found.inputs) < found.batch_size:
         return None
     rows = torch.tensor([len(updates) - 1 in each for each in union.present], dtype=torch.bool)
     inputs, labels = found.inputs[rows.to(found.inputs.device)], labels.to(rows.device)[rows]
     if not bool((labels >= 0).all()):
         return None
     with suppress(OptionError):
-        return replay(model, updates[-1], inputs, labels.to(inputs.device))
+        return replay(model, updates[-1], inputs, labels.to(inputs.device), loss)
     return None
 
 

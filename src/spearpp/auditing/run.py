@@ -16,16 +16,18 @@ from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.errors import OptionError, RankError, SpearError
+from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.invert import invert
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
 from spearpp.model.following import Following
+from spearpp.model.loss import Loss
 from spearpp.search import Equations, Search
 from spearpp.types import LayerTensors
-from spearpp.update import ClientUpdate
 
 TRIAL_STARTS = 64
-"""Number of starts with each activation that is tried: one trial of every set of equations."""
+"""Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
+(``search.equations.rounds.TRIAL``), so that no activation takes long."""
 LEAST_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 
@@ -153,12 +155,13 @@ def _invert(
             load_derivatives()
             seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
         trained = solve and update.kind != "gradients" and model is not None and plan.copies_fit
+        trained = trained and plan.loss is Loss.CROSS_ENTROPY
         if trained and model is not None and (update.steps or 1) > 1:
             local = invert_training(layer, update, model, seconds=seconds, generator=generator, progress=tell)
             if local is not None:
                 return LayerAudit(layer, True, f"{layer.reason}; {local.stats.stopped}", local)
             seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
-        following = _following(layer, update, model) if solve else None
+        following = _following(layer, plan, model) if solve else None
         result = invert(
             *tensors,
             next_grad_weight=next_gradient,
@@ -176,7 +179,7 @@ def _invert(
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
-    if trained and model is not None and update.steps is None and not bool(result.fits.any()):
+    if trained and model is not None and update.steps in (None, 1) and not bool(result.fits.any()):
         left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
         local = invert_training(layer, update, model, seconds=left, generator=generator, progress=tell)
         result = result if local is None else local
@@ -184,17 +187,29 @@ def _invert(
         why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
         return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")
     if result.stats.interrupted or not second_search or bool(result.certified.all()):
-        return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
+        return LayerAudit(layer, True, _outcome(layer, result), result)
     left = None if deadline is None else deadline - time.monotonic()
     if model is not None:
-        more = _by_equations(layer, update, model, tensors, left, generator, tell)
+        more = _by_equations(layer, plan, model, tensors, left, generator, tell)
         if more is not None and int(more.certified.sum()) > int(result.certified.sum()):
             layer, result = replace(layer, reason=f"{layer.reason}; the equations of the network were solved"), more
     elif layer.sees == "inputs" and not bool(result.certified.any()):
-        found = _other_activation(layer, update, tensors, left, generator, tell)
+        found = _other_activation(layer, plan, tensors, left, generator, tell)
         if found is not None:
             layer, result = found
-    return LayerAudit(layer, True, f"{layer.reason}; {result.stats.stopped}", result)
+    return LayerAudit(layer, True, _outcome(layer, result), result)
+
+
+def _outcome(layer: Layer, result: Inversion) -> str:
+    """Return why the layer was inverted, how its search ended, and which equations of the network were used."""
+    outcome = f"{layer.reason}; {result.stats.stopped}"
+    evidence = result.evidence
+    if evidence is None or evidence.layers != WHOLE_NETWORK:
+        return outcome
+    forward, backward = (int(evidence.numbers[each]) for each in ("forward", "backward"))
+    parts = [f"{forward} forward"] if forward else []
+    parts += [f"{backward} backward"] if backward else []
+    return f"{outcome}; used {' and '.join(parts)} equations"
 
 
 def _full_rank(layer: Layer) -> str:
@@ -205,18 +220,18 @@ def _full_rank(layer: Layer) -> str:
     return f"its gradient has full rank: there are at least {rank:,} {layer.noun}, or noise hides their number"
 
 
-def _following(layer: Layer, update: ClientUpdate, model: nn.Module | None) -> Following:
+def _following(layer: Layer, plan: Plan, model: nn.Module | None) -> Following:
     """Return what follows a layer, with the weights that the client started from."""
-    if layer.output and (model is None or layer.assumed):
-        return Following.of_output(layer.neurons)
+    if layer.output and plan.loss is not None and (model is None or layer.assumed):
+        return Following.of_output(layer.neurons, plan.loss)
     if model is None:
         raise OptionError("the equations of the network need a model")
-    return Following.of_model(as_sent(model, update), update, layer)
+    return Following.of_model(as_sent(model, plan.update), plan.update, layer, plan.loss)
 
 
 def _by_equations(
     layer: Layer,
-    update: ClientUpdate,
+    plan: Plan,
     model: nn.Module,
     tensors: LayerTensors,
     seconds: float | None,
@@ -226,7 +241,7 @@ def _by_equations(
     """Solve the equations of the network for a layer with ReLU whose sparse directions did not certify every input.
 
     Returns:
-        The inversion, or None if there is no time left or nothing behind the layer can be computed from it alone.
+        The inversion, or None if there is no time left or nothing after the layer can be computed from it alone.
     """
     if seconds is not None and not _time_to_load(seconds):
         return None
@@ -234,14 +249,14 @@ def _by_equations(
     load_derivatives()
     seconds = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
     with suppress(OptionError):
-        following = _following(layer, update, model)
+        following = _following(layer, plan, model)
         return invert(*tensors, following=following, generator=generator, seconds=seconds, progress=progress)
     return None
 
 
 def _other_activation(
     layer: Layer,
-    update: ClientUpdate,
+    plan: Plan,
     tensors: LayerTensors,
     seconds: float | None,
     generator: torch.Generator,
@@ -259,11 +274,11 @@ def _other_activation(
     if seconds is not None and not _time_to_load(seconds):
         return None
     load_derivatives()
-    for network in assumed_networks(update)[1:]:
+    for network in assumed_networks(plan.update)[1:]:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return None
-        following = _following(layer, update, network)
+        following = _following(layer, plan, network)
         trial = invert(*tensors, following=following, search=Equations(TRIAL_STARTS), generator=generator, seconds=left)
         if bool(trial.certified.any()):
             left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())

@@ -27,10 +27,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spearpp.auditing.network import Network, observed_signals, signals_of_labels
+from spearpp.auditing.network import Network, observed_signals
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
+from spearpp.model.loss import Loss
 from spearpp.types import Float, Int, Tensor, replace_rows, select_rows
 from spearpp.update import ClientUpdate
 
@@ -98,11 +99,12 @@ def replay_alone(
     result: Inversion,
     factors: Factors,
     inputs: Float[Tensor, "found n"] | None = None,
+    loss: Loss = Loss.CROSS_ENTROPY,
 ) -> Signals | None:
     """Replay alone every input that has a direction.
 
-    The replay assumes cross-entropy. If cross-entropy explains no input, it tries binary cross-entropy of every output.
-    If the layer sees features, ``inputs`` holds the inputs of the model that belong to them.
+    If cross-entropy explains no input, the replay tries binary cross-entropy of every output. If the layer sees
+    features, ``inputs`` holds the inputs of the model that belong to them.
 
     Returns:
         One row per input, or None if no input has a direction or the layer has no bias. Without a bias the size of an
@@ -124,21 +126,21 @@ def replay_alone(
     noise = torch.linalg.vector_norm(factors.row_noise) * spread
     epsilon = max(torch.finfo(each.dtype).eps for each in (update.gradients[layer.weight], result.inputs))
     candidates = _Candidates(inputs, observed_signals(factors, result), noise.clamp_min(ROUNDING * epsilon))
-    multiclass = _fit(network, candidates, wrong, binary=False)
-    if not bool((multiclass.mismatch <= MISMATCHED).any()):
-        binary = _fit(network, candidates, wrong, binary=True)
+    best = _fit(network, candidates, wrong, loss)
+    if loss is Loss.CROSS_ENTROPY and not bool((best.mismatch <= MISMATCHED).any()):
+        binary = _fit(network, candidates, wrong, Loss.BCE)
         if bool((binary.mismatch <= MISMATCHED).any()):
-            return _moved_within_rounding(network, candidates, wrong, binary, binary=True)
-    return _moved_within_rounding(network, candidates, wrong, multiclass, binary=False)
+            best, loss = binary, Loss.BCE
+    return _moved_within_rounding(network, candidates, wrong, best, loss)
 
 
-def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], binary: bool) -> Signals:
-    """Replay inputs alone with one loss: cross-entropy, or binary cross-entropy of every output."""
+def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], loss: Loss) -> Signals:
+    """Replay inputs alone with one loss."""
     parts = []
     for rows in torch.arange(len(candidates.noise)).split(network.rows_at_once):
         some = select_rows(candidates, rows)
         outputs, jacobian = network(some.inputs)
-        labels, residual = _best_label(outputs, jacobian, some.observed, binary)
+        labels, residual = _best_label(outputs, jacobian, some.observed, loss)
         signal = torch.einsum("kc,kcm->km", residual, jacobian)
         size = torch.linalg.vector_norm(signal, dim=1).clamp_min(torch.finfo(signal.dtype).tiny)
         weight = (some.observed * signal).sum(1) / size.square()
@@ -146,9 +148,9 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
         mismatch = difference / torch.linalg.vector_norm(some.observed, dim=1).clamp_min(torch.finfo(size.dtype).tiny)
         towards = _towards(candidates.inputs, rows, wrong)
         unit = signal / size[:, None]
-        change = _along_outputs(network, outputs, jacobian, binary)
+        change = _along_outputs(network, outputs, jacobian, loss)
         if network.layer.equations:
-            change = _along_signals(network, outputs, residual, signal, binary)
+            change = _along_signals(network, outputs, residual, signal, loss)
         # At the output layer the Jacobian is the identity, and only the label and the scale of the signal are unknown.
         unknowns = 2 if network.layer.output else outputs.shape[1]
         slope, curvature = _derivatives(change, some.inputs, towards, unit)
@@ -168,17 +170,25 @@ def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"],
 
 
 def _best_label(
-    outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"], observed: Float[Tensor, "k m"], binary: bool
+    outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"], observed: Float[Tensor, "k m"], loss: Loss
 ) -> tuple[Int[Tensor, "k"], Float[Tensor, "k c"]]:
     """Return the label that explains the observed signal best, and dL/do for this label."""
-    if binary:  # dL/do = sigmoid(o) - t is negative exactly where the target t is 1
+    here = _prediction(loss)(outputs)
+    if loss is Loss.BCE:  # dL/do = sigmoid(o) - t is negative exactly where the target t is 1
         output_gradient = torch.linalg.lstsq(jacobian.mT, observed[:, :, None]).solution[:, :, 0]
-        return torch.full_like(outputs[:, 0], -1).long(), outputs.sigmoid() - (output_gradient < 0).to(outputs)
-    signals = signals_of_labels(outputs, jacobian)
+        return torch.full_like(outputs[:, 0], -1).long(), here - (output_gradient < 0).to(outputs)
+    signals = torch.einsum("kc,kcm->km", here, jacobian)[:, None] - jacobian
     size = torch.linalg.vector_norm(signals, dim=2).clamp_min(torch.finfo(signals.dtype).tiny)
     cosine = torch.einsum("kcm,km->kc", signals, observed) / size
     labels = cosine.argmax(1)
-    return labels, outputs.softmax(1) - functional.one_hot(labels, outputs.shape[1])
+    return labels, here - functional.one_hot(labels, outputs.shape[1])
+
+
+def _prediction(loss: Loss) -> Callable[[Tensor], Tensor]:
+    """Return the function whose difference to the target is dL/do, up to a factor that is the same for all samples."""
+    if loss is Loss.BCE:
+        return torch.sigmoid
+    return (lambda o: o) if loss is Loss.MSE else (lambda o: o.softmax(1))
 
 
 def _towards(
@@ -200,20 +210,20 @@ Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _along_outputs(
-    network: Network, outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"], binary: bool
+    network: Network, outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"], loss: Loss
 ) -> Change:
     """Return the derivatives of the signal of a network with ReLU.
 
     Within one activation pattern the outputs are linear in the input and J is constant, so only the softmax or sigmoid
     has a second derivative.
     """
-    probability = torch.sigmoid if binary else (lambda o: o.softmax(1))
+    prediction = _prediction(loss)
 
     def change(inputs: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         ahead, behind = (network.outputs(inputs + sign * DERIVATIVE_STEP * direction) for sign in (1, -1))
         along = (ahead - behind) / (2 * DERIVATIVE_STEP)
         step = OUTPUT_STEP / torch.linalg.vector_norm(along, dim=1, keepdim=True).clamp_min(1e-300)
-        plus, minus, here = (probability(outputs + sign * step * along) for sign in (1, -1, 0))
+        plus, minus, here = (prediction(outputs + sign * step * along) for sign in (1, -1, 0))
         first = torch.einsum("kc,kcm->km", (plus - minus) / (2 * step), jacobian)
         second = torch.einsum("kc,kcm->km", (plus + minus - 2 * here) / (2 * step.square()), jacobian)
         return first, second
@@ -226,15 +236,15 @@ def _along_signals(
     outputs: Float[Tensor, "k c"],
     residual: Float[Tensor, "k c"],
     signal: Float[Tensor, "k m"],
-    binary: bool,
+    loss: Loss,
 ) -> Change:
     """Return the derivatives of the signal of a network with other activations, whose J depends on the input."""
-    probability = torch.sigmoid if binary else (lambda o: o.softmax(1))
-    targets = probability(outputs) - residual
+    prediction = _prediction(loss)
+    targets = prediction(outputs) - residual
 
     def at(inputs: Tensor) -> Tensor:
         moved, jacobian = network(inputs)
-        return torch.einsum("kc,kcm->km", probability(moved) - targets, jacobian)
+        return torch.einsum("kc,kcm->km", prediction(moved) - targets, jacobian)
 
     def change(inputs: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
         plus, minus = (at(inputs + sign * DERIVATIVE_STEP * direction) for sign in (1, -1))
@@ -273,7 +283,7 @@ def _derivatives(
 
 
 def _moved_within_rounding(
-    network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], best: Signals, binary: bool
+    network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], best: Signals, loss: Loss
 ) -> Signals:
     """Replay inputs with a mismatch again at random points within rounding of them, and keep the best replay.
 
@@ -288,7 +298,7 @@ def _moved_within_rounding(
         shift = torch.randn(some.inputs.shape, generator=generator, dtype=some.inputs.dtype).to(some.inputs)
         size = torch.linalg.vector_norm(some.inputs, dim=1, keepdim=True) / some.inputs.shape[1] ** 0.5
         shifted = replace(some, inputs=some.inputs + torch.finfo(torch.float32).eps * 8 * size * shift)
-        found = _fit(network, shifted, wrong, binary)
+        found = _fit(network, shifted, wrong, loss)
         better = found.mismatch < best.mismatch[rows]
         best = replace_rows(best, rows[better], select_rows(found, better))
     return best

@@ -9,6 +9,7 @@ from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit, Verdict, best_of
 from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.model import Sees
+from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 
 LARGE_DIFFERENCE = 1e-2
@@ -39,6 +40,8 @@ class Context:
     """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
     tables: tuple[Vocabulary, ...] = ()
     """What each embedding table reveals."""
+    loss: Loss | None = Loss.CROSS_ENTROPY
+    """The loss of the client; None if it is unknown."""
 
 
 def summary(context: Context, seconds: float) -> str:
@@ -48,7 +51,7 @@ def summary(context: Context, seconds: float) -> str:
         more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
         where = f"from layer {best.layer.name}"
         if best.layer.sees == Sees.PIXELS:
-            where = f"through the layers in front: {best.layer.name}, {best.layer.reason}"
+            where = f"from features of an inner layer: {best.layer.name}, {best.layer.reason}"
         return f"LEAKS: {_recovered(best)} {where}{more}{_looked_up(context, '; ')}"
     if context.verdict is Verdict.LEAKS:
         return f"LEAKS: the vocabulary of this client, but no inputs: {_looked_up(context)}"
@@ -59,7 +62,7 @@ def summary(context: Context, seconds: float) -> str:
         tried = sum(each.feasible and each.inversion is not None for each in context.audits)
         where = f"{tried} layers" if tried > 1 else "one layer"
         return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
-    qualified = [each.reason for each in context.audits if each.layer.qualifies]
+    qualified = [each.reason for each in context.audits if each.layer.qualifies and not each.layer.output]
     why = qualified or [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
 
@@ -132,10 +135,16 @@ def _about_claims(context: Context) -> list[str]:
     if best is None and context.verdict is Verdict.LEAKS:
         return ["Treat the vocabulary of the client as personal data when you store or share it."]
     if best is None:
-        return [
+        sentences = [
             "Finding nothing does not prove that the update is safe. Another attack, a larger time budget or another "
             "training round may recover inputs."
         ]
+        if context.loss is not None and any(each.layer.equations and each.feasible for each in context.audits):
+            sentences.append(
+                f"The equations of the network were those of the loss {context.loss}. If the client trained with "
+                "another loss, pass this loss (loss=, --loss)."
+            )
+        return sentences
     sentences = ["Treat the recovered inputs as personal data when you store or share them."]
     kinds = {each.kind for each in best.claims}
     if Kind.ONE_OR_MEAN in kinds or Kind.APPROXIMATE in kinds:
@@ -216,9 +225,16 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
 
 
 def _about_replay(context: Context) -> list[str]:
-    """Return caveats about the model and the replay of the update."""
+    """Return caveats about the model, the loss and the replay of the update."""
     whole_replay, sentences = context.whole_replay, []
-    if not context.model_given and context.replayable:
+    if context.loss not in (None, Loss.CROSS_ENTROPY):
+        sentences.append(f"The audit used the given loss, {context.loss}, with one-hot targets.")
+    if context.loss is None:
+        sentences.append(
+            "The loss is unknown, so the audit used only equations that hold for every loss, and could neither find "
+            "labels nor replay the update."
+        )
+    elif not context.model_given and context.replayable:
         sentences.append(
             "No model was given. The audit assumed a chain of Linear layers with one activation function between them. "
             "The recovered inputs prove the assumption: replayed through this network, they match their part of the "

@@ -26,6 +26,7 @@ from spearpp.config import FAIL_ON
 from spearpp.dp import KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
+from spearpp.model.loss import LOSS_NAMES
 from spearpp.report.decision import decide
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
@@ -67,6 +68,7 @@ def audit(
     batch_size: Annotated[
         int | None, typer.Option(help="Number of samples the client trained on, if known.", show_default=False)
     ] = None,
+    loss: options.ClientLoss = "cross-entropy",
     vocabulary: options.Vocabulary = None,
     noise_multiplier: options.NoiseMultiplier = None,
     clip: options.Clip = None,
@@ -95,12 +97,14 @@ def audit(
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
     files = [each for each in (update, after, rounds) if each is not None]
     if (update is None) == (rounds is None):
-        raise OptionError("pass either an update or --rounds with a folder of updates")
+        advice = "spearpp audit BEFORE AFTER, or spearpp audit --rounds FOLDER"
+        raise OptionError("pass either an update or --rounds with a folder of updates", hint=advice)
     history = [] if rounds is None else read_rounds(rounds, kind, lr, steps)
     received = history[-1] if update is None else read_update(update, after, kind, lr, steps)
     folder = out or Path(f"audit-{files[-1].resolve().stem}")
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
+    options.one_of("--loss", loss, LOSS_NAMES)
     redaction = options.one_of("--redact", redact, REDACTIONS)
     received, network = with_model(model, received)
     history = [with_model(model, each)[0] for each in history]
@@ -122,6 +126,7 @@ def audit(
         memory_limit,
         words,
         display["shape"],
+        loss,
     )
     presentation, batch, notes = displayable(result, batch, display)
     dp = None if stated is None else compare(stated, received, result, batch_size)
@@ -187,7 +192,7 @@ def check_display(
 
     If no layer receives the model's inputs, their size is unknown and nothing is checked.
 
-    If no layer takes the input of the model, as behind convolutions, the size of the input is not known.
+    If no layer takes the input of the model, as after convolutions, the size of the input is not known.
 
     Raises:
         OptionError: If the truth, the image shape or the column names match no layer that receives inputs.
@@ -249,6 +254,7 @@ def run(
     memory: int | None = MEMORY,
     vocabulary: Words | None = None,
     input_shape: tuple[int, ...] | None = None,
+    loss: str = "cross-entropy",
 ) -> AuditResult:
     """Audit an update, or several rounds, and show live progress on a terminal."""
     place = options.device_of(device)
@@ -260,6 +266,7 @@ def run(
             budget=budget,
             memory=memory,
             batch_size=batch_size,
+            loss=loss,
             vocabulary=vocabulary,
             input_shape=input_shape,
             generator=torch.Generator().manual_seed(seed),

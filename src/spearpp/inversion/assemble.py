@@ -10,7 +10,7 @@ from spearpp.inversion.evidence import (
     Evidence,
     agreement,
     certify,
-    certify_network,
+    certify_together,
     certify_two_layers,
     coins,
 )
@@ -98,11 +98,12 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
 def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
     """The inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
     rows = problem.factors.right / problem.factors.singular_values[:, None]
-    inputs = (found.coordinates @ rows)[:, : rows.shape[1] - problem.seen.has_bias]
+    columns = rows.shape[1] - problem.seen.has_bias
     if not len(found):
-        none = torch.zeros(0, dtype=torch.bool, device=inputs.device)
-        return Recovered(inputs, none, found.directions, None, 0.0)
-    evidence = certify_network(problem, network, found)
+        none = torch.zeros(0, dtype=torch.bool, device=rows.device)
+        return Recovered((found.coordinates @ rows)[:, :columns], none, found.directions, None, 0.0)
+    found, evidence = certify_together(problem, network, found)
+    inputs = (found.coordinates @ rows)[:, :columns]
     return _certified_first(inputs, found.directions, evidence, len(found) / problem.batch_size)
 
 

@@ -53,8 +53,8 @@ class Following:
         Args:
             activation: the activation, by name ("gelu", "tanh", …) or as a module.
             layers: grad_weight, grad_bias, weight and bias of every later layer, in order.
-            loss: "cross-entropy", "mse" or "bce" if the last layer is the output of the network; None if it is not, or
-                if the loss is unknown.
+            loss: "cross-entropy", "mse" or "bce" if the last layer is the output of the network; None or "unknown" if
+                it is not, or if the loss is unknown.
 
         >>> import torch, spearpp
         >>> from spearpp import simulate
@@ -85,10 +85,11 @@ class Following:
             before = weight.shape[0]
         rest = Rest(nn.Sequential(*modules), "0")
         named = dict(zip(rest.layers, layers, strict=True))
-        return cls(rest, named, None if loss is None else _loss(loss), before if loss is not None else 0)
+        known = None if loss is None else Loss.named(loss)
+        return cls(rest, named, known, 0 if known is None else before)
 
     @classmethod
-    def of_output(cls, neurons: int, loss: str = "cross-entropy") -> "Following":
+    def of_output(cls, neurons: int, loss: Loss | str = Loss.CROSS_ENTROPY) -> "Following":
         """Describe an output layer: nothing but the loss follows it.
 
         Args:
@@ -102,16 +103,19 @@ class Following:
         >>> int(spearpp.invert(*head, following=Following.of_output(40)).certified.sum())
         8
         """
-        return cls(Rest(nn.Sequential(nn.Linear(1, neurons)), "0"), {}, _loss(loss), neurons)
+        return cls(Rest(nn.Sequential(nn.Linear(1, neurons)), "0"), {}, Loss.named(loss), neurons)
 
     @classmethod
-    def of_model(cls, model: nn.Module, update: ClientUpdate, layer: Layer) -> "Following":
-        """Describe what follows a layer of a model. The loss is taken to be cross-entropy.
+    def of_model(
+        cls, model: nn.Module, update: ClientUpdate, layer: Layer, loss: Loss | None = Loss.CROSS_ENTROPY
+    ) -> "Following":
+        """Describe what follows a layer of a model.
 
         Args:
             model: the network with the weights that the client started from.
             update: what the client sent.
             layer: the layer.
+            loss: the loss of the client; None if it is unknown. A network with one output needs no loss.
 
         Raises:
             OptionError: if the model cannot be traced, or nothing that follows the layer can be computed from it alone.
@@ -128,8 +132,9 @@ class Following:
             if weight in update.gradients and (bias in update.gradients or bias not in update.weights):
                 tensors[name] = update.layer(weight, bias if bias in update.weights else None)
         outputs = 0 if parent is not None else rest.outputs
-        classifier = outputs >= 2
-        return cls(rest, tensors, Loss.CROSS_ENTROPY if classifier else None, outputs if classifier else 0)
+        if outputs == 1:
+            loss = Loss.ONE_OUTPUT
+        return cls(rest, tensors, loss if outputs else None, outputs if loss is not None else 0)
 
 
 def _transformer_layer(model: nn.Module, name: str) -> nn.Module | None:
@@ -161,10 +166,3 @@ class _FeedForward(nn.Module):
     def forward(self, x: Any) -> Any:
         """Return the output of linear2, which is not an output of the model."""
         return self.linear2(self.activation(self.linear1(x)))
-
-
-def _loss(name: str) -> Loss:
-    try:
-        return Loss(name)
-    except ValueError:
-        raise OptionError(f"loss={name!r}: expected {', '.join(Loss)}, or None if it is unknown") from None

@@ -56,6 +56,15 @@ class Evidence:
         """The same evidence for some of the inputs, or in another order."""
         return self._with(lambda column: column[which])
 
+    def replaced(self, which: Tensor, other: "Evidence") -> "Evidence":
+        """The same evidence with that of other inputs in some rows."""
+        columns = other.columns
+        details = {name: each.index_copy(0, which, columns[name]) for name, each in self.details.items()}
+        named = ("holds", "determined", "error", "share")
+        return replace(
+            self, details=details, **{name: getattr(self, name).index_copy(0, which, columns[name]) for name in named}
+        )
+
     def to(self, device: torch.device) -> "Evidence":
         """The same evidence on another device."""
         return self._with(lambda column: column.to(device))

@@ -9,19 +9,21 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
   signals of a linear network, for example, have only as many dimensions as the network has outputs;
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them;
-- **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of the layer's row space adds
-  σ √n ‖Σ⁻¹p‖. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio of a share to its
-  level if this exceeds 1.
+- **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of each row of the layer's gradient
+  adds to every entry of x̂ = V p. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio
+  of a share to its level if this exceeds 1. It also covers residuals that noise does not explain, in any direction.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from spearpp.inversion.evidence.evidence import WHOLE_NETWORK, Evidence
+from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
@@ -37,48 +39,90 @@ found, and the points of one span can show at most as many equations as there ar
 VIOLATED = 10.0
 """How many times its noise level the violation of an equation must be to count. Design choice: well above noise."""
 
+LARGEST = 400
+"""Largest batch whose samples help each other. Design choice: this needs b matrices of b times b numbers, 0.5 GB."""
 
-def certify_network(problem: Problem, network: Network, found: Solutions) -> Evidence:
-    """Collect the evidence for inputs that solve the equations of the network.
+
+@dataclass(frozen=True, eq=False)
+class Orthogonal:
+    """Equations rows · p = 0 for each point, divided by their noise (``spearpp.inversion.evidence.joint``)."""
+
+    rows: Float[Tensor, "k j b"]
+
+    def residuals(self, points: Float[Tensor, "k b"]) -> Float[Tensor, "k j"]:
+        """Return how far the points are from satisfying the equations, in units of the noise."""
+        return (self.rows @ points[:, :, None])[:, :, 0]
+
+
+def judge_points(
+    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None = None
+) -> tuple[Evidence, Float[Tensor, "k u u"] | None]:
+    """Collect the evidence for inputs that solve the equations of the network, and those of other samples if given.
 
     Details of each input: ``outside``, the largest share of a vector outside its space; ``excess``, the largest ratio
     of a share to its noise level; ``chance``, the bound on the probability of a wrong point.
+
+    Returns:
+        The evidence, and the matrix JᵀJ of each input, whose inverse is the covariance of its coordinates; None instead
+        of the matrices for batches above ``LARGEST``.
     """
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
     shares, levels = network.levels(z, found.labels)
     excess = (shares / levels).amax(0)
-    spread = _spread(problem, network, found, levels)
+    if others is not None:
+        excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
+    spread, information = _spread(problem, network, found, others)
     factors = problem.factors
     columns = factors.right.shape[1]
-    noise = float(torch.linalg.vector_norm(factors.row_noise)) / len(factors.row_noise) ** 0.5
-    rows = noise * columns**0.5 * torch.linalg.vector_norm(found.coordinates / factors.singular_values, dim=1)
+    rows = columns**0.5 * row_deviation(factors, found.coordinates)
     inputs = found.coordinates @ (factors.right / factors.singular_values[:, None])
     size = torch.linalg.vector_norm(inputs, dim=1)
     length = torch.linalg.vector_norm(inputs[:, : columns - problem.seen.has_bias], dim=1)
-    error = SIGMAS * torch.hypot(spread, rows) * excess.clamp_min(1) / length
+    sigmas = SIGMAS * excess.clamp_min(1)
+    error = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * rows) / length
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
     product = (found.directions * found.coordinates / factors.singular_values).sum(1)
     signals = (found.directions / product[:, None]) @ factors.left.T
     whole = torch.linalg.norm(factors.row_norms)
-    return Evidence(
+    evidence = Evidence(
         holds=(excess <= SIGMAS) & (chance <= math.log10(RARE)) & torch.isfinite(error) & (product != 0),
         determined=torch.isfinite(spread) & ~_mirrored(problem, network, z),
         error=error,
         share=torch.linalg.vector_norm(signals, dim=1) * size / whole,
         layers=WHOLE_NETWORK,
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
-        numbers={"equations": float(effective)},
+        numbers={"equations": float(effective), **_counts(network)},
     )
+    return evidence, information
+
+
+def _counts(network: Network) -> dict[str, float]:
+    """Return how many equations of each kind a point must satisfy."""
+    return {
+        name: float(sum(span.equations for span in network.equations if span.signals is signals))
+        for name, signals in (("forward", False), ("backward", True))
+    }
+
+
+def _unexplained(network: Network, ratios: Float[Tensor, "s k"]) -> Float[Tensor, "k"]:
+    """Return the norm of the residuals that noise does not explain, in units of the noise of one equation.
+
+    Samples below the noise cause such residuals. They need not have random directions, so all of this norm may point in
+    the direction in which the equations determine the point least. The squared norm of the noise of e equations varies
+    by √(2/e) of its mean.
+    """
+    sizes = torch.tensor([span.equations for span in network.equations], device=ratios.device)[:, None]
+    return (sizes * (ratios.square() - 1 - SIGMAS * (2 / sizes).sqrt()).clamp_min(0)).sum(0).sqrt()
 
 
 def effective_equations(problem: Problem, network: Network, found: Solutions) -> int:
     """Return the number of equations that random points violate by more than noise.
 
     The parts of their vectors outside the spans have this rank. Random points are as far from the mean of the found
-    points as these are.
+    points as these are. With several rounds, a later layer counts once, with its best round: the rounds may be alike.
     """
     preactivations, one = coordinates_of(problem)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
@@ -89,15 +133,17 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
     z = points @ preactivations.T
     levels = network.levels(z, labels, tolerated=math.inf)[1].median(1).values
-    total = 0
+    ranks: dict[tuple[int, bool], int] = {}
+    later = max(1, len(network.rests[0].layers))
     for span, vectors, level in zip(
         network.equations, network.vectors(z, labels, network.equations), levels, strict=True
     ):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # The level is the norm of the noise of all equations of the span, for one point.
         threshold = VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
-        total += rank_above(torch.nan_to_num(units @ span.complement), threshold)
-    return total
+        key = (0 if span.layer == 0 else 1 + (span.layer - 1) % later, span.signals)
+        ranks[key] = max(ranks.get(key, 0), rank_above(torch.nan_to_num(units @ span.complement), threshold))
+    return sum(ranks.values())
 
 
 def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bool[Tensor, "k"]:
@@ -111,8 +157,30 @@ def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bo
     return found
 
 
-def _spread(problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"]) -> Float[Tensor, "k"]:
-    """Return the standard deviation of each point; inf if the equations do not determine it.
+def _spread(
+    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None
+) -> tuple[Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
+    """Return the standard deviation of each point, inf if it is not determined, and the matrices JᵀJ if they are kept.
+
+    Chunks of points bound the memory.
+    """
+    equations, weights, (origin, basis) = weighted_equations(problem, network, found)
+    t = (found.coordinates - origin) @ basis
+    spreads, kept = [], []
+    for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2)):
+        products = equations.normal_equations(t[rows], found.labels[rows], weights[rows])[1]
+        if others is not None:
+            linear = others.rows[rows] @ basis
+            products = products + linear.mT @ linear
+        spreads.append(trace_of_inverse(products).sqrt())
+        kept += [products] if problem.batch_size <= LARGEST else []
+    return torch.cat(spreads), torch.cat(kept) if kept else None
+
+
+def weighted_equations(
+    problem: Problem, network: Network, found: Solutions
+) -> tuple[Residuals, Float[Tensor, "k s"], tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]]:
+    """Return all equations, the weights that divide those of each point by their noise, and origin and basis of points.
 
     The level of a span is the norm of the noise of all its equations, so one equation has the level over the square
     root of their number.
@@ -121,9 +189,11 @@ def _spread(problem: Problem, network: Network, found: Solutions, levels: Float[
     equations = Residuals(network, network.equations, preactivations, torch.float64)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
     equations.place(origin, basis)
-    t = (found.coordinates - origin) @ basis
-    sizes = torch.tensor([span.equations for span in network.equations], device=t.device)
-    weights = (sizes[:, None].sqrt() / levels).T
-    chunks = torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2))
-    products = (equations.normal_equations(t[rows], found.labels[rows], weights[rows])[1] for rows in chunks)
-    return torch.cat([trace_of_inverse(each) for each in products]).sqrt()
+    levels = network.levels(found.coordinates @ preactivations.T, found.labels)[1]
+    sizes = torch.tensor([span.equations for span in network.equations], device=levels.device)
+    return equations, (sizes[:, None].sqrt() / levels).T, (origin, basis)
+
+
+def row_deviation(factors: Factors, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+    """Return the standard deviation of an entry of x̂ = V p that noise in the rows of the gradient causes."""
+    return torch.linalg.vector_norm((points / factors.singular_values) @ factors.left.T * factors.row_noise, dim=1)

@@ -1,0 +1,111 @@
+"""What certified samples say about the other samples: every p is orthogonal to the directions of all other samples.
+
+The equations of the network judge each sample alone. Two kinds of samples need more. A sample that activates few ReLU
+neurons leaves some directions of p without an equation: inactive neurons do not change with p. And the equations of a
+faint sample, which the network classifies with confidence, are noisy. The samples that are certified help: with
+q_j = Lᵀd_j for the signal d_j of a certified sample j, every other sample satisfies (Σ⁻¹q_j)·p = 0.
+
+The noise of this equation has three parts, all of them multiplied by ‖Σ⁻¹p‖. Noise of standard deviation σ in the
+gradient adds σ ‖Σ⁻¹q_j‖. The client rounds d_j, which adds the relative rounding over √m. And d_j is computed from the
+recovered sample j, whose error has the covariance (JᵀJ)⁻¹.
+"""
+
+import torch
+
+from spearpp.inversion.evidence.evidence import Evidence
+from spearpp.inversion.evidence.network import Orthogonal, judge_points, row_deviation, weighted_equations
+from spearpp.inversion.network import SIGMAS, Network
+from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Solutions, affine, coordinates_of
+from spearpp.inversion.spans import Span
+from spearpp.inversion.tangents import linearised
+from spearpp.linalg import sphere
+from spearpp.linalg.least_squares import levenberg_marquardt
+from spearpp.types import Float, Tensor, replace_rows, select_rows
+
+PASSES = 4
+"""Largest number of times that newly certified samples are used for the others. Design choice: one or two help."""
+STEPS = 12
+"""Largest number of steps with the equations of the network and of the other samples. Two are usual."""
+
+
+def certify_together(problem: Problem, network: Network, found: Solutions) -> tuple[Solutions, Evidence]:
+    """Collect the evidence for samples, first for each one alone, then with the help of certified samples.
+
+    Returns:
+        The samples and their evidence. Samples that others help to determine have moved within their stated error.
+    """
+    evidence, information = judge_points(problem, network, found)
+    own = next((span for span in network.equations if span.signals and span.layer == 0), None)
+    for _ in range(PASSES):
+        known = evidence.exact
+        rows = torch.nonzero((evidence.details["excess"] <= SIGMAS) & ~known)[:, 0]
+        if own is None or information is None or not bool(known.any()) or not len(rows):
+            break
+        helpers = select_rows(found, known)
+        others = _orthogonal(problem, network, own, helpers, information[known], found.coordinates[rows])
+        moved = _solve(problem, network, select_rows(found, rows), others)
+        new, more = judge_points(problem, network, moved, others)
+        better = new.holds & (new.error < evidence.error[rows])
+        found = replace_rows(found, rows[better], select_rows(moved, better))
+        evidence = evidence.replaced(rows[better], new.rows(better))
+        if more is None or not bool(new.exact.any()):
+            break
+        information[rows[better]] = more[better]
+    return found, evidence
+
+
+def _orthogonal(
+    problem: Problem,
+    network: Network,
+    own: Span,
+    known: Solutions,
+    information: Float[Tensor, "j u u"],
+    points: Float[Tensor, "k b"],
+) -> Orthogonal:
+    """Return the equations that known samples give for points. ``information`` is the inverse of their covariance."""
+    factors = problem.factors
+    preactivations, one = coordinates_of(problem)
+    basis = affine(torch.eye(problem.batch_size, dtype=points.dtype, device=points.device), one)[1]
+    z = known.coordinates @ preactivations.T
+    at = linearised(network, z, known.labels, [own])
+    size = torch.linalg.vector_norm(at.vectors[0], dim=1)[:, None, None]
+    signals = (at.vectors[0] / size[:, 0]) @ factors.left
+    rounding = network.rounding_of_signals(z, known.labels, own) / len(factors.left) ** 0.5
+    rows = signals / factors.singular_values
+    through = points / factors.singular_values
+    moved = []
+    for index, direction in enumerate(signals):
+        alone = linearised(network, z[index : index + 1], known.labels[index : index + 1], [own])
+        change = alone.push((preactivations @ basis).T[None])[0][0] @ factors.left / size[index, 0]
+        change = change - torch.outer(change @ direction, direction)  # the length of a signal does not matter
+        half = torch.linalg.solve_triangular(torch.linalg.cholesky(information[index]), change, upper=False)
+        moved.append(torch.linalg.vector_norm(half @ through.T, dim=0))
+    gradient = row_deviation(factors, points)[:, None] * torch.linalg.vector_norm(rows, dim=1)
+    rounded = torch.linalg.vector_norm(through, dim=1)[:, None] * rounding
+    noise = torch.hypot(torch.hypot(gradient, rounded), torch.stack(moved, dim=1))
+    return Orthogonal(rows / noise[:, :, None])
+
+
+def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogonal) -> Solutions:
+    """Minimise the residuals of the network and of the other samples together, from the given points."""
+    equations, weights, (origin, basis) = weighted_equations(problem, network, start)
+    linear = others.rows @ basis
+    constant = others.residuals(origin.expand_as(start.coordinates))
+
+    def squared(t: Tensor, which: Tensor) -> Tensor:
+        rest = constant[which] + (linear[which] @ t[:, :, None])[:, :, 0]
+        return equations.squared(t, start.labels[which], weights[which]) + rest.square().sum(1)
+
+    def normal(t: Tensor, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        error, product, slope = equations.normal_equations(t, start.labels[which], weights[which])
+        rest = constant[which] + (linear[which] @ t[:, :, None])[:, :, 0]
+        product = product + linear[which].mT @ linear[which]
+        return error + rest.square().sum(1), product, slope + (linear[which].mT @ rest[:, :, None])[:, :, 0]
+
+    t = (start.coordinates - origin) @ basis
+    t, _, _ = levenberg_marquardt(squared, normal, t, steps=STEPS, damping=1e-9, patience=0)
+    points = origin + t @ basis.T
+    preactivations, _ = coordinates_of(problem)
+    signals = network.replay(points @ preactivations.T, start.labels)[1][0]
+    return Solutions(points, start.labels, sphere.retract(signals @ problem.factors.left))
