@@ -2,7 +2,7 @@
 #
 #     python -m pip wheel --constraint constraints.txt --wheel-dir dist/wheels .
 #     docker build --network none --tag spearpp .
-#     docker run --rm --network none --volume "$PWD:/work" spearpp audit before.pt after.pt --model mlp
+#     docker run --rm --network none --volume "$PWD:/data" spearpp audit before.pt after.pt --model mlp
 #
 # The wheels must fit the Python version and the processor of the base image.
 ARG BASE=python:3.12-slim
@@ -11,6 +11,6 @@ COPY dist/wheels /wheels
 RUN python -m pip install --no-cache-dir --no-index --find-links /wheels spearpp \
     && useradd --create-home auditor
 USER auditor
-WORKDIR /work
+WORKDIR /data
 ENTRYPOINT ["spearpp"]
 CMD ["--help"]

@@ -7,6 +7,7 @@ BENCHMARKS = {
     "audit": "verdicts of audits on ordinary clients, and false alarms (must be none)",
     "gated": "recovery rates of the gated search in the settings of the paper's tables",
     "equations": "recovery rates of the network equations, by activation, width and batch size; also trained networks",
+    "equations_clients": "the network equations after local training (FedAvg) and with noise",
     "pixels": "pictures that are recovered through convolutions and max-pooling, by network and batch size",
     "dp_bound": "two attacks on DP-SGD beside the bound that the stated noise implies (honest rows must stay below it)",
     "frontier": "largest batch that is recovered from one layer and from two layers",
@@ -21,4 +22,4 @@ BENCHMARKS = {
 
 if __name__ == "__main__":
     for name, description in BENCHMARKS.items():
-        print(f"make bench NAME={name:<14}{description}")
+        print(f"make bench NAME={name:<18}{description}")

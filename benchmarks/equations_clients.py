@@ -19,13 +19,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.func import functional_call, grad, jvp, vjp
+from torch.func import functional_call, grad
 
 import spearpp
 from benchmarks import command
 from benchmarks.equations import Setting, network
 from benchmarks.recovery import FIRST_SEED
 from spearpp import simulate
+from spearpp.auditing.refine import least_squares
 from spearpp.simulate import Batch
 from spearpp.types import Float, Tensor
 from spearpp.update import ClientUpdate
@@ -34,8 +35,6 @@ SIZE = 20
 """Number of samples of each update."""
 GOAL = 60.0
 """Signal-to-noise ratio, in dB, over which every sample of a FedAvg update must be."""
-CORRECTIONS, ITERATIONS = 4, 150
-"""Gauss-Newton steps of the reference, and iterations of conjugate gradients in each. More change no digit shown."""
 CLIENTS: dict[str, tuple[simulate.Client, int]] = {
     "fedavg": (simulate.FedAvg(epochs=3, mini_batch=5, rate=0.01), 50),
     "noise1e-6": (simulate.DPSGD(clip=1e9, noise=1e-6), 10),
@@ -80,7 +79,7 @@ def ratios(found: Float[Tensor, "k n"], truth: Float[Tensor, "b n"]) -> tuple[Te
 
 
 def best_fit(model: nn.Module, batch: Batch, update: ClientUpdate) -> Float[Tensor, "b n"]:
-    """Fit all inputs to the gradients by Gauss-Newton steps from the truth, with conjugate gradients."""
+    """Fit all inputs to the gradients by Gauss-Newton steps from the truth."""
     model = model.double()
     weights = {name: each.detach() for name, each in model.named_parameters()}
     observed = {name: update.gradients[name].double() for name in weights}
@@ -91,23 +90,7 @@ def best_fit(model: nn.Module, batch: Batch, update: ClientUpdate) -> Float[Tens
 
         return grad(loss)(weights)
 
-    inputs = batch.inputs.double()
-    for _ in range(CORRECTIONS):
-        computed, pull = vjp(gradients, inputs)
-        slope = pull({name: observed[name] - computed[name] for name in weights})[0]
-        step, rest = torch.zeros_like(inputs), slope
-        direction, size = rest, rest.square().sum()
-        first = size
-        for _ in range(ITERATIONS):
-            image = pull(jvp(gradients, (inputs,), (direction,))[1])[0]
-            length = size / (direction * image).sum()
-            step, rest = step + length * direction, rest - length * image
-            before, size = size, rest.square().sum()
-            if size < 1e-16 * first:
-                break
-            direction = rest + size / before * direction
-        inputs = inputs + step
-    return inputs
+    return least_squares(gradients, observed, batch.inputs.double())
 
 
 def measure(name: str, batches: int | None, data: str | None) -> Row:

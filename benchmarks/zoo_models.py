@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from spearpp.simulate.backbones import Frozen
 from spearpp.types import Tensor
 
 ADULT_CATEGORIES = (9, 16, 7, 15, 6, 5, 2, 42)
@@ -141,7 +142,11 @@ class ResidualBlock(nn.Module):
 
 
 def resnet18(classes: int, *, frozen: bool) -> nn.Module:
-    """ResNet-18 with a 3x3 stem for small pictures. A frozen backbone stays in evaluation mode."""
+    """ResNet-18 with a 3x3 stem for small pictures.
+
+    A frozen backbone stays in evaluation mode. One pass over random pictures sets its running statistics, which a
+    trained backbone has.
+    """
     widths = (64, 64, 128, 256, 512)
     blocks = [
         ResidualBlock(widths[stage] if first else widths[stage + 1], widths[stage + 1], 2 if first and stage else 1)
@@ -150,24 +155,13 @@ def resnet18(classes: int, *, frozen: bool) -> nn.Module:
     ]
     stem = (nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
     backbone = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    if frozen:
+        for module in backbone.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None  # the running statistics are those of the pass
+        with torch.no_grad():
+            backbone(torch.randn(64, 3, 32, 32))
     return nn.Sequential(Frozen(backbone) if frozen else backbone, nn.Linear(512, classes))
-
-
-class Frozen(nn.Module):
-    """A backbone without gradients that stays in evaluation mode."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone.requires_grad_(False).eval()
-
-    def train(self, mode: bool = True) -> "Frozen":
-        """Keep the evaluation mode."""
-        return super().train(False) if mode else super().train(mode)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features."""
-        features: Tensor = self.backbone(x)
-        return features
 
 
 class TabTransformer(nn.Module):
@@ -336,7 +330,7 @@ ZOO = {
         "LSTM 128 classifier, 4 classes", "text classification", lambda: Recurrent(5000, 64, 128, 1, 4), (40,), "tokens"
     ),
     "bert": Network("BERT-tiny with Dropout", "Flower quickstart-huggingface", Bert, (32,), "tokens"),
-    "tabtransformer": Network("TabTransformer", "tabular data (Adult)", TabTransformer, (14,), "categories"),
+    "tabtransformer": Network("TabTransformer", "Adult census data", TabTransformer, (14,), "categories"),
     "mil": Network("attention over a bag (DeepMIL)", "FLamby Camelyon16", DeepMIL, (16, 2048), "bags"),
 }
 """The networks by short name."""

@@ -11,6 +11,8 @@ import torch
 
 import spearpp
 from spearpp import report, simulate
+from spearpp.report import timeline
+from spearpp.report.pdf import print_pdf
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -159,3 +161,26 @@ def test_a_screen_reader_finds_its_way(watched: Watched) -> None:
     assert 'img "Recovered sample 1' in tree
     assert 'combobox "Sort by"' in tree
     assert 'img "Singular values of the layer' in tree
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_timeline_with_hostile_names_fits_and_runs_nothing(browser: "Browser", tmp_path: Path, width: int) -> None:
+    hostile = "<script>document.title = 1</script>" + "A" * 5000
+    leaks = [
+        timeline.Entry("2026-11-18T10:00:00", f"round {n}", "LEAKS", "leaks", n, 9, report=f"r{n}") for n in range(9)
+    ]
+    file = timeline.add(tmp_path, [*leaks, timeline.Entry("2026-11-18T10:00:00", hostile, None, hostile)])
+    made = Watched(browser, file, viewport={"width": width, "height": 800})
+    assert made.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert made.page.title() == "9 of 9 updates leak: spearpp timeline"
+    assert made.page.locator("svg circle.leak").count() == 8 + 1, "eight updates with recovered inputs, and the legend"
+    assert made.problems == []
+    made.context.close()
+
+
+def test_the_report_is_printed_to_a_pdf(page_file: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("no chromium here")
+    printed = print_pdf(page_file)
+    assert printed.name == "report.pdf"
+    assert printed.read_bytes().startswith(b"%PDF")

@@ -242,7 +242,15 @@ def test_compare_has_exit_codes_and_reads_redacted_and_earlier_reports(
     assert json.loads(capsys.readouterr().out)["direction"] == "worse"
     assert main(["compare", full, full, "--fail-on", "sometimes"]) == 2
     assert main(["compare", full, str(tmp_path)]) == 2
-    for damage in ({"version": 2}, {"layers": 3}, {"layers": [{}]}, {"gate": 7}, {"leaks": [1]}, {"files": "x"}):
+    damages: list[dict[str, Any]] = [
+        {"version": 2},
+        {"layers": 3},
+        {"layers": [{}]},
+        {"gate": 7},
+        {"leaks": [1]},
+        {"files": "x"},
+    ]
+    for damage in damages:
         content = json.loads((tmp_path / "full" / DOCUMENT).read_text()) | damage
         (tmp_path / "nothing" / DOCUMENT).write_text(json.dumps(content))
         capsys.readouterr()

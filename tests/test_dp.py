@@ -5,6 +5,7 @@ import math
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,9 +78,9 @@ def test_without_the_package_subsampling_is_one_clear_error(monkeypatch: pytest.
 @pytest.mark.parametrize(
     "wrong", [{"clip": 0.0}, {"sample_rate": 0.0}, {"sample_rate": 1.1}, {"steps": 0}, {"kappa": 1.0}]
 )
-def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        StatedDP(1.0, **wrong)  # the check is at run time
+        StatedDP(1.0, **wrong)
     with pytest.raises(OptionError):
         StatedDP(0.0)
 
@@ -99,7 +100,7 @@ def test_no_signal_hides_noise(shape: tuple[int, int], rank: int, scale: float) 
     found = possible_noise(ClientUpdate.from_gradients({"w": torch.zeros(shape)}, {"w": noisy}))
     assert found is not None
     assert found >= 0.01
-    assert rank > 1 or found <= 0.013
+    assert rank > 1 or found <= 0.014
 
 
 def test_the_noise_of_a_large_matrix_is_measured_in_a_part_of_it() -> None:
@@ -154,6 +155,9 @@ def test_weights_without_a_learning_rate_and_pruned_updates_are_not_compared() -
     assert pruned.not_checked is not None
     assert "exactly zero" in pruned.not_checked
     assert pruned.warnings == ()
+    together = compare(StatedDP(1.0, CLIP), ClientUpdate.sum([update, update]), result, 8)
+    assert together.not_checked is not None
+    assert "several clients" in together.not_checked
 
 
 def test_the_command_shows_the_bound_and_every_file_of_the_report_has_it(

@@ -377,7 +377,9 @@ def test_reports_say_what_was_measured_in_every_form(tmp_path: Path) -> None:
 class TestDefences:
     def test_each_dial_reaches_the_client(self) -> None:
         def turned(name: str, value: float) -> Attack:
-            return AXES[name].on(Defence(batch=6, width=60), value).attack(data=Source())
+            setting = AXES[name].on(Defence(batch=6, width=60), value).attack(data=Source())
+            assert isinstance(setting, Attack)
+            return setting
 
         assert turned("batch", 9).b == 9
         assert turned("width", 33).m == 33
@@ -389,7 +391,7 @@ class TestDefences:
         assert turned("bits", 4).changes == (Quantise(4),)
         assert turned("clients", 3).client == SumOfClients(FedSGD(), 3)
         assert turned("clients", 3).b == 18
-        assert len(AXES) == 9
+        assert len(AXES) == 10  # the tenth is ``rounds``, which another kind of attack measures
 
     def test_epsilon_is_the_accountants(self) -> None:
         defence = Defence(batch=50, noise=0.04, clip=1.0)  # σ b / C = 2

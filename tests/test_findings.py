@@ -49,6 +49,12 @@ def test_several_steps_of_adam_are_recognised(optimiser: Optimiser, steps: int, 
     assert "Adam" in messages(ClientUpdate.from_weights(model, after), model, "error")
 
 
+def test_adam_is_recognised_on_inputs_with_constant_columns() -> None:
+    batch, model = simulate.digits(16), simulate.mlp(64, [100, 100], 10, generator=torch.Generator().manual_seed(1))
+    after = trained(model, batch, torch.optim.Adam, 20, 16, lr=1e-3)
+    assert "Adam" in messages(ClientUpdate.from_weights(model, after), model, "error")
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(("samples", "steps", "mini_batch"), [(1, 1, 1), (12, 1, 12), (12, 20, 4), (118, 1, 118)])
 def test_sgd_is_never_taken_for_adam(samples: int, steps: int, mini_batch: int, momentum: float) -> None:

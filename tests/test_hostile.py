@@ -35,7 +35,8 @@ LEAKING = {
 def test_nothing_that_is_claimed_is_wrong(name: str) -> None:
     seed = 1000 + list(FAMILIES).index(name) % 2
     client = FAMILIES[name](torch.Generator().manual_seed(seed_of(name, seed)))
-    total = Counter(judged(client, told=seed % 2 == 0, starts=512, budget=2.0))
+    # The budget only limits families that do not leak; a leak is found well before.
+    total = Counter(judged(client, told=seed % 2 == 0, starts=512, budget=4.0 if name in LEAKING else 1.0))
     assert total["updates"] == 1
     assert {fault: total[fault] for fault in ("wrong", "overstated", "bad means", "wrong leaks")} == {
         "wrong": 0,

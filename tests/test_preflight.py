@@ -9,6 +9,7 @@ from torch import nn
 
 from spearpp.cli import main
 from spearpp.errors import OptionError
+from spearpp.inversion import pixels
 from spearpp.preflight import NOTHING, preflight
 
 
@@ -60,7 +61,50 @@ def test_the_model_is_not_changed() -> None:
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
-@pytest.mark.parametrize(("model", "shape"), [(mlp(), [7]), (nn.Flatten(0), [4]), (mlp(), [2**20, 2**20])])
+def test_inputs_that_follow_from_features_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, "STEPS", (200, 400, 800))
+    torch.manual_seed(0)
+    front = (nn.Conv2d(1, 16, 3, padding=1), nn.ReLU())
+    wide = nn.Sequential(*front, nn.Flatten(), nn.Linear(256, 60), nn.ReLU(), nn.Linear(60, 5))
+    found = preflight(wide, [1, 4, 4], 3, budget=120)
+    assert found.forecasts[0].reveals == "inputs from features"
+    assert found.simulated.best is not None
+    assert found.simulated.best.layer.sees == "inputs from features"
+    assert any("fewer features" in sentence for sentence in found.advice)
+    narrow = nn.Sequential(
+        *front, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 60), nn.ReLU(), nn.Linear(60, 5)
+    )
+    few = preflight(narrow, [1, 4, 4], 3, budget=10).forecasts[0]
+    assert few.reveals == "features"
+    assert "for 16 unknowns" in few.reason
+    mixed = nn.Sequential(front[0], nn.BatchNorm2d(16), *wide[1:])
+    assert "BatchNorm mixes" in preflight(mixed, [1, 4, 4], 3, budget=1).forecasts[0].reason
+
+
+def test_batch_norm_behind_a_layer_hides_its_samples() -> None:
+    model = nn.Sequential(nn.Linear(8, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 3))
+    first = preflight(model, [8], 4, budget=1).forecasts[0]
+    assert (first.reveals, first.largest_batch) == (NOTHING, 0)
+    assert "mixes the samples" in first.reason
+
+
+def test_the_rows_of_a_sample_divide_the_bound() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Flatten(), nn.Linear(160, 5))
+    first = preflight(model, [4, 12], 2, budget=2).forecasts[0]
+    assert first.largest_batch == 3
+    assert "4 rows of each sample" in first.reason
+
+
+@pytest.mark.parametrize("last", [[], [nn.Sigmoid()], [nn.Flatten(0)]])
+def test_one_output_is_a_classifier_of_two_classes(last: list[nn.Module]) -> None:
+    torch.manual_seed(0)
+    found = preflight(nn.Sequential(nn.Linear(8, 60), nn.ReLU(), nn.Linear(60, 1), *last), [8], 3, budget=60)
+    assert found.simulated.verdict == "LEAKS"
+    assert found.forecasts[1].largest_batch == 1
+
+
+@pytest.mark.parametrize(("model", "shape"), [(mlp(), [7]), (nn.LSTM(4, 3), [4]), (mlp(), [2**20, 2**20])])
 def test_models_and_inputs_that_do_not_fit(model: nn.Module, shape: list[int]) -> None:
     with pytest.raises(OptionError):
         preflight(model, shape, 4)

@@ -1,7 +1,10 @@
 """Several rounds of one client: what they give together, what is not claimed, and how they are read and kept."""
 
+import copy
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from torch import nn
 import spearpp
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Verdict
-from spearpp.auditing.joined import join_rounds
+from spearpp.auditing.joined import Joined, join_rounds, joined_tensors
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
 from spearpp.cli import main
@@ -19,6 +22,13 @@ from spearpp.errors import DataError, OptionError
 from spearpp.integrations.common.federation import MAX_AGE, RoundStore
 from spearpp.integrations.common.job import Settings
 from spearpp.integrations.watch import Watch
+from spearpp.inversion.next_layer import read_next_layer
+from spearpp.inversion.observation import observe
+from spearpp.inversion.pairs import no_pairs
+from spearpp.inversion.problem import pose
+from spearpp.linalg import sphere
+from spearpp.search import Suggested
+from spearpp.search.gated.backward import BackwardRounds
 from spearpp.simulate import Batch
 from spearpp.update.rounds import MANIFEST, load_rounds
 
@@ -36,7 +46,7 @@ def samples(count: int, seed: int = 1) -> Batch:
     return simulate.random_batch(count, features=FEATURES, generator=torch.Generator().manual_seed(seed))
 
 
-def some(batch: Batch, rows: range) -> Batch:
+def some(batch: Batch, rows: Sequence[int]) -> Batch:
     return Batch(batch.inputs[list(rows)], batch.labels[list(rows)], batch.normalisation)
 
 
@@ -115,6 +125,118 @@ def test_local_training_and_other_clients_between_the_rounds() -> None:
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == 14
     assert bool((errors(result, batch) < 1e-2).all())
+
+
+def test_momentum_and_another_learning_rate_in_each_round() -> None:
+    model, batch = network(nn.ReLU(), 30), samples(14)
+    updates, server = [], copy.deepcopy(model)
+    for rate in (0.01, 0.02, 0.005, 0.01, 0.02):
+        updates.append(simulate.FedAvg(epochs=1, mini_batch=7, rate=rate, momentum=0.5)(server, batch))
+        sent = updates[-1]
+        server.load_state_dict({name: each - rate * sent.gradients[name] for name, each in sent.weights.items()})
+    joined = joined_rounds(model, updates, seconds=20)
+    assert joined.audited is not None
+    assert len(joined.audited.inputs) == 14
+    assert float(torch.cdist(joined.audited.inputs.double(), batch.inputs.double()).amin(1).max()) < 1e-2
+
+
+def joined_rounds(model: nn.Module, updates: list[ClientUpdate], seconds: float) -> Joined:
+    layer = first_layer([make_plan(each, model, None) for each in updates])
+    assert layer is not None
+    return join_rounds(layer, updates, model, seconds=seconds)
+
+
+@pytest.mark.parametrize(("rate", "certified"), [(0.0, 0), (1e-6, 0), (RATE, 6)])
+def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified: int) -> None:
+    """Six samples and twelve neurons are too few for a certificate, however often the same gradient arrives."""
+    model, batch = network(nn.ReLU(), 12), samples(6)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 8, rate=rate)
+    layer = first_layer([make_plan(each, model, None) for each in updates])
+    assert layer is not None
+    found = spearpp.invert(
+        *joined_tensors(layer, updates), rounds=8, one_step=True, search=Suggested(batch.inputs, batch.labels)
+    )
+    assert float(torch.cdist(found.inputs, batch.inputs).amin(1).max()) < 1e-2
+    assert int(found.certified.sum()) == certified
+
+
+def test_repeated_rows_are_those_of_equal_rounds() -> None:
+    model, batch = network(nn.ReLU(), 12), samples(6)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
+    layer = first_layer([make_plan(each, model, None) for each in updates])
+    assert layer is not None
+    tensors = joined_tensors(layer, [updates[0], updates[1], updates[0]])
+    problem = replace(pose(observe(*tensors)), rounds=3)
+    first, second, third = problem.repeated_rows.chunk(3)
+    live = problem.factors.live[:12]
+    assert not bool(first.any() | second[live].any())
+    assert bool(third[live].all())
+
+
+def mixed_up(case: str) -> tuple[nn.Module, list[ClientUpdate], torch.Tensor]:
+    """Rounds that are not what they seem to be, and all inputs that took part in them."""
+    model, batch, other = network(nn.ReLU(), 40), samples(20), samples(20, 9)
+    batches = [batch] * 4
+    if case == "one round of another client":
+        batches = [batch, batch, other, batch]
+    elif case == "near duplicates in each round":
+        batches = [replace(batch, inputs=batch.inputs + 1e-3 * index * other.inputs) for index in range(4)]
+    elif case == "a sample twice":
+        batches = [some(batch, [*range(16), *range(4)])] * 4
+    updates = simulate.play_rounds(model, simulate.FedSGD(), batches, rate=RATE)
+    if case == "weights in the wrong order":
+        updates = [replace(each, weights=updates[index - 1].weights) for index, each in enumerate(updates)]
+    return model, updates, torch.cat([each.inputs for each in batches])
+
+
+CASES = [
+    "one round of another client",
+    "near duplicates in each round",
+    "a sample twice",
+    "weights in the wrong order",
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_wrong_is_claimed(case: str) -> None:
+    model, updates, truth = mixed_up(case)
+    joined = joined_rounds(model, updates, seconds=20 if case == "a sample twice" else 2)
+    if joined.audited is None:
+        assert case != "a sample twice"
+        return
+    stated = torch.tensor([each.error for each in joined.audited.claims if each.recovered])
+    distances = torch.cdist(joined.audited.inputs.double(), truth.double()) / torch.linalg.vector_norm(truth, dim=1)
+    assert bool((distances.amin(1) <= 3 * stated + 1e-6).all())
+    if case == "a sample twice":
+        assert len(joined.audited.inputs) >= 12
+
+
+def test_the_next_layer_speeds_up_the_search_of_rounds() -> None:
+    """Reflections with one signal for all rounds find true columns of D; each is a sample."""
+    model, batch = network(nn.ReLU(), 60), samples(40)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
+    layer = first_layer([make_plan(each, model, None) for each in updates])
+    assert layer is not None
+    problem = replace(pose(observe(*joined_tensors(layer, updates)), sparsity=0.1), rounds=4, one_step=True)
+    gradients, weights = (torch.cat([get(each) for each in updates], 1) for get in (_second_gradient, _second_weight))
+    outputs = read_next_layer(gradients, weights, problem.preactivations, rounds=4).outputs
+    assert outputs is not None
+    problem = replace(problem, outputs=outputs)
+    found = BackwardRounds(problem, outputs, 64, torch.float32, no_pairs(problem)).run(
+        128, torch.Generator().manual_seed(0)
+    )
+    inputs = torch.cat([batch.inputs.double(), torch.ones(40, 1, dtype=torch.float64)], dim=1)
+    true = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
+    assert len(found.directions) >= 10
+    assert float((found.directions @ true.T).abs().amax(1).min()) > 1 - 1e-6
+
+
+def _second_gradient(update: ClientUpdate) -> torch.Tensor:
+    return update.gradients["2.weight"]
+
+
+def _second_weight(update: ClientUpdate) -> torch.Tensor:
+    return update.weights["2.weight"]
 
 
 def test_layers_behind_a_frozen_backbone_count_as_first_layers() -> None:

@@ -10,8 +10,9 @@ from torch.nn import functional
 
 import spearpp
 from spearpp import simulate
-from spearpp.inversion.network import Network, Span
+from spearpp.inversion.network import Network
 from spearpp.inversion.residuals import Residuals
+from spearpp.inversion.spans import Span
 from spearpp.linalg.spectrum import rank_above, trace_of_inverse
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss

@@ -149,7 +149,7 @@ def content_of(client: simulate.Client) -> dict[str, Any]:
     """The report of an audit, with a statement about DP-SGD."""
     model, batch = simulate.mlp(30, [60, 60], 10), simulate.random_batch(4, features=30)
     update = client(model, batch)
-    result = spearpp.audit(update, model, batch_size=4, budget=1)
+    result = spearpp.audit(update, model, batch_size=4, search=spearpp.search.Gated(starts=512))
     return {**result.to_dict(), "dp": compare(StatedDP(2.0, 0.5), update, result, 4).to_dict()}
 
 

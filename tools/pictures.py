@@ -101,6 +101,19 @@ def page(file: Path, name: str, width: int, height: int, scheme: Literal["light"
         chromium.close()
 
 
+def federation(folder: Path) -> Path:
+    """Watch a folder with the updates of eight clients, two of which add noise, and return the page of the timeline."""
+    (folder / "updates").mkdir()
+    for client in range(8):
+        generator = torch.Generator().manual_seed(client)
+        model = simulate.mlp(64, [100, 100], 10, generator=generator)
+        trained = simulate.DPSGD(clip=1.0, noise=0.1) if client in (3, 6) else simulate.FedSGD()
+        batch = simulate.digits(6 + 3 * client, generator=generator)
+        trained(model, batch, generator).save(folder / "updates" / f"round{client + 1}.safetensors")
+    terminal(folder, "spearpp watch updates --out audits --once --interval 0.1 --budget 5s")
+    return folder / "audits" / "timeline.html"
+
+
 def main() -> None:
     """Draw all pictures."""
     IMAGES.mkdir(parents=True, exist_ok=True)
@@ -122,6 +135,7 @@ def main() -> None:
         draw("interrupted", command, terminal(folder, command, interrupt_at=b"round 3"))
         page(folder / "demo" / "report.html", "report-1280", 1280, 1000, "light")
         page(folder / "demo" / "report.html", "report-390", 390, 1000, "dark")
+        page(federation(folder), "timeline", 1280, 900, "light")
 
 
 if __name__ == "__main__":

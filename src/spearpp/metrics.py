@@ -29,7 +29,8 @@ class Score:
     assignment: Int[Tensor, "b"]
     """Row of the recovered input that is assigned to each true sample; -1 if no input is assigned."""
     threshold: float
-    """PSNR in dB above which a sample counts as exact."""
+    """PSNR in dB above which a sample counts as exact in this comparison. The claims of an audit do not use it, but the
+    stated error (``spearpp.inversion.evidence.EXACT``)."""
 
     @property
     def mean_psnr(self) -> float:
@@ -112,7 +113,7 @@ def score(
         truth: (b, n), the batch as it was fed to the network.
         normalisation: the map from the [0, 1] scale to network inputs. PSNR is measured on the [0, 1] scale. If it is
             None, the network inputs are on this scale already.
-        threshold: PSNR in dB above which a sample, or the mean of a batch, counts as exact.
+        threshold: PSNR in dB above which a sample, or the mean of a batch, counts as exact in this comparison.
 
     Raises:
         SpearError: if an argument is not a tensor, shapes do not fit, or the truth holds NaN or Inf.

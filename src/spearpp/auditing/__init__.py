@@ -13,6 +13,7 @@ from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
 from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
+from spearpp.auditing.refine import refine
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.rounds import audit_rounds, check_rounds
 from spearpp.auditing.run import Budget, run
@@ -51,8 +52,8 @@ def audit(
     The audit inverts the Linear layers of the model until all inputs of the model are recovered (the inputs of later
     layers follow from them). If a ReLU follows a layer, it searches for sparse directions, together with the next layer
     if there is one. For any other activation, and for a ReLU layer whose inputs were not all certified, it solves the
-    equations of the network behind the layer. A layer whose gradient has rank one is inverted whatever follows it.
-    Behind convolutions a layer sees features. If they determine the inputs of the model, these are computed from them.
+    equations of the network after the layer. A layer whose gradient has rank one is inverted whatever follows it.
+    After convolutions a layer sees features. If they determine the inputs of the model, these are computed from them.
     Then the audit replays each recovered input alone through the model. The replay
     says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
 
@@ -90,7 +91,7 @@ def audit(
         vocabulary: the words or column values of the rows of an embedding table, as a list, or as a mapping from the
             names of tables to lists. The result then names words instead of row numbers only.
         generator: source of randomness; None is a generator with seed 0.
-        progress: called after every round with the layer and its progress.
+        progress: called after every round of a search with the layer and its progress.
 
     Raises:
         SpearError: if ``update`` is not an update, or its file is damaged, changed or missing. If nothing is found, the
@@ -155,6 +156,8 @@ def audit(
                 limits = Budgeted(clock.deadline, memory, generator)
                 found = recover_inputs(audits, plan.update, model, input_shape, batch_size, limits, known_loss)
                 audits, network = found.audits, found.network or network
+            if known_loss is Loss.CROSS_ENTROPY:
+                audits = refine(audits, plan.update, network)
             whole_replay = replay_all(audits, plan.update, network, known_loss)
             audits = add_proof(audits, whole_replay, judged.signals, one_step=is_one_step(update))
             audits = check_replay(audits, whole_replay, plan.update)

@@ -98,7 +98,7 @@ def invert_training(
             return None
         for epochs in EPOCHS if update.steps is None else (update.steps,):
             fit = _fit(posed, found, epochs, generator)
-            if fit is not None and fit.residual <= min(MOST_UNEXPLAINED, REPRODUCED * _rounding(posed, fit)):
+            if fit is not None and fit.residual <= min(MOST_UNEXPLAINED, REPRODUCED * fit.expected):
                 return _inversion(posed, fit, starts, time.monotonic() - began)
     return None
 
@@ -168,15 +168,15 @@ def _fit(posed: _Posed, found: Solutions, epochs: int, generator: torch.Generato
     if seen.observed.numel() < SPARE * (2 * b * b + 1):
         return None
     on_cpu = generator if generator.device.type == "cpu" else torch.Generator().manual_seed(0)
-    return fit_training(training, seen, found.coordinates, coordinates_of(posed.problem)[1], epochs, on_cpu)
+    one = coordinates_of(posed.problem)[1]
+    return fit_training(training, seen, found.coordinates, one, epochs, _rounding(posed), on_cpu)
 
 
-def _rounding(posed: _Posed, fit: LocalFit) -> float:
-    """Return the rounding of the weights in all steps, relative to their movement, averaged over the layers."""
+def _rounding(posed: _Posed) -> float:
+    """Return the rounding of the weights in one step, relative to their whole movement, averaged over the layers."""
     squares = [each.weight.square().sum() / each.gradient.square().sum() for each in posed.layers]
     epsilon = max(each.gradient_epsilon for each in posed.layers)
-    relative = float(torch.stack(squares).mean().sqrt()) / posed.scale
-    return WEIGHT_ROUNDING * epsilon * (len(fit.mixing) * fit.batches) ** 0.5 * relative
+    return WEIGHT_ROUNDING * epsilon * float(torch.stack(squares).mean().sqrt()) / posed.scale
 
 
 def _inversion(posed: _Posed, fit: LocalFit, starts: int, seconds: float) -> Inversion:

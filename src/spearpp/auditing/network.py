@@ -1,4 +1,4 @@
-"""The part of a model behind a Linear layer: its outputs, their Jacobian, and the labels they imply."""
+"""The part of a model after a Linear layer: its outputs, their Jacobian, and the labels they imply."""
 
 import torch
 from torch import nn

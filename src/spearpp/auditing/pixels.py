@@ -1,6 +1,6 @@
 """From certified features to the inputs of the model, through the operations before the layer.
 
-The gradient of a layer behind convolutions yields features f = ψ(x). If a feature vector has more entries that depend
+The gradient of a layer after convolutions yields features f = ψ(x). If a feature vector has more entries that depend
 on x than x has values, ψ(x) = f determines x (``spearpp.inversion.pixels``). An input is claimed only if
 
 1. the features are claimed (``spearpp.auditing.claims``), and x reproduces them up to their stated error,

@@ -14,7 +14,7 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import elementwise
 
 RANK_ONE = 1e-3
-"""Largest relative norm of a gradient of rank one after its projection on the largest row is subtracted. A design
+"""Largest share of the norm of a gradient of rank one that may lie outside the direction of its largest row. A design
 choice: 1e-3 is above the relative rounding error of float16, 5e-4."""
 
 

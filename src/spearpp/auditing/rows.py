@@ -105,8 +105,12 @@ def looked_up(update: ClientUpdate, table: Table) -> tuple[Bool[Tensor, "rows"],
         if found is not None:
             return found[0] & view.usable, found[1]
     dense = "noise, a dense regulariser or a table that the loss uses as a whole moves every row"
-    if bool(view.per_row(lambda _, d: (d != 0).any(1)).bool()[view.usable].all()):
+    still = int((~view.per_row(lambda _, d: (d != 0).any(1)).bool() & view.usable).sum())
+    if not still:
         return nothing, f"every row moved, because the training looked up all of them, or because {dense}"
+    if still < -(-FEWEST_ENTRIES // view.columns):
+        few = f"only {still} of the rows did not move, which is too few to exclude other reasons"
+        return nothing, f"{few}: {dense}"
     return nothing, f"rounding hides which rows were looked up, or {dense}"
 
 

@@ -26,7 +26,8 @@ from spearpp.search import Equations, Search
 from spearpp.types import LayerTensors
 
 TRIAL_STARTS = 64
-"""Number of starts with each activation that is tried: one trial of every set of equations."""
+"""Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
+(``search.equations.rounds.TRIAL``), so that no activation takes long."""
 LEAST_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 
@@ -178,7 +179,7 @@ def _invert(
         return LayerAudit(layer, False, str(error))
     if result.batch_size == 0:
         return LayerAudit(layer, False, result.stats.stopped, result)
-    if trained and model is not None and update.steps is None and not bool(result.fits.any()):
+    if trained and model is not None and update.steps in (None, 1) and not bool(result.fits.any()):
         left = None if deadline is None else max(LEAST_SECONDS, deadline - time.monotonic())
         local = invert_training(layer, update, model, seconds=left, generator=generator, progress=tell)
         result = result if local is None else local
@@ -240,7 +241,7 @@ def _by_equations(
     """Solve the equations of the network for a layer with ReLU whose sparse directions did not certify every input.
 
     Returns:
-        The inversion, or None if there is no time left or nothing behind the layer can be computed from it alone.
+        The inversion, or None if there is no time left or nothing after the layer can be computed from it alone.
     """
     if seconds is not None and not _time_to_load(seconds):
         return None

@@ -51,7 +51,7 @@ def summary(context: Context, seconds: float) -> str:
         more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
         where = f"from layer {best.layer.name}"
         if best.layer.sees == Sees.PIXELS:
-            where = f"through the layers in front: {best.layer.name}, {best.layer.reason}"
+            where = f"from features of an inner layer: {best.layer.name}, {best.layer.reason}"
         return f"LEAKS: {_recovered(best)} {where}{more}{_looked_up(context, '; ')}"
     if context.verdict is Verdict.LEAKS:
         return f"LEAKS: the vocabulary of this client, but no inputs: {_looked_up(context)}"
@@ -62,7 +62,7 @@ def summary(context: Context, seconds: float) -> str:
         tried = sum(each.feasible and each.inversion is not None for each in context.audits)
         where = f"{tried} layers" if tried > 1 else "one layer"
         return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
-    qualified = [each.reason for each in context.audits if each.layer.qualifies]
+    qualified = [each.reason for each in context.audits if each.layer.qualifies and not each.layer.output]
     why = qualified or [each.reason for each in context.audits]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
 

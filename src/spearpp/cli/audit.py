@@ -97,7 +97,8 @@ def audit(
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
     files = [each for each in (update, after, rounds) if each is not None]
     if (update is None) == (rounds is None):
-        raise OptionError("pass either an update or --rounds with a folder of updates")
+        advice = "spearpp audit BEFORE AFTER, or spearpp audit --rounds FOLDER"
+        raise OptionError("pass either an update or --rounds with a folder of updates", hint=advice)
     history = [] if rounds is None else read_rounds(rounds, kind, lr, steps)
     received = history[-1] if update is None else read_update(update, after, kind, lr, steps)
     folder = out or Path(f"audit-{files[-1].resolve().stem}")
@@ -191,7 +192,7 @@ def check_display(
 
     If no layer receives the model's inputs, their size is unknown and nothing is checked.
 
-    If no layer takes the input of the model, as behind convolutions, the size of the input is not known.
+    If no layer takes the input of the model, as after convolutions, the size of the input is not known.
 
     Raises:
         OptionError: If the truth, the image shape or the column names match no layer that receives inputs.

@@ -62,7 +62,7 @@ Picture = Annotated[
     typer.Option(
         "--shape",
         help="Shape of an input of the model, e.g. 3x32x32: to show it as an image, and to compute it from features "
-        "behind convolutions. none shows inputs as table rows. Default: guessed.",
+        "after convolutions. none shows inputs as table rows. Default: guessed.",
     ),
 ]
 Mean = Annotated[
@@ -113,8 +113,8 @@ ClientLoss = Annotated[
 FailOn = Annotated[
     str,
     typer.Option(
-        help="When to exit with code 1. leak: an input was recovered, or fits the update without proof. certified: an "
-        "input was recovered. never: do not use code 1."
+        help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update without proof. "
+        "certified: the verdict is LEAKS. never: do not use code 1."
     ),
 ]
 DP_PANEL = "Differential privacy, as the client states it"

@@ -23,7 +23,13 @@ from spearpp.preflight import preflight as run_preflight
 
 def preflight(
     model: Annotated[str, typer.Argument(help="Network of the clients: file.py:factory or pkg.mod:factory.")],
-    shape: Annotated[str, typer.Option("--input", help="Shape of one input, e.g. 3x32x32; tokens of a text, e.g. 20.")],
+    shape: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            help="Shape of one input, e.g. 3x32x32 or 20; if the model starts with an embedding, the number of tokens.",
+        ),
+    ],
     batch: Annotated[int, typer.Option(min=1, help="Number of samples of a client.")],
     optimizer: Annotated[str, typer.Option(help="Optimiser of the clients: sgd or adam.")] = "sgd",
     epochs: Annotated[

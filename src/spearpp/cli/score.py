@@ -24,7 +24,9 @@ def score(
             "or x."
         ),
     ],
-    threshold: Annotated[float, typer.Option(help="PSNR in dB above which a sample counts as exact.")] = PAPER_PSNR,
+    threshold: Annotated[
+        float, typer.Option(help="PSNR in dB above which a sample counts as recovered in this comparison.")
+    ] = PAPER_PSNR,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare recovered inputs with the true batch, sample by sample.

@@ -74,7 +74,8 @@ def simulate(
         str, typer.Option(help=f"Number format of the transmitted update: float32, {', '.join(NUMBER_FORMATS)}.")
     ] = "float32",
     keep: Annotated[
-        float, typer.Option("--keep", "--prune", help="Pruning keeps this share of the entries, the largest ones.")
+        float,
+        typer.Option("--keep", "--prune", help="Share of the entries that pruning keeps: 0.1 keeps the largest 10 %."),
     ] = 1.0,
     seed: options.Seed = 0,
 ) -> None:

@@ -77,7 +77,7 @@ def compare(stated: StatedDP, update: ClientUpdate, result: AuditResult, batch_s
             f"The update contains noise with a standard deviation of at most {possible:.2g}, but the statement means "
             f"{noise:.2g} for {batch_size} samples. The noise is weaker than stated, so the bound does not hold."
         )
-    if update.kind == "gradients" and update.clients == 1:  # several steps or clients may add up to any norm
+    if update.kind == "gradients":  # several steps may add up to any norm
         norm, largest = norm_of(update), largest_norm(update, stated.clip * (1 + drawn), max(noise, possible or 0.0))
         if norm > largest:
             warnings.append(
@@ -108,6 +108,8 @@ def _why_not_checked(stated: StatedDP, update: ClientUpdate, batch_size: int | N
     """Return why the noise of an update cannot be compared with a statement, or None if it can."""
     if stated.clip is None or batch_size is None:
         return "The clipping norm and the number of samples are needed to compare the noise of the update."
+    if update.clients > 1:
+        return "The update is a sum of several clients, so its noise is not that of one client."
     if update.kind != "gradients" and update.lr is None:
         return "The learning rate is needed to compare the noise of the update."
     zeros = share_of_zeros(update)

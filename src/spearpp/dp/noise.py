@@ -8,8 +8,11 @@ from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import blocks, nonzero, tensor_specs
 
-STANDARD_DEVIATIONS = 4.0
-"""How many standard deviations of chance are allowed before the update contradicts a statement. Design choice."""
+STANDARD_DEVIATIONS = 5.0
+"""How many standard deviations of chance are allowed before the update contradicts a statement.
+
+Design choice: a false alarm then has a probability of 3e-7 for each matrix.
+"""
 MAX_SIDE = 512
 """Rows and columns of a matrix in which the noise is measured. Design choice: 262,144 entries give it within 1 %."""
 MAX_ZEROS = 0.01

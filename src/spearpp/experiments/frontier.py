@@ -189,12 +189,16 @@ def sentence(found: Line) -> str:
     leaks = f"{round(stop.any.value * stop.seeds)} of {stop.seeds} batches leak an input"
     text += f" ({leaks}, at most {stop.any.high:.0%} with 95 % confidence)"
     if stop.epsilon is not None:
-        text += f", ε = {stop.epsilon:.3g} for {stop.defence.rounds or plan.rounds} rounds"
+        text += f", ε = {stop.epsilon:.3g} for {_rounds(stop.defence.rounds or plan.rounds)}"
     if stop.accuracy is not None and found.undefended is not None and found.undefended.accuracy is not None:
         text += f", {_cost(found.undefended.accuracy, stop.accuracy, plan)}"
     elif stop.accuracy is not None:
         text += f"; accuracy there {stop.accuracy.value:.0%}"
     return text
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def _cost(free: Interval, stopped: Interval, plan: Plan) -> str:

@@ -80,7 +80,7 @@ class Source:
         return _cifar10(self.path)
 
     @classmethod
-    def parse(cls, text: str, *, label: str | None = None, size: int = 32) -> "Source":
+    def parse(cls, text: str, *, label: str | None = None) -> "Source":
         """Parse a command-line argument: the name of a data set, or a path. The data is checked (``checked``).
 
         Raises:
@@ -91,14 +91,14 @@ class Source:
         """
         named: Kind | None = next((kind for kind in NAMED if kind == text.replace("-", "_")), None)
         if named is not None:
-            return cls(named, size=size).checked()
+            return cls(named).checked()
         path = Path(text).expanduser().resolve()
         if path.suffix.lower() in (".csv", ".parquet", ".pq"):
             return cls("table", label=label, path=str(path)).checked()
         if path.suffix.lower() == ".npz" or (path / "cifar10_test.npz").is_file():
             return cls("cifar10", path=str(path)).checked()
         if path.is_dir():
-            return cls("folder", size=size, path=str(path)).checked()
+            return cls("folder", path=str(path)).checked()
         names = ", ".join(NAMED)
         raise DataError(
             f"--data {text}: expected {names}, a CIFAR-10 npz, a folder of images, or a CSV or Parquet file"

@@ -4,7 +4,7 @@ Notation used in all modules, for a layer with m neurons, n inputs and a batch o
 
 - Ĝ = [dℒ/dW dℒ/dβ] and Ŵ = [W β] have one row for each neuron, for the loss ℒ, the weight W and the bias β;
   x̂ = [x; 1] is an input with a 1 for the bias;
-- Ĝ = D X̂ᵀ, where column i of D is dℒ/dz for sample i, the **signal** of the sample. Behind a ReLU, an entry of D is
+- Ĝ = D X̂ᵀ, where column i of D is dℒ/dz for sample i, the **signal** of the sample. With a ReLU, an entry of D is
   zero if the neuron is inactive for the sample;
 - Ĝ = L R is the truncated singular value decomposition, with L = U_b and R = Σ_b V_bᵀ;
 - a **direction** is a vector q with L q = d_i up to scale, for some sample i. L q is sparse because d_i is;

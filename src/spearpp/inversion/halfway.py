@@ -15,8 +15,9 @@ import torch
 
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.input_noise import typical_inputs
-from spearpp.inversion.network import ROUNDING, Network, Span
+from spearpp.inversion.network import ROUNDING, Network
 from spearpp.inversion.observation import Observation, observe
+from spearpp.inversion.spans import Span
 from spearpp.model.following import Following
 from spearpp.types import Tensor
 

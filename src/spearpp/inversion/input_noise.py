@@ -20,28 +20,38 @@ POINTS = 32
 BEYOND_ROUNDING = 10.0
 """How many times the rounding of its dtype the noise of a gradient must be. Design choice: below, the noise is the
 rounding itself, which ``Span.rounding`` covers."""
+STEP = 1e-3
+"""Noise in the entries of an input, over their root mean square, with which the effect of noise is measured. Design
+choice: small enough that the effect is proportional to the noise."""
+WHITE = 1.3
+"""Largest singular value beyond the batch size, over that of white noise. Derived: σ(√m + √n) for white noise of an
+(m, n) matrix. The rest that local steps leave is not white, and exceeds it many times."""
 
 
 def with_input_noise(network: Network, own: Factors, seen: Observation) -> Network:
-    """Add the noise of the row space to the levels of all spans, if the gradient is noisier than its rounding."""
+    """Add the noise of the row space to the levels of all spans, if the gradient has white noise beyond rounding."""
     noise = float(torch.linalg.vector_norm(own.row_noise)) / max(1, len(own.row_noise)) ** 0.5
     size = float(torch.linalg.vector_norm(own.row_norms)) / seen.gradient.numel() ** 0.5
-    if len(network.rests) > 1 or noise <= BEYOND_ROUNDING * seen.gradient_epsilon * size:
+    edge = noise * sum(length**0.5 for length in seen.gradient.shape)
+    white = bool((own.spectrum[own.batch_size :] <= WHITE * edge).all())
+    if len(network.rests) > 1 or not white or noise <= BEYOND_ROUNDING * seen.gradient_epsilon * size:
         return network
     inputs = typical_inputs(seen)
     labels = torch.arange(len(inputs), device=inputs.device) % max(1, network.labels)
-    amplified = float((own.singular_values**-2).mean()) ** 0.5 * torch.linalg.vector_norm(inputs, dim=1, keepdim=True)
     draw = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(inputs)
+    step = STEP * float(inputs.square().mean().sqrt())
     spans = network.equations
-    z, moved = (each @ seen.weight.T for each in (inputs, inputs + noise * amplified * draw))
+    z, moved = (each @ seen.weight.T for each in (inputs, inputs + step * draw))
     pairs = zip(spans, network.vectors(z, labels, spans), network.vectors(moved, labels, spans), strict=True)
-    levels = {}
+    found = {}
     for span, vectors, changed in pairs:
         outside = (changed - vectors) - ((changed - vectors) @ span.basis) @ span.basis.T
         shares = torch.linalg.vector_norm(outside, dim=1) / torch.linalg.vector_norm(vectors, dim=1).clamp_min(1e-300)
-        levels[span] = float(shares.median())
-    noisy = tuple(replace(span, drift=levels.get(span, 0.0)) for span in network.spans)
-    return replace(network, spans=noisy)
+        found[span] = float(shares.median()) / step
+    preactivations = seen.weight @ (own.right / own.singular_values[:, None]).T
+    amplified = noise * torch.linalg.pinv(preactivations) / own.singular_values[:, None]
+    sensitive = tuple(replace(span, sensitivity=found.get(span, 0.0)) for span in network.spans)
+    return replace(network, spans=sensitive, input_noise=amplified)
 
 
 def typical_inputs(seen: Observation) -> Float[Tensor, "k columns"]:

@@ -47,11 +47,11 @@ def invert(
 
     If a ReLU follows the layer, the gradient is D Xᵀ, and about half of the entries of D are zero. For any
     factorisation L R of the gradient there is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions
-    q that make L q sparse. ``search``
-    proposes such directions, and the pool keeps the sparse ones. The weights of the layer decide which b of them belong
-    together, by the score λ. ``spearpp.inversion.loop`` says when the search stops. If it ends before the whole batch
-    is found, the orthogonal complement completes the directions that were found, and the inputs are returned without
-    certificates; or only those inputs are returned that single rows of the gradient revealed, if there are any.
+    q that make L q sparse. ``search`` proposes such directions, and the pool keeps the sparse ones. The weights of the
+    layer decide which b of them belong together, by the score λ. ``spearpp.inversion.loop`` says when the search stops.
+    If it ends before the whole batch is found, the orthogonal complement completes the directions that were found, and
+    the inputs are returned without certificates; or only those inputs are returned that single rows of the gradient
+    revealed, if there are any.
 
     If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
     (``spearpp.inversion.next_layer``). Batches of nearly m/2 samples are then recovered, and each input is certified on

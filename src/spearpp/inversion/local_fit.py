@@ -13,6 +13,7 @@ The derivatives leave out how a sample changes the visits of the others, so ever
 the error. The residual is exact.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, permutations
 
@@ -27,9 +28,9 @@ from spearpp.types import Float, Int, Tensor
 VECTORS = 3
 """Number of singular vectors of each layer, over the batch size, in which the update is seen. Derived: with three
 epochs, b samples have 3 b inputs and 3 b signals in every layer."""
-STEPS = 12
+STEPS = 15
 """Largest number of Gauss-Newton steps. Measured: four to six until the residual stays the same."""
-PROGRESS = 0.9
+PROGRESS = 0.98
 """Factor of the residual up to which a step counts as progress. Design choice."""
 USUAL_MIXING, SPREAD = 0.4, 0.3
 """Mean and standard deviation of the mixing of two samples before anything is known. Derived: with S mini-batches the
@@ -48,13 +49,13 @@ IMPROVED = 0.98
 class Seen:
     """The movement of all layers, in the leading singular vectors of each, divided by its norm."""
 
-    left: list[Float[Tensor, "m k"]]
-    right: list[Float[Tensor, "n l"]]
+    left: list[Tensor]
+    right: list[Tensor]
     observed: Float[Tensor, "e"]
     scales: list[float]
 
     @classmethod
-    def of(cls, movements: list[Float[Tensor, "m n"]], batch_size: int) -> "Seen":
+    def of(cls, movements: list[Tensor], batch_size: int) -> "Seen":
         """Describe the movements of all layers. The columns of the first one are coordinates."""
         left, right, parts, scales = [], [], [], []
         for each in movements:
@@ -65,7 +66,7 @@ class Seen:
             parts.append(scales[-1] * (left[-1].T @ each @ right[-1]).flatten())
         return cls(left, right, torch.cat(parts), scales)
 
-    def outer(self, signals: list[Tensor], inputs: list[Tensor]) -> Float[Tensor, "*d b e"]:
+    def outer(self, signals: list[Tensor], inputs: list[Tensor]) -> Float[Tensor, "*d e"]:
         """Return d_i y_iᵀ of every sample, in the same form as ``observed``. Leading dimensions are kept."""
         blocks = [
             scale * (d @ left)[..., :, None] * (y @ right)[..., None, :]
@@ -86,8 +87,8 @@ class LocalFit:
     """Norm of what the samples do not explain, over the norm of the update, averaged over the layers."""
     spread: Tensor | None = None
     """Standard deviation of each point, if what is not explained is noise."""
-    batches: int = 1
-    """Number of mini-batches in an epoch, once the order is known."""
+    expected: float = 0.0
+    """The residual that the rounding of the weights explains, once the order is known."""
     jacobian: Tensor | None = None
     """Derivatives of the predicted update with respect to the points and κ."""
 
@@ -98,6 +99,7 @@ def fit_training(
     points: Float[Tensor, "b r"],
     one: Float[Tensor, "r"] | None,
     epochs: int,
+    rounding: float,
     generator: torch.Generator,
 ) -> LocalFit:
     """Find the samples and the order of the mini-batches that reproduce the update, from points nearby.
@@ -108,17 +110,19 @@ def fit_training(
         points: coordinates of the samples, a few percent off.
         one: the vector e with e·p = 1 for every sample; None for a layer without bias.
         epochs: number of epochs.
+        rounding: what the rounding of the weights in one step leaves unexplained, in the units of the residual.
         generator: source of randomness, on the CPU.
     """
     basis = affine(torch.eye(points.shape[1], dtype=points.dtype, device=points.device), one)[1]
     relaxed = _solve(training, seen, _start(training, seen, points, epochs), basis, any_mixing=True)
     count = number_of_batches(relaxed.mixing[0])
     training = replace(training, passes=count)
+    expected = rounding * (epochs * count) ** 0.5
     trials = _Trials(training, seen, relaxed)
     orders = likely_orders(relaxed.mixing[0], epochs, count, ORDERS, generator)
     tried = [order[list(rows)] for order in orders for rows in islice(permutations(range(epochs)), PERMUTATIONS)]
-    order = trials.improve(min(tried, key=trials.residual))
-    return replace(_solve(training, seen, trials.fit(order), basis, any_mixing=False), batches=count)
+    order = trials.improve(min(tried, key=trials.residual), expected)
+    return replace(_solve(training, seen, trials.fit(order), basis, any_mixing=False), expected=expected)
 
 
 def _start(training: LocalTraining, seen: Seen, points: Tensor, epochs: int) -> LocalFit:
@@ -149,11 +153,19 @@ class _Trials:
         if jacobian is None:
             raise ValueError("the relaxed fit has no derivatives")
         self.span = torch.linalg.qr(jacobian.T)[0]
-        self.size = float(relaxed.sizes.mean()) * relaxed.sizes.shape[1] / training.passes
+        b, count = len(relaxed.points), training.passes
+        full = -(-b // count)
+        rest = b - full * (count - 1)
+        self.last = full / rest if rest > 0 else 1.0
 
     def fit(self, order: Int[Tensor, "e b"]) -> LocalFit:
-        """Return the start of a fit with a known order. κ is the learning rate over the size of the mini-batch."""
-        sizes = self.size / (order[:, :, None] == order[:, None, :]).sum(2).to(self.relaxed.points)
+        """Return the start of a fit with a known order.
+
+        κ is the learning rate over the size of the mini-batch. All have the same size, except the last one if the
+        number of samples is not divisible.
+        """
+        sizes = self.relaxed.sizes.mean() * torch.ones_like(self.relaxed.sizes)
+        sizes[(order == self.training.passes - 1).to(sizes.device)] *= self.last
         return LocalFit(self.relaxed.points, sizes, mixing_of(order).to(sizes))
 
     def residual(self, order: Int[Tensor, "e b"]) -> float:
@@ -162,24 +174,38 @@ class _Trials:
         fit = self.fit(order)
         epochs = self.training.run(fit.points, fit.sizes, fit.mixing)
         rest = self.seen.observed - _predicted(self.seen, epochs, fit.sizes)
-        return float(torch.linalg.vector_norm(rest - self.span @ (self.span.T @ rest)))
+        outside = rest - self.span @ (self.span.T @ rest)
+        return float(torch.linalg.vector_norm(outside)) / len(self.seen.left) ** 0.5
 
-    def improve(self, order: Int[Tensor, "e b"]) -> Int[Tensor, "e b"]:
-        """Exchange the mini-batches of single samples in two epochs as long as this lowers the residual."""
+    def improve(self, order: Int[Tensor, "e b"], enough: float) -> Int[Tensor, "e b"]:
+        """Move single samples to other mini-batches as long as this lowers the residual and it is not small enough."""
         best, improved = self.residual(order), True
-        while improved:
+        while improved and best > enough:
             improved = False
-            for sample in range(order.shape[1]):
-                for first in range(len(order)):
-                    for second in range(first):
-                        changed = order.clone()
-                        changed[[first, second], sample] = order[[second, first], sample]
-                        if torch.equal(changed, order):
-                            continue
-                        value = self.residual(changed)
-                        if value < IMPROVED * best:
-                            order, best, improved = changed, value, True
+            for changed in _neighbours(order, self.training.passes):
+                value = self.residual(changed)
+                if value < IMPROVED * best:
+                    order, best, improved = changed, value, True
+                    break
         return order
+
+
+def _neighbours(order: Int[Tensor, "e b"], count: int) -> Iterator[Int[Tensor, "e b"]]:
+    """Yield the orders in which one sample is in other mini-batches: exchanged in two epochs, or moved in one."""
+    for sample in range(order.shape[1]):
+        for first in range(len(order)):
+            for second in range(first):
+                if order[first, sample] != order[second, sample]:
+                    changed = order.clone()
+                    changed[[first, second], sample] = order[[second, first], sample]
+                    yield changed
+    for epoch in range(len(order)):
+        for sample in range(order.shape[1]):
+            for other in range(count):
+                if order[epoch, sample] != other:
+                    changed = order.clone()
+                    changed[epoch, sample] = other
+                    yield changed
 
 
 def _solve(

@@ -1,15 +1,16 @@
 """The equations of a network: conditions that every sample satisfies on its own, whatever the activation is.
 
-One sample is one unknown vector: its input is x̂ = V p, where the orthonormal columns of V span the rows of the layer's
-gradient. The network then computes everything else from z = Ŵ V p. For every Linear layer l with the gradient
-Ĝ_l = D_l [Y_l 1], where the columns of D_l are the signals dL/dz and the rows of Y_l are the inputs of the layer:
+One sample is one unknown vector p̄, its coordinates: its input is x̂ = V p̄, where the orthonormal columns of V span the
+rows of the layer's gradient. The network then computes everything else from z = Ŵ V p̄. For every Linear layer l with
+the gradient Ĝ_l = D_l [Y_l 1], where the columns of D_l are the signals dℒ/dz and the rows of Y_l are the inputs of the
+layer:
 
-- **forward equations**: the input [y_l(p); 1] of every later layer lies in the row space of Ĝ_l;
-- **backward equations**: the signal d_l(p, label) of every layer, also of the layer itself, lies in the column space of
+- **forward equations**: the input [y_l(p̄); 1] of every later layer lies in the row space of Ĝ_l;
+- **backward equations**: the signal d_l(p̄, label) of every layer, also of the layer itself, lies in the column space of
   Ĝ_l. They need the loss and a label.
 
 Each space has b dimensions, so an input with m entries must satisfy m + 1 - b forward equations, and a signal m - b
-backward equations. The unknowns are the b - 1 coordinates of p; the last entry of x̂ is 1. With K hidden layers of
+backward equations. The unknowns are the b - 1 coordinates p̄; the last entry of x̂ is 1. With K hidden layers of
 width m there are about (2K - 1)(m - b) equations, so a batch is determined up to about b = m (2K - 1)/(2K).
 
 The spaces come from noisy gradients. For a true vector v = B c in the space with the orthonormal basis B, noise of
@@ -19,13 +20,11 @@ and Σ holds the singular values. This level, and not a constant, decides which 
 **Several rounds.** If a client trains on the same samples in T rounds, the gradients and weights of a layer in all
 rounds form one layer with T·m neurons. Its signals are those of all rounds, one below the other, and they must lie in
 the column space of the stacked gradient: T·m - b backward equations, also where b exceeds m. Each round has its own
-weights behind the layer. Later layers have other inputs in every round, so each round gives its own equations for them.
+weights after the layer. Later layers have other inputs in every round, so each round gives its own equations for them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch.func import grad
@@ -33,6 +32,7 @@ from torch.func import grad
 from spearpp.errors import RankError
 from spearpp.inversion.factors import Factors, decompose
 from spearpp.inversion.observation import Observation, observe
+from spearpp.inversion.spans import Span, norm
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.model.rest import Rest
@@ -53,58 +53,8 @@ float32."""
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
-    """A space that contains one vector of every sample: the inputs, or the signals, of one layer."""
-
-    layer: int
-    """0 for the layer that is inverted, l for the l-th later layer, counted through all rounds."""
-    signals: bool
-    """Whether the vectors are signals (backward equations) or inputs (forward equations)."""
-    basis: Float[Tensor, "d b"]
-    singular_values: Float[Tensor, "b"]
-    noise: float
-    """σ, the standard deviation of the noise in an entry of the gradient."""
-    rounding: float
-    appended_one: bool = False
-    """Whether the vectors are inputs with an appended 1, because the layer has a bias."""
-    drift: float = 0.0
-    """Share of a sample's vector outside the space because the weights moved during local training."""
-
-    @property
-    def equations(self) -> int:
-        """Number of equations: the dimensions outside the space."""
-        return self.basis.shape[0] - self.basis.shape[1]
-
-    @property
-    def typical_level(self) -> float:
-        """The level that noise and drift cause for a vector whose coordinates in the space are alike."""
-        noise = self.noise * self.equations**0.5 * float((self.singular_values**-2).mean()) ** 0.5
-        return math.hypot(noise, self.drift)
-
-    @cached_property
-    def complement(self) -> Float[Tensor, "d equations"]:
-        """Orthonormal basis of the vectors that are orthogonal to the space."""
-        return torch.linalg.qr(self.basis, mode="complete")[0][:, self.basis.shape[1] :]
-
-    def share_outside(self, vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
-        """Return ‖(I - B Bᵀ) v‖ / ‖v‖."""
-        outside = vectors - (vectors @ self.basis) @ self.basis.T
-        return torch.linalg.vector_norm(outside, dim=1) / _norm(vectors)
-
-    def level(self, vectors: Float[Tensor, "k d"], cancellation: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
-        """Return the share outside that noise and rounding explain for a true vector.
-
-        ``cancellation`` says how many times larger the rounding of each sample's signals is than that of its inputs.
-        """
-        amplified = torch.linalg.vector_norm((vectors @ self.basis) / self.singular_values, dim=1)
-        noise = self.noise * self.equations**0.5 * amplified / _norm(vectors)
-        rounding = self.rounding * cancellation if self.signals else torch.full_like(noise, self.rounding)
-        return torch.hypot(torch.hypot(noise, rounding), torch.full_like(noise, self.drift))
-
-
-@dataclass(frozen=True, eq=False)
 class Network:
-    """The rest of a network behind the inverted layer, and the spaces that its gradients give."""
+    """The rest of a network after the inverted layer, and the spaces that its gradients give."""
 
     rests: tuple[Rest, ...]
     """The rest of the network with the weights of each round."""
@@ -118,6 +68,9 @@ class Network:
     """The weight of each later layer, by name."""
     output_gradient: Float[Tensor, "c"] | None = None
     """The gradient of the bias of the output layer: the sum of the signals at the outputs; None if there is no bias."""
+    input_noise: Float[Tensor, "b m"] | None = None
+    """Maps the pre-activations of a sample to σ Σ⁻¹p, whose norm is the noise in the entries of its input; None if this
+    noise is rounding (``spearpp.inversion.input_noise``)."""
     notes: list[str] = field(default_factory=list)
     """Why some later layers give no equations."""
 
@@ -222,7 +175,7 @@ class Network:
             return torch.ones_like(signals[0][:, 0])
         count = len(self.rests[0].layers)
         outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
-        return 1 / torch.stack([_norm(each) for each in outputs]).amin(0).clamp(max=1)
+        return 1 / torch.stack([norm(each) for each in outputs]).amin(0).clamp(max=1)
 
     def _levels(self, preactivations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return shares and levels at exactly these pre-activations."""
@@ -235,7 +188,10 @@ class Network:
             cancellation = self._cancellation(signals)
         pairs = list(zip(spans, vectors, strict=True))
         shares = torch.stack([span.share_outside(each) for span, each in pairs])
-        return shares, torch.stack([span.level(each, cancellation) for span, each in pairs])
+        input_noise = torch.zeros_like(cancellation)
+        if self.input_noise is not None:
+            input_noise = torch.linalg.vector_norm(preactivations @ self.input_noise.T, dim=1)
+        return shares, torch.stack([span.level(each, cancellation, input_noise) for span, each in pairs])
 
     def _inputs(self, preactivations: Tensor, widths: Mapping[str, float] | None) -> list[Tensor]:
         """Return the inputs of the later layers of all rounds."""
@@ -259,7 +215,7 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
     row space does not contain the single inputs.
 
     Args:
-        rounds: the rest of the network behind the inverted layer, with its gradients, for each round.
+        rounds: the rest of the network after the inverted layer, with its gradients, for each round.
         own: the factors of the inverted layer.
         seen: the gradient and weights of the inverted layer.
     """
@@ -294,7 +250,8 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
     if own.left.shape[0] > own.batch_size:
         rounding = ROUNDING * seen.gradient_epsilon
         spans.append(Span(0, True, own.left, own.singular_values, _noise(own, seen), rounding))
-    return Network(tuple(each.rest for each in rounds), loss, outputs, tuple(spans), weights, output_gradient, notes)
+    rests = tuple(each.rest for each in rounds)
+    return Network(rests, loss, outputs, tuple(spans), weights, output_gradient, notes=notes)
 
 
 def _at_rank(seen: Observation, batch_size: int) -> Factors | None:
@@ -311,7 +268,3 @@ def _at_rank(seen: Observation, batch_size: int) -> Factors | None:
 def _noise(factors: Factors, seen: Observation) -> float:
     """Return the standard deviation of the noise in an entry, averaged over the rows."""
     return float(torch.linalg.vector_norm(factors.row_noise)) / max(1, seen.gradient.shape[0]) ** 0.5
-
-
-def _norm(vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
-    return torch.linalg.vector_norm(vectors, dim=1).clamp_min(torch.finfo(vectors.dtype).tiny)

@@ -12,9 +12,11 @@ depend on x. The error of x that this noise implies is
 
     ‖x - x*‖ ≈ ‖r‖ / √(e - n) · √(trace (JᵀJ)⁻¹).
 
-A few pictures are solved again from another start: a front end with a symmetry, such as x², has distant pictures with
-equal features, and then none is determined. Otherwise, a wrong picture satisfies the e - n extra equations only by
-chance: each of them holds to within the relative residual ρ = ‖r‖ / ‖f‖ with a probability of about ρ.
+A front end with a symmetry, such as ψ(-x) = ψ(x), has distant pictures with equal features, and then none is
+determined. Therefore ψ consists of known operations only (``spearpp.model.known``), no negated, mirrored, transposed or
+shifted solution may have the same features, and a few pictures are solved again from another start. Otherwise, a wrong
+picture satisfies the e - n extra equations only by chance: each of them holds to within the relative residual
+ρ = ‖r‖ / ‖f‖ with a probability of about ρ.
 """
 
 import math
@@ -27,7 +29,7 @@ import torch
 
 from spearpp.linalg.chunks import chunk_size
 from spearpp.model.front import FrontEnd
-from spearpp.types import Float, Int, Tensor, replace_rows
+from spearpp.types import Bool, Float, Int, Tensor, replace_rows
 
 STEPS = (700, 1400, 2800)
 """Steps of Adam in the first, the second and every later attempt. Measured: 700 steps solve most pictures of the CNN of
@@ -133,7 +135,7 @@ def solve(
                 if len(solved):
                     checked += len(solved)
                     unique &= _same_from_elsewhere(front, features, noise, found, solved, scale, generator, deadline)
-    if not unique or not checked:
+    if not unique or not checked or _has_symmetry(front, features, found, found.residual <= noise.to(norms)):
         nothing = torch.full_like(norms, torch.inf)
         return replace(found, slope=nothing, error=nothing)
     return found
@@ -162,6 +164,23 @@ def _same_from_elsewhere(
         if bool((other.residual <= NEAR) & (distance > ELSEWHERE * torch.linalg.vector_norm(found.inputs[row]))):
             return False
     return deadline is None or time.monotonic() < deadline
+
+
+def _has_symmetry(front: FrontEnd, features: Float[Tensor, "k m"], found: Pictures, solved: Bool[Tensor, "k"]) -> bool:
+    """Return whether a negated, mirrored, transposed or shifted solution has the same features as the solution."""
+    pictures = found.inputs[solved].reshape(-1, *front.shape)
+    axes = range(1, pictures.ndim)
+    others = [-pictures, *(pictures.flip(axis) for axis in axes), *(pictures.roll(1, axis) for axis in axes)]
+    if pictures.ndim > 2 and front.shape[-1] == front.shape[-2]:
+        others.append(pictures.mT)
+    for other in others:
+        moved = torch.linalg.vector_norm((other - pictures).flatten(1), dim=1)
+        apart = moved > ELSEWHERE * torch.linalg.vector_norm(pictures.flatten(1), dim=1)
+        difference = torch.linalg.vector_norm(front(other.flatten(1)) - features[solved], dim=1)
+        alike = difference <= NEAR * torch.linalg.vector_norm(features[solved], dim=1)
+        if bool((apart & alike).any()):
+            return True
+    return False
 
 
 def _unsolved(front: FrontEnd, features: Float[Tensor, "k m"]) -> Pictures:

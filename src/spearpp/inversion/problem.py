@@ -10,7 +10,13 @@ from spearpp.inversion.network import Network
 from spearpp.inversion.next_layer import FewOutputs, NextLayer
 from spearpp.inversion.observation import Observation
 from spearpp.inversion.tolerance import Tolerance, tolerance
-from spearpp.types import Float, Tensor, to_device
+from spearpp.types import Bool, Float, Tensor, to_device
+
+REPEATED_SINE, REPEATED_NOISE = 1e-3, 100.0
+"""Largest sine of the angle between rows of L that repeat each other: 1e-3, or a hundred times what noise explains.
+Derived for the second: an entry of up to about 60 standard deviations may count as noise (``tolerance``: a bound of 5,
+widened by 3, and by 4 in ``evidence.patterns``). Rows that differ by more contradict a wrong direction. The first is a
+design choice. Measured: with a server that moves, the smallest sine was 0.09 (docs/results/rounds.md)."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,26 @@ class Problem:
         rows = self.factors.left / noise[..., None]
         longest = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
         return rows / longest.clamp_min(torch.finfo(rows.dtype).tiny)[..., None, None]
+
+    @cached_property
+    def repeated_rows(self) -> Bool[Tensor, "*u m"]:
+        """Which rows of L repeat the row of the same neuron in an earlier round, up to their sign, size and noise.
+
+        A server that does not move its weights receives the same gradient again. A direction with a zero in the first
+        of such rows has a zero in all of them, so only the first one says something.
+        """
+        repeated = torch.zeros_like(self.factors.live)
+        if self.rounds == 1:
+            return repeated
+        left, spread = self.factors.left, torch.linalg.vector_norm(1 / self.factors.singular_values)
+        length = torch.linalg.vector_norm(left, dim=1).clamp_min(torch.finfo(left.dtype).tiny)
+        rows = (left / length[:, None]).reshape(self.rounds, -1, left.shape[1])
+        noise = (self.factors.row_noise * spread / length).reshape(self.rounds, -1)
+        parts = repeated.reshape(self.rounds, -1)
+        for index in range(1, self.rounds):
+            sine = (1 - (rows[:index] * rows[index]).sum(-1).square()).clamp_min(0).sqrt()
+            parts[index] = (sine <= (REPEATED_NOISE * noise[index]).clamp_min(REPEATED_SINE)).any(0)
+        return parts.flatten()
 
 
 def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | None = None) -> Problem:

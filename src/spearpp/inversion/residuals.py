@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from spearpp.inversion.network import Network, Span
+from spearpp.inversion.network import Network
+from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.time_limit import check_time

@@ -147,5 +147,5 @@ class Inversion:
         )
 
     def _repr_html_(self) -> str:
-        captions = ["certified" if exact else "approximate" for exact in self.certified.tolist()]
+        captions = ["certified" if exact else "not certified" for exact in self.certified.tolist()]
         return f"<p><b>{html.escape(repr(self))}</b></p>" + gallery(self.inputs, captions)

@@ -1,8 +1,8 @@
 """Select b candidate directions that belong together, fix their scale and score the selection.
 
 The names initFilt, fixScale, computeScore and GreedyFilt are those of the SPEAR++ paper's appendix. Let the columns of
-Q̄ be b unit directions, with inverse P̄. Input i is x̂_i = Rᵀp̄_i / s_i, where s = P̄ R[:, bias] makes the last coordinate
-of x̂_i equal to 1. The pre-activations of input i are z_i = A p̄_i / s_i. Column i of D is zero where L q̄_i is zero. If
+Q be b unit directions, with inverse P. Input i is x̂_i = Rᵀp_i / s_i, where s = P R[:, bias] makes the last coordinate
+of x̂_i equal to 1. The pre-activations of input i are z_i = A p_i / s_i. Column i of D is zero where L q_i is zero. If
 the selection is right, column i of D is zero exactly where z_i is not positive. The score λ measures this agreement.
 Only the sign of z matters for the score, so only the sign of s does.
 """
@@ -30,10 +30,10 @@ core, and 256 MiB keep a GPU busy."""
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """b directions, selected as the columns of Q̄."""
+    """b directions, selected as the columns of Q."""
 
     directions: Float[Tensor, "b b"]
-    """Q̄ᵀ, one unit direction in each row. Candidates come first, then a basis of their orthogonal complement."""
+    """Qᵀ, one unit direction in each row. Candidates come first, then a basis of their orthogonal complement."""
     zeros: Bool[Tensor, "b m"]
     """Which entries of each column of D are zero, one row for each direction."""
     found: int
@@ -41,7 +41,7 @@ class Selection:
     score: float
     """λ, the share of entries of D that are zero exactly where the neuron is inactive."""
     points: Float[Tensor, "b b"]
-    """P̄ = Q̄⁻¹, one point p̄_i in each row."""
+    """P = Q⁻¹, one point p_i in each row."""
 
     @classmethod
     def of(
@@ -79,7 +79,7 @@ def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
 def fix_scale(
     problem: Problem, inverse: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
 ) -> Float[Tensor, "*u k"]:
-    """fixScale: return s = Q̄⁻¹ L⁺ g, so that the columns of D = L Q̄ diag(s) sum to the bias gradient g.
+    """fixScale: return s = Q⁻¹ L⁺ g, so that the columns of D = L Q diag(s) sum to the bias gradient g.
 
     Without a bias, the gradient does not determine the scale. Then s is the sign, 1 or -1, for which the activation
     pattern of the input agrees better with the zeros of its column.
@@ -236,7 +236,7 @@ def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
     """Return the inputs X = (Q⁻¹ R)ᵀ without the bias coordinate, one input in each row.
 
     Without a bias, the scale of the inputs is unknown and they have unit norm. The scale is also unknown for a sample
-    whose bias gradient is zero. Its input keeps the scale that Q̄ implies.
+    whose bias gradient is zero. Its input keeps the scale that Q implies.
     """
     return inputs_at(problem, chosen.points, chosen.zeros)
 

@@ -13,14 +13,14 @@ def agreeing(problem: Problem, points: Float[Tensor, "*u b b"], zeros: Bool[Tens
 
     Args:
         problem: the layer.
-        points: P̄ = Q̄⁻¹, one point p̄_i in each row.
+        points: P = Q⁻¹, one point p_i in each row.
         zeros: which entries of each column of D are zero, one row for each direction.
     """
     return _agreement(problem, *_unscaled(problem, points), zeros).sum(-1)
 
 
 def _unscaled(problem: Problem, points: Tensor) -> tuple[Float[Tensor, "*u b m"], Float[Tensor, "*u b"]]:
-    """Return P̄ Aᵀ, the pre-activations before they are divided by s, and s = P̄ R[:, bias].
+    """Return P Aᵀ, the pre-activations before they are divided by s, and s = P R[:, bias].
 
     s is not used if the layer has no bias.
     """
@@ -36,12 +36,12 @@ def swap_scores(
 ) -> Int[Tensor, "k b"]:
     """Return ``merit`` with each candidate in each of the b places; -1 if it is in the span of the other directions.
 
-    Let v be a candidate and u = P̄ v. If v replaces direction j, row j of the inverse becomes p_j / u_j and every other
+    Let v be a candidate and u = P v. If v replaces direction j, row j of the inverse becomes p_j / u_j and every other
     row i becomes p_i - (u_i / u_j) p_j, so no matrix is inverted.
 
     Args:
         problem: the layer.
-        points: P̄, the inverse of the current selection.
+        points: P, the inverse of the current selection.
         zeros: the zeros of the current selection.
         candidates: unit directions to swap in.
         patterns: the zeros of each candidate.
@@ -71,7 +71,7 @@ def _agreement(problem: Problem, unscaled: Tensor, scale: Tensor, zeros: Tensor)
 
     Args:
         problem: the layer.
-        unscaled: A p̄_i, of shape (…, b, m).
+        unscaled: A p_i, of shape (…, b, m).
         scale: s_i, of shape (…, b). z has the sign of unscaled / s. Without a bias the better sign is used instead.
         zeros: which entries of each column are zero, of shape (…, b, m).
     """

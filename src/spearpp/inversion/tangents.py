@@ -17,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch.func import grad, jvp, vjp, vmap
 
-from spearpp.inversion.network import Network, Span
+from spearpp.inversion.network import Network
+from spearpp.inversion.spans import Span
 from spearpp.model.loss import Loss
 from spearpp.model.rest import Rest
 from spearpp.types import Float, Int, Tensor

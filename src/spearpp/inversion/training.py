@@ -31,9 +31,11 @@ mini-batches. Without a known order, each further pass changes the visits by a t
 class Visits:
     """Signals and inputs of every layer, one row for each visit of a sample."""
 
-    signals: list[Float[Tensor, "v m"]]
-    inputs: list[Float[Tensor, "v n"]]
-    """With an appended 1 if the layer has a bias. The inputs of the first layer are coordinates."""
+    signals: list[Tensor]
+    """[visits, m] for a layer with m neurons."""
+    inputs: list[Tensor]
+    """[visits, n] for a layer with n inputs, with an appended 1 if the layer has a bias. The inputs of the first layer
+    are coordinates."""
 
     def join(self, other: "Visits") -> "Visits":
         """Return these visits followed by the other ones."""
@@ -47,7 +49,7 @@ class Visits:
 class LocalTraining:
     """Training of a chain of Linear layers and activations with cross-entropy, on samples with known labels."""
 
-    weights: list[Float[Tensor, "m n"]]
+    weights: list[Tensor]
     """The weights before the training, with the bias as the last column if there is one. The columns of the first layer
     are coordinates."""
     biased: list[bool]

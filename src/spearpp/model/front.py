@@ -2,7 +2,8 @@
 
 A layer behind convolutions sees features f = ψ(x). ``torch.fx`` records the operations of ψ, so that ψ can be run, and
 differentiated, without the rest of the model. ψ must compute every sample on its own and without randomness, in
-training mode too: otherwise f is not a function of one picture, and no picture follows from it.
+training mode too: otherwise f is not a function of one picture, and no picture follows from it. ψ must also consist of
+known operations. Others, such as the absolute value, can give distant pictures the same features.
 """
 
 import copy
@@ -13,6 +14,7 @@ import torch
 from torch import fx, nn
 
 from spearpp.errors import OptionError
+from spearpp.model.known import first_unknown
 from spearpp.model.operations import Tracer, is_batch_norm, is_dropout, is_linear, label
 from spearpp.model.rest import PROBES, SAME, arguments, evaluate, frozen
 from spearpp.model.smoothing import activation_of, max_pooling_of, smoothed, smoothed_max_pool
@@ -21,7 +23,8 @@ from spearpp.update.names import plain
 
 COMMON_SIDES = (28, 32, 64, 96, 128, 224)
 """Side lengths that are tried before others if the shape of the input is not given: MNIST, CIFAR, Tiny ImageNet, STL,
-and the usual sizes of photographs. A wrong shape does no harm: ψ(x) = f has no solution then."""
+and the usual sizes of photographs. For a wrong shape ψ(x) = f has no solution, unless ψ ignores the border that the
+guess leaves out."""
 MAX_SIDE = 256
 """Largest side length that is tried. Design choice."""
 UNKNOWN_SHAPE = "the shape of the model's input is unknown; pass it (input_shape=, --shape)"
@@ -44,7 +47,7 @@ class FrontEnd:
         shape: shape of one input of the model.
         unknowns: number of values of one input.
         features: number of values of ψ(x).
-        guessed: whether the shape is a guess.
+        guessed: whether the shape is a guess from the number of features.
         batch_norm: whether ψ contains BatchNorm, which mixes samples if the client trained in training mode.
 
     Raises:
@@ -70,10 +73,8 @@ class FrontEnd:
         self.features = int(getattr(model.get_submodule(_module_of(model, name)), "in_features", 0))
         modules = [model.get_submodule(str(node.target)) for node in self._nodes if node.op == "call_module"]
         self.batch_norm = any(is_batch_norm(each) for each in modules)
-        if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in modules):
-            raise OptionError("the operations before the layer look up an embedding, so the inputs are tokens")
-        self.guessed = shape is None
         self.shape = self._guess_shape(model) if shape is None else tuple(shape)
+        self.guessed = shape is None and len(self.shape) > 1
         self.unknowns = int(torch.Size(self.shape).numel())
         self._check(model, name)
 
@@ -130,7 +131,7 @@ class FrontEnd:
         """Return the shape of the input that the first layer takes and that gives the right number of features."""
         for node in self._nodes:
             module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and self._fits((module.in_features,)):
                 return (module.in_features,)
             if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
                 dimensions = len(module.kernel_size)
@@ -160,8 +161,6 @@ class FrontEnd:
             alone = torch.cat([self(each) for each in probe.split(1)])
             seen = _seen_by_layer(model, _module_of(model, name), probe.reshape(-1, *self.shape))
         except Exception as error:  # the operations are user code and may raise anything
-            if self.guessed:
-                raise OptionError(UNKNOWN_SHAPE) from error
             shape = "x".join(map(str, self.shape))
             raise OptionError(f"the model does not accept inputs of shape {shape} before the layer: {error}") from error
         if together.shape != (PROBES, self.features):
@@ -176,7 +175,9 @@ class FrontEnd:
 def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx.Node], str]:
     """Return the nodes that the input of a Linear layer is computed from, in order, and the name of the last one."""
     calls = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
-    if len(calls) != 1 or not calls[0].all_input_nodes:
+    if not calls:
+        raise OptionError("the layer is part of a module that cannot be traced")
+    if len(calls) > 1 or not calls[0].all_input_nodes:
         raise OptionError(f"the layer is called {len(calls)} times")
     if sum(node.op == "placeholder" for node in graph.nodes) != 1:
         raise OptionError("the model has several inputs")
@@ -190,6 +191,13 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     if not any(node.op == "placeholder" for node in needed):
         raise OptionError("the layer does not depend on the input of the model")
     nodes = [node for node in graph.nodes if node in needed and node.op not in ("placeholder", "get_attr")]
+    modules = [model.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
+    if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in modules):
+        raise OptionError("the operations before the layer look up an embedding, so the inputs are tokens")
+    unknown = first_unknown(model, nodes)
+    if unknown is not None:
+        why = "so different inputs may have the same features"
+        raise OptionError(f"the audit does not know the operation {label(model, unknown)} before the layer, {why}")
     random = next((node for node in nodes if is_dropout(model, node)), None)
     if random is not None:
         raise OptionError(f"{label(model, random)} comes before the layer, and its mask is unknown")

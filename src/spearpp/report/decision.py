@@ -22,7 +22,7 @@ CHECK_NAMES = {
 """What is checked for each kind of leak."""
 NOUNS = {"inputs": "inputs", "features": "samples' features", "unproved": "unproved inputs", "vocabulary": "rows"}
 RISKS = {
-    "critical": "Everyone who can read this update can compute training samples of this client exactly.",
+    "critical": "Everyone who can read this update can compute training data of this client, without guessing.",
     "inputs": "Everyone who can read this update can compute recognisable versions of this client's training samples.",
     "features": "Everyone who can read this update can compute what the model knows about this client's samples.",
     "vocabulary": "Everyone who can read this update can see which words, categories or items this client has.",
@@ -37,7 +37,7 @@ ACTIONS = {
     "vocabulary": "Freeze the embedding, or add noise to all of its rows, before more clients send updates.",
     "unproved": "Treat these inputs as a likely leak, and audit again with a larger budget and the batch size.",
     "low": "Audit more clients and rounds, with a larger budget, before you rely on this result.",
-    "unknown": "Read why no layer could be tested, correct the model or the files, and audit again.",
+    "unknown": "Read why no layer could be tested. If the model and the files are right, test other attacks too.",
 }
 """One sentence for each severity without a leak, for certified inputs, and for each kind of leak."""
 

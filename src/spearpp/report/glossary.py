@@ -8,8 +8,8 @@ GENERAL = {
     "update": "What a client sends to the server after training: gradients, weights or differences of weights.",
     "certified": "The update itself proves that the input is a training sample, or a mean of samples that the update "
     "cannot distinguish, up to a relative error of 0.001. The proof needs no original data.",
-    "relative error": "Size of the largest possible deviation divided by the size of the input. Half a grey level of "
-    "an 8-bit image is about 0.002 of its range.",
+    "relative error": "Size of the deviation divided by the size of the input. A stated error is an estimate from the "
+    "noise of the update. In tests the true error was at most three times as large.",
     "dB": "Decibels of the PSNR (peak signal-to-noise ratio), which compares a recovered input with the original. "
     "20 dB more mean a tenth of the error. Images above about 40 dB look identical, and 90 dB is a difference of "
     "0.00003 of the range.",
@@ -31,7 +31,7 @@ GENERAL = {
 }
 """General terms. The key is the term."""
 CLAIMS = {
-    Kind.ONE: "The input is one training sample, exact up to the stated error.",
+    Kind.ONE: "The input is one training sample, exact up to a relative error of 0.001.",
     Kind.ONE_OR_MEAN: "The input is one training sample, or the weighted mean of several samples that the update "
     "cannot distinguish.",
     Kind.APPROXIMATE: "The input is one training sample or a weighted mean, up to a stated error that is visible.",
@@ -42,13 +42,13 @@ CLAIMS = {
 }
 """What each claim says."""
 NUMBERS = {
-    "error": "Bound on the relative error of this input.",
+    "error": "Stated relative error of this input: an estimate, not a bound.",
     "samples": "Number of training samples that this input represents.",
-    "apart": "If the input is a mean: how far apart its samples can be, relative to their size.",
+    "apart": "If the input is a mean: how far its samples can be from it, relative to its size.",
     "holds": "Whether the input satisfies the equations of its layers up to noise, and chance does not explain this.",
     "determined": "Whether no other input satisfies the same equations.",
     "share": "How much of the gradient this input explains, relative to the size of the gradient.",
-    "noise_error": "Bound on the relative error that follows from the noise of the gradient alone.",
+    "noise_error": "The stated error that follows from the noise of the gradient alone.",
     "zeros": "Number of neurons that receive no gradient from this input.",
     "chance": "Bound on the probability that a wrong input passes this test by chance.",
     "agreeing": "Number of neurons where activation and gradient agree clearly.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spearpp.auditing import AuditResult, Kind, LayerAudit, Verdict, Vocabulary
 from spearpp.auditing.folder import Redaction
+from spearpp.dp import probability
 from spearpp.metrics import Score
 from spearpp.pictures import data_uri
 from spearpp.report import plots
@@ -103,7 +104,8 @@ def environment() -> "jinja2.Environment":
     made = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    made.filters |= {"number": number, "short": _short}
+    for name, shown in (("number", number), ("probability", probability), ("short", _short)):
+        made.filters[name] = shown
     return made
 
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from spearpp.report.decision import describe
 
 LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
-VOCABULARY_RULE = "spearpp/vocabulary"
+FEATURES_RULE, VOCABULARY_RULE = "spearpp/features", "spearpp/vocabulary"
 
 
 def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,13 +22,14 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
     results = []
     if content["verdict"] == "LEAKS" or content["fitting"]:
         leaks = content["verdict"] == "LEAKS"
-        leak_rule = VOCABULARY_RULE if content["best_layer"] is None else LEAK_RULE
+        sees = next((each["sees"] for each in content["layers"] if each["name"] == content["best_layer"]), None)
+        leak_rule = {None: VOCABULARY_RULE, "features": FEATURES_RULE}.get(sees, LEAK_RULE)
         result: dict[str, Any] = {
             "ruleId": leak_rule if leaks else UNPROVED_RULE,
             "level": "error" if leaks else "warning",
             "message": {"text": content["summary"]},
             "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(str(source[-1]))}}}],
-            "properties": {name: content[name] for name in names},
+            "properties": {name: content[name] for name in names} | {"sees": sees},
         }
         known = content.get("leaks") or []
         if known and all(each["status"] == "accepted" for each in known):
@@ -48,6 +49,18 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
                 "shortDescription": {"text": "Training data can be recovered from a client's update"},
                 "fullDescription": {
                     "text": "Training inputs can be computed from this update and the weights that the client received."
+                },
+                "defaultConfiguration": {"level": "error"},
+                "help": {
+                    "text": "Add noise (DP-SGD) before an update leaves the client, or sum the updates of more clients."
+                },
+            },
+            {
+                "id": FEATURES_RULE,
+                "shortDescription": {"text": "Features of training data can be recovered from a client's update"},
+                "fullDescription": {
+                    "text": "What an inner layer of the model computes from single training samples can be recovered. "
+                    "The inputs themselves were not recovered."
                 },
                 "defaultConfiguration": {"level": "error"},
                 "help": {

@@ -38,7 +38,7 @@ def headline(result: AuditResult) -> str:
         what = f"the inner features of {recovered} of {total} {best.layer.noun}"
     else:
         what = f"{recovered} of {total} training {best.layer.noun}"
-    through = ", through the layers in front of the first Linear layer" if best.layer.sees == Sees.PIXELS else ""
+    through = ", computed from features of an inner layer" if best.layer.sees == Sees.PIXELS else ""
     return f"This update leaks training data: {what} were recovered {how}{through}."
 
 

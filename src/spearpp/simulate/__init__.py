@@ -1,5 +1,6 @@
 """Simulated clients: networks, data sets that need no download, and the updates that a client would send."""
 
+from spearpp.simulate.backbones import backbone
 from spearpp.simulate.batch import Batch, Dataset
 from spearpp.simulate.clients import DPSGD, Change, Client, FedAvg, FedSGD, OpacusDPSGD, SumOfClients
 from spearpp.simulate.data import breast_cancer, cifar10, digits, photographs, random_batch
@@ -23,6 +24,7 @@ __all__ = [
     "Quantise",
     "SumOfClients",
     "TopK",
+    "backbone",
     "breast_cancer",
     "cifar10",
     "digits",

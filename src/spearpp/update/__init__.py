@@ -52,7 +52,8 @@ class ClientUpdate:
     """The weights that the server sent to the client, by parameter name."""
     gradients: Named
     """The gradients by parameter name, without parameters that the client did not send. If the client sent weights, a
-    gradient is (before - after) / (lr · steps)."""
+    "gradient" is (before - after) / (lr · steps), which is the mean gradient of its training only approximately. If lr
+    is unknown, its scale is unknown."""
     kind: Kind = "gradients"
     """What the client sent."""
     lr: float | None = None

@@ -14,9 +14,10 @@ import torch
 
 from spearpp.inversion.evidence.evidence import Evidence
 from spearpp.inversion.evidence.network import Orthogonal, judge_points, row_deviation, weighted_equations
-from spearpp.inversion.network import SIGMAS, Network, Span
+from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
+from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
 from spearpp.linalg.least_squares import levenberg_marquardt

@@ -122,7 +122,7 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     """Return the number of equations that random points violate by more than noise.
 
     The parts of their vectors outside the spans have this rank. Random points are as far from the mean of the found
-    points as these are.
+    points as these are. With several rounds, a later layer counts once, with its best round: the rounds may be alike.
     """
     preactivations, one = coordinates_of(problem)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
@@ -133,15 +133,17 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
     z = points @ preactivations.T
     levels = network.levels(z, labels, tolerated=math.inf)[1].median(1).values
-    total = 0
+    ranks: dict[tuple[int, bool], int] = {}
+    later = max(1, len(network.rests[0].layers))
     for span, vectors, level in zip(
         network.equations, network.vectors(z, labels, network.equations), levels, strict=True
     ):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # The level is the norm of the noise of all equations of the span, for one point.
         threshold = VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
-        total += rank_above(torch.nan_to_num(units @ span.complement), threshold)
-    return total
+        key = (0 if span.layer == 0 else 1 + (span.layer - 1) % later, span.signals)
+        ranks[key] = max(ranks.get(key, 0), rank_above(torch.nan_to_num(units @ span.complement), threshold))
+    return sum(ranks.values())
 
 
 def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bool[Tensor, "k"]:

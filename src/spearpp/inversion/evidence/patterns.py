@@ -50,7 +50,8 @@ class Comparison:
     """Bound on the probability that a vertex, with b-1 zeros by construction, has as many zeros by chance."""
     agreeing: Int[Tensor, "*u k"]
     """Neurons where pattern and zeros are both clear and agree. Neurons without any gradient should be inactive for
-    every input; they count by how many more are inactive than active (pruned neurons may be active)."""
+    every input; in one round they count by how many more are inactive than active (pruned neurons may be active). Rows
+    that repeat those of an earlier round do not count."""
     moved: Int[Tensor, "*u k"]
     """Neurons that x̂_i leaves inactive and that have a gradient nevertheless: only drift explains them."""
     hidden: Int[Tensor, "*u k"]
@@ -97,9 +98,11 @@ def compare(
     counts = _count_agreements(problem, sides, conflicts, slack)
     rebuilt = _rebuild(problem, sides, inverse, slack, heavier)
     zero_rows = sides.zeros & sides.live
+    new_rows = sides.live & ~problem.repeated_rows[..., None, :]
+    new_zeros = (sides.zeros & new_rows).sum(-1)
     return Comparison(
         zeros=zero_rows.sum(-1),
-        chance=chance_of_zeros(zero_rows.sum(-1), sides.bound / sides.level, sides.live, problem.batch_size),
+        chance=chance_of_zeros(new_zeros, sides.bound / sides.level, new_rows, problem.batch_size),
         agreeing=counts.agreeing,
         moved=conflicts.sum(-1),
         hidden=counts.hidden,
@@ -223,7 +226,7 @@ def _count_agreements(
     problem: Problem, sides: _Sides, conflicts: Bool[Tensor, "*u b m"], slack: Float[Tensor, "*u b m"]
 ) -> _Counts:
     """Step 4: count the neurons for and against each input. ``slack`` includes what drift may have moved."""
-    counted = sides.clear & (sides.z.abs() > slack)
+    counted = sides.clear & (sides.z.abs() > slack) & ~problem.repeated_rows[..., None, :]
     agreeing = (counted & (sides.active != sides.zeros)).sum(-1)
     hidden = (counted & sides.active & sides.zeros).sum(-1)
     expected = torch.where(counted & sides.active, sides.bound / sides.level, 0.0).sum(-1)
@@ -234,7 +237,7 @@ def _count_agreements(
         hidden = torch.zeros_like(hidden)
     if problem.one_step:  # no drift explains a conflict of a single gradient
         agreeing = torch.where(conflicts.any(-1), 0, agreeing)
-    dead = ~sides.live & (sides.z.abs() > slack)
+    dead = ~sides.live & (sides.z.abs() > slack) & (problem.rounds == 1)  # over rounds they are the same neurons
     dead_agreeing = ((dead & (sides.z < 0)).sum(-1) - (dead & (sides.z > 0)).sum(-1)).clamp_min(0)
     return _Counts(agreeing + dead_agreeing, hidden, most_by_chance(expected))
 

@@ -33,18 +33,22 @@ STARTS = {"cpu": 60, "cuda": 240}
 """Number of starts of a round. Design choice: larger rounds find the same samples more often, but a GPU is hardly
 slower with them."""
 WORKS = 0.25
-"""New samples for each start with which a set of equations is used without trying the others."""
+"""New samples for each start with which a set of equations is used without trying the others. Design choice: such a
+set leaves little to gain from the others."""
 EMPTY_ROUNDS = 6
-"""Number of rounds in a row without a new sample, after the first of every set of equations, that end the search."""
+"""Number of rounds in a row without a new sample, after the first of every set of equations, that end the search.
+Design choice: starts are random, so a few empty rounds say little."""
 STEPS = 40
 """Largest number of steps of a start. Measured: samples of smooth networks take 5 to 10."""
 PATIENCE = 15
-"""Number of steps after which a start must make progress in every step. Design choice."""
+"""Number of steps after which a start must make progress in every step. Design choice: more than the 5 to 10
+steps that samples of smooth networks take."""
 LEFT = 0.1
 """Share of the starts of a round that is not waited for. Design choice: starts that take much longer than others mostly
 fail."""
 SMOOTH_STEPS = 6
-"""Number of steps for each width of the smoothed activations."""
+"""Number of steps for each width of the smoothed activations. Design choice: the next width starts close to the
+solution of the last one, so few steps are enough."""
 WIDEST = (0.12, 0.7)
 """First widths of smoothed activations that are tried, relative to the standard deviation of their arguments. Measured:
 0.7 makes every start end at a sample, but often at the same one; on raw pixels 0.12 finds a batch of 60 in a fifth of
@@ -60,12 +64,14 @@ FINE_ENOUGH = 3e-6
 BELOW_NOISE = 0.1
 """Norm of the residual, in units of the noise of the equations, at which a start is done."""
 FINISH_STEPS = 12
-"""Largest number of steps in float64 with all equations. Two are usual."""
+"""Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
+because only points that passed every test reach these steps."""
 SAME = 1e-2
 """Largest relative distance of two points that count as one sample. Design choice: samples that are closer are judged
 as one by the evidence."""
 LEAST_WEIGHT = 0.3
-"""Smallest weight of a label among the starts, in samples: the counts of labels are estimates."""
+"""Smallest weight of a label among the starts, in samples. Design choice: the counts of labels are estimates, so a
+label that seems to be complete is still tried."""
 
 
 @dataclass

@@ -108,7 +108,12 @@ class Gated:
         return (HASTY, *EFFORTS) if b >= MANY and neurons >= WIDE * b else EFFORTS
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
-        """Propose the new directions of each round.
+        """Propose the new directions of each round, from three sources one after the other.
+
+        1. Inputs that single rows of the gradient reveal (``peel``), if the next layer is not used.
+        2. Rounds that use the next layer or the weights of an output layer, if they were given. If two layers were
+           necessary and found something, the search ends here.
+        3. Rounds of descents on this layer alone, for the directions that are still missing.
 
         If all b directions were found and the caller continues, λ is below 1 and some direction is wrong. The inverse
         of the matrix of directions yields one p per direction. If exactly one direction is wrong, the p computed for it

@@ -26,7 +26,8 @@ ROUGH = 1e-4
 """Smallest ε of the objective for which products may use tensor cores, which round factors to ten bits. Design choice:
 this rounding has a relative error of 5e-4, whose square is far below this ε."""
 WARM_UP = 2
-"""Number of evaluations before the first step, until conjugate gradients have a good solution. Design choice."""
+"""Number of evaluations before the first step, until conjugate gradients have a good solution. Design
+choice: each evaluation continues the last solution, so two evaluations do twice the iterations."""
 DEDUPLICATION_TIMES = 0.3, 0.6
 """Shares of the steps after which duplicate starts are removed. Measured: at five sizes, searches needed as many rounds
 as before and 8 to 49 % fewer evaluations (docs/lab/notebook.md, section "Speed")."""

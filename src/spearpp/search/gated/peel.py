@@ -39,7 +39,8 @@ DETERMINED = 1e-3
 SINGULAR_RATIO = 0.05
 """Largest ratio of the first to the second singular value of the silent rows. Design choice: the first is noise."""
 MIN_PRODUCT = 1e-6
-"""Minimum product of a unit p with its unit q, because q is scaled to q·p = 1. Design choice."""
+"""Minimum product of a unit p with its unit q, because q is scaled to q·p = 1. Design choice: below it
+the scaled q would consist of rounding of float64, enlarged a million times."""
 NOISE_FACTOR = 5.0
 """Minimum norm of a row relative to its noise. Design choice: five standard deviations."""
 DUPLICATE_COSINE = 1 - 1e-9

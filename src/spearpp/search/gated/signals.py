@@ -74,13 +74,13 @@ class SignalsOfRounds:
     def starts(self, size: int, generator: torch.Generator, dtype: torch.dtype) -> Float[Tensor, "size m"]:
         """Return signals of random outputs and labels, weak in some of the rounds."""
         count = self.weight.shape[1]
-        where = {"generator": generator, "device": generator.device}
-        logits = (
-            torch.randn(size, count, **where) * torch.tensor(LOGITS, device=generator.device).repeat(size)[:size, None]
-        )
-        labels = torch.randint(count, (size,), **where)
+        device = generator.device
+        sizes = torch.tensor(LOGITS, device=device).repeat(size)[:size, None]
+        logits = sizes * torch.randn(size, count, generator=generator, device=device)
+        labels = torch.randint(count, (size,), generator=generator, device=device)
         gradient = logits.softmax(1) - torch.nn.functional.one_hot(labels, count)
-        strength = torch.where(torch.rand(size, self.rounds, **where) < ABSENT, WEAK, 1.0)
+        weak = torch.rand(size, self.rounds, generator=generator, device=device) < ABSENT
+        strength = torch.where(weak, WEAK, 1.0)
         gradient, strength = gradient.to(self.weight), strength.to(self.weight)
         return sphere.retract(torch.einsum("so,st,tom->stm", gradient, strength, self.weight).flatten(1)).to(dtype)
 

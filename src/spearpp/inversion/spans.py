@@ -1,0 +1,70 @@
+"""Spaces that contain one vector of every sample: the inputs, or the signals, of one layer of a network."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from spearpp.types import Float, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """A space that contains one vector of every sample: the inputs, or the signals, of one layer."""
+
+    layer: int
+    """0 for the layer that is inverted, l for the l-th later layer, counted through all rounds."""
+    signals: bool
+    """Whether the vectors are signals (backward equations) or inputs (forward equations)."""
+    basis: Float[Tensor, "d b"]
+    singular_values: Float[Tensor, "b"]
+    noise: float
+    """σ, the standard deviation of the noise in an entry of the gradient."""
+    rounding: float
+    appended_one: bool = False
+    """Whether the vectors are inputs with an appended 1, because the layer has a bias."""
+    drift: float = 0.0
+    """Share of a sample's vector outside the space because the weights moved during local training."""
+    sensitivity: float = 0.0
+    """The share outside that noise in the entries of the input causes, over the standard deviation of this noise."""
+
+    @property
+    def equations(self) -> int:
+        """Number of equations: the dimensions outside the space."""
+        return self.basis.shape[0] - self.basis.shape[1]
+
+    @property
+    def typical_level(self) -> float:
+        """The level that noise and drift cause for a vector whose coordinates in the space are alike."""
+        noise = self.noise * self.equations**0.5 * float((self.singular_values**-2).mean()) ** 0.5
+        return math.hypot(noise, self.drift)
+
+    @cached_property
+    def complement(self) -> Float[Tensor, "d equations"]:
+        """Orthonormal basis of the vectors that are orthogonal to the space."""
+        return torch.linalg.qr(self.basis, mode="complete")[0][:, self.basis.shape[1] :]
+
+    def share_outside(self, vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
+        """Return ‖(I - B Bᵀ) v‖ / ‖v‖."""
+        outside = vectors - (vectors @ self.basis) @ self.basis.T
+        return torch.linalg.vector_norm(outside, dim=1) / norm(vectors)
+
+    def level(
+        self, vectors: Float[Tensor, "k d"], cancellation: Float[Tensor, "k"], input_noise: Float[Tensor, "k"]
+    ) -> Float[Tensor, "k"]:
+        """Return the share outside that noise, rounding and movement explain for a true vector.
+
+        ``cancellation`` says how many times larger the rounding of each sample's signals is than that of its inputs,
+        ``input_noise`` is the standard deviation of the noise in the entries of each sample's input.
+        """
+        amplified = torch.linalg.vector_norm((vectors @ self.basis) / self.singular_values, dim=1)
+        noise = self.noise * self.equations**0.5 * amplified / norm(vectors)
+        rounding = self.rounding * cancellation if self.signals else torch.full_like(noise, self.rounding)
+        moved = torch.hypot(self.sensitivity * input_noise, torch.full_like(noise, self.drift))
+        return torch.hypot(torch.hypot(noise, rounding), moved)
+
+
+def norm(vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
+    """Return the norm of each row, at least the smallest positive number."""
+    return torch.linalg.vector_norm(vectors, dim=1).clamp_min(torch.finfo(vectors.dtype).tiny)
