@@ -294,9 +294,15 @@ ZOO = {
         "CNN of the FedAvg paper, hidden 512", "FedML CNN_OriginalFedAvg", lambda: _fedavg(512, 10), GREY, "pictures"
     ),
     "fedprox": Network(
-        "the same, padding 1", "Flower baseline fedprox", lambda: _fedavg(512, 10, 1, 1), GREY, "pictures"
+        "CNN of the FedAvg paper, padding 1",
+        "Flower baseline fedprox",
+        lambda: _fedavg(512, 10, 1, 1),
+        GREY,
+        "pictures",
     ),
-    "leaf": Network("the same, hidden 2,048, 62 classes", "LEAF FEMNIST", lambda: _fedavg(2048, 62), GREY, "pictures"),
+    "leaf": Network(
+        "CNN of the FedAvg paper, hidden 2,048, 62 classes", "LEAF FEMNIST", lambda: _fedavg(2048, 62), GREY, "pictures"
+    ),
     "dropout": Network("CNN with Dropout, 9,216-128-10", "FedML CNN_DropOut", _cnn_dropout, GREY, "pictures"),
     "keras": Network("CNN with Dropout, 2,304-10", "Flower quickstart-tensorflow", _keras_cnn, COLOUR, "pictures"),
     "fedbn": Network(

@@ -77,7 +77,7 @@ def test_inputs_that_follow_from_features_are_forecast(monkeypatch: pytest.Monke
     few = preflight(narrow, [1, 4, 4], 3, budget=10).forecasts[0]
     assert few.reveals == "features"
     assert "for 16 unknowns" in few.reason
-    mixed = nn.Sequential(front[0], nn.BatchNorm2d(16), *wide[1:])
+    mixed = nn.Sequential(front[0], nn.BatchNorm2d(16), *list(wide)[1:])
     assert "BatchNorm mixes" in preflight(mixed, [1, 4, 4], 3, budget=1).forecasts[0].reason
 
 
