@@ -82,7 +82,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     measured = {row["network"] for row in rows}
     missing = ", ".join(f"{each.name} ({each.origin})" for key, each in ZOO.items() if key not in measured)
     if missing:
-        facts += f" Not measured for this table: {missing}. The page [Pictures through convolutions](results/pixels.md) has results of such networks."
+        facts += f" Not measured for this table: {missing}. "
+        facts += "The page [Pictures through convolutions](results/pixels.md) has results of such networks."
     parts = [INTRODUCTION, facts, "", *lines, READING, _differences(rows), _reasons(rows)]
     return "\n".join(parts)
 
