@@ -11,7 +11,7 @@ The data are CIFAR-10 test images (SPEARPP_DATA). Each batch has its own seed (1
 3072-m-…-m-10 network, unless the row says otherwise. Gradients are float32. A batch is exact if all its inputs are
 certified. An input is approximate if its evidence holds with a stated error between 1e-3 and 0.1. A certified or
 approximate input is wrong if it is farther than three times its stated error from every sample. The last column is the
-time over that of a float64 SVD of the first layer's gradient, measured after each batch.
+time over that of the float64 singular values of the first layer's gradient, measured after each batch.
 """
 
 import statistics
@@ -31,8 +31,9 @@ from spearpp import simulate
 from spearpp.auditing.claims import MAX_ERROR
 from spearpp.errors import RankError
 from spearpp.inversion.result import Inversion
-from spearpp.model.following import ACTIVATIONS, Following, LayerTensors
+from spearpp.model.following import ACTIVATIONS, Following
 from spearpp.simulate import Batch
+from spearpp.types import LayerTensors
 
 MODEL_WIDTH, FEED_FORWARD = 192, 768
 """Sizes of the encoder layer."""
@@ -76,7 +77,7 @@ class Row:
     seconds: float
     """Median time of a batch."""
     svds: float
-    """Median of the time of a batch over the time of a float64 SVD of its gradient."""
+    """Median of the time of a batch over that of the float64 singular values of its gradient."""
 
 
 SMOOTH = ("gelu", "silu", "elu", "softplus", "leaky_relu", "tanh")
@@ -155,12 +156,15 @@ def encoder(setting: Setting, seed: int, device: torch.device) -> Attacked:
     layer.linear1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     sequences = torch.randn(setting.b // 13, 13, MODEL_WIDTH, device=device)
     labels = torch.randint(10, (len(sequences),), device=device)
-    nn.functional.cross_entropy(model(sequences), labels).backward()
-    both = (layer.linear1, layer.linear2)
-    first, second = ((each.weight.grad, each.bias.grad, each.weight.detach(), each.bias.detach()) for each in both)
+    loss = nn.functional.cross_entropy(model(sequences), labels)
+    tensors: list[LayerTensors] = []
+    for each in (layer.linear1, layer.linear2):
+        gradients = torch.autograd.grad(loss, [each.weight, each.bias], retain_graph=True)
+        tensors.append((gradients[0], gradients[1], each.weight.detach(), each.bias.detach()))
     tokens = seen[0].reshape(-1, MODEL_WIDTH)
-    batch = Batch(tokens, torch.zeros(len(tokens), dtype=torch.long, device=device))
-    return _timed(setting, batch, first, Following.of_layers("gelu", [second], loss=None), device)
+    scale = simulate.random_batch(1, features=MODEL_WIDTH).normalisation  # not used
+    batch = Batch(tokens, torch.zeros(len(tokens), dtype=torch.long, device=device), scale)
+    return _timed(setting, batch, tensors[0], Following.of_layers("gelu", tensors[1:], loss=None), device)
 
 
 def _timed(setting: Setting, batch: Batch, first: LayerTensors, following: Following, device: torch.device) -> Attacked:
@@ -222,16 +226,16 @@ def measure(setting: Setting, batches: int | None, data: str | None, device: tor
 
 def rows(names: list[str], batches: int | None, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure blocks of rows, and print each row."""
-    heads = ("activation", "m", "hidden", "b", "data", "exact batches", "certified", "approximate", "wrong", "starts")
-    heads += ("seconds", "SVDs")
+    heads = ["activation", "m", "hidden", "b", "data", "exact batches", "certified", "approximate", "wrong", "starts"]
+    heads += ["seconds", "SVDs"]
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for name in names:
         for setting in ROWS[name]:
             row = measure(setting, batches, data, device)
             cells = (row.activation, row.m, row.hidden, row.b, row.data, f"{row.exact} of {row.batches}")
-            more = (f"{row.certified} of {row.visible}", row.approximate, row.wrong)
-            more += (f"{row.starts:.0f}", f"{row.seconds:.3g}", f"{row.svds:.0f}")
-            print("| " + " | ".join(str(each) for each in (*cells, *more)) + " |", flush=True)
+            counts = (f"{row.certified} of {row.visible}", row.approximate, row.wrong)
+            times = (f"{row.starts:.0f}", f"{row.seconds:.3g}", f"{row.svds:.0f}")
+            print("| " + " | ".join(str(each) for each in (*cells, *counts, *times)) + " |", flush=True)
             yield row
 
 

@@ -210,6 +210,7 @@ def main() -> int:
     options = command.parser(__doc__)
     options.add_argument("--networks", nargs="+", choices=ZOO, default=list(ZOO), metavar="NAME")
     options.add_argument("--budget", type=float, default=60.0, help="seconds for each audit")
+    options.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=SIZES, help="batch sizes")
     options.add_argument("--redo", action="store_true", help="measure again what is stored")
     given = options.parse_args()
     store = given.out or STORE
@@ -218,7 +219,7 @@ def main() -> int:
     )
     try:
         for key in given.networks:
-            for b in SIZES:
+            for b in given.sizes:
                 if given.redo or (key, b) not in rows:
                     rows[key, b] = row = measure(key, b, given.budget, given.data)
                     print(

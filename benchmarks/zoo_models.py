@@ -294,9 +294,15 @@ ZOO = {
         "CNN of the FedAvg paper, hidden 512", "FedML CNN_OriginalFedAvg", lambda: _fedavg(512, 10), GREY, "pictures"
     ),
     "fedprox": Network(
-        "the same, padding 1", "Flower baseline fedprox", lambda: _fedavg(512, 10, 1, 1), GREY, "pictures"
+        "CNN of the FedAvg paper, padding 1",
+        "Flower baseline fedprox",
+        lambda: _fedavg(512, 10, 1, 1),
+        GREY,
+        "pictures",
     ),
-    "leaf": Network("the same, hidden 2,048, 62 classes", "LEAF FEMNIST", lambda: _fedavg(2048, 62), GREY, "pictures"),
+    "leaf": Network(
+        "CNN of the FedAvg paper, hidden 2,048, 62 classes", "LEAF FEMNIST", lambda: _fedavg(2048, 62), GREY, "pictures"
+    ),
     "dropout": Network("CNN with Dropout, 9,216-128-10", "FedML CNN_DropOut", _cnn_dropout, GREY, "pictures"),
     "keras": Network("CNN with Dropout, 2,304-10", "Flower quickstart-tensorflow", _keras_cnn, COLOUR, "pictures"),
     "fedbn": Network(
@@ -330,7 +336,7 @@ ZOO = {
         "LSTM 128 classifier, 4 classes", "text classification", lambda: Recurrent(5000, 64, 128, 1, 4), (40,), "tokens"
     ),
     "bert": Network("BERT-tiny with Dropout", "Flower quickstart-huggingface", Bert, (32,), "tokens"),
-    "tabtransformer": Network("TabTransformer", "tabular data (Adult)", TabTransformer, (14,), "categories"),
+    "tabtransformer": Network("TabTransformer", "Adult census data", TabTransformer, (14,), "categories"),
     "mil": Network("attention over a bag (DeepMIL)", "FLamby Camelyon16", DeepMIL, (16, 2048), "bags"),
 }
 """The networks by short name."""

@@ -79,6 +79,11 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         f"{len(rows)} audits with budgets of {budgets}: {wrong} wrong claims. In {same} of them preflight's simulated "
     )
     facts += "client loses the same kinds of data as the client with real data."
+    measured = {row["network"] for row in rows}
+    missing = ", ".join(f"{each.name} ({each.origin})" for key, each in ZOO.items() if key not in measured)
+    if missing:
+        facts += f" Not measured for this table: {missing}. "
+        facts += "The page [Pictures through convolutions](results/pixels.md) has results of such networks."
     parts = [INTRODUCTION, facts, "", *lines, READING, _differences(rows), _reasons(rows)]
     return "\n".join(parts)
 

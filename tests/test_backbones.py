@@ -21,7 +21,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 32, 3, stride=2), nn.BatchNorm2d(32)
-        self.fc = nn.Linear(32, 1000)
+        self.fc: nn.Module = nn.Linear(32, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc(functional.relu(self.bn1(self.conv1(x))).mean((2, 3)))
@@ -67,7 +67,8 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_of_a_local_file_and_a_new_head(kind: str, tmp_path: Path) -> None:
     stored = Net()
     torch.save(stored.state_dict(), tmp_path / "weights.pt")
-    model = simulate.backbone(f"{kind}:net", 12, weights=tmp_path / "weights.pt").train()
+    model = simulate.backbone(f"{kind}:net", 12, weights=tmp_path / "weights.pt")
+    model.train()
     pictures = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     stored.eval().fc = nn.Identity()
     assert torch.equal(model[0](pictures), stored(pictures)), "the backbone has the stored weights, in evaluation mode"

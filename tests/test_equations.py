@@ -221,17 +221,17 @@ def test_an_unknown_loss_leaves_the_forward_equations() -> None:
 
 
 def test_certified_samples_determine_samples_with_few_active_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most samples activate at most as many neurons as there are unknowns, so their own equations leave them open."""
-    model, batch = network(nn.ReLU()), batch_of(15)
+    """Some samples activate at most as many neurons as there are unknowns, so their own equations leave them open."""
+    model, batch = network(nn.ReLU(), seed=1), batch_of(20, seed=2)
     with torch.no_grad():
-        model[0].get_parameter("bias").sub_(0.4)
+        model[0].get_parameter("bias").sub_(0.2)
     first, *later = simulate.fedsgd(model, batch)
     results = []
     for passes in (0, joint.PASSES):
         monkeypatch.setattr(joint, "PASSES", passes)
         results.append(spearpp.invert(*first, following=Following.of_layers("relu", later)))
     alone, together = results
-    assert int(together.certified.sum()) >= int(alone.certified.sum()) + 4
+    assert int(alone.certified.sum()) < int(together.certified.sum()) == 20
     certified = errors(together, batch)[together.certified]
     assert bool((certified <= stated(together)[together.certified]).all())
 

@@ -40,6 +40,7 @@ from spearpp.experiments.cell import canonical, decode, encode
 from spearpp.experiments.defence import AXES, Defence
 from spearpp.experiments.frontier import Plan, bisect, sentence
 from spearpp.experiments.intervals import mean, wilson
+from spearpp.experiments.rounds import RoundsAttack
 from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianAdam
 from spearpp.search.losses import LogCosh
@@ -311,6 +312,20 @@ class TestCommands:
         assert done.stderr.startswith("error: ")
         assert message in done.stderr
         assert done.stderr.strip().splitlines()[1:] == [f"hint: spearpp {arguments[0]} --help shows examples"]
+
+    def test_rounds_of_one_client_are_an_axis(self) -> None:
+        pytest.importorskip("opacus", reason="Opacus is not installed: pip install 'spearpp[dp]'")
+        axis = AXES["rounds"]
+        once, often = (axis.on(Defence(batch=10, width=24, noise=0.5), rounds) for rounds in (1, 8))
+        attack = often.attack(data=Source("digits"))
+        assert isinstance(attack, RoundsAttack)
+        assert (attack.b, attack.m, attack.rounds) == (10, 24, 8)
+        first, composed = once.epsilon(rounds=60, train=100), often.epsilon(rounds=60, train=100)
+        assert first is not None
+        assert composed is not None
+        assert first < composed < 8 * first, "ε grows with the rounds, and by composition slower than their number"
+        with pytest.raises(OptionError, match="the rounds of one client"):
+            Defence(clients=2, rounds=3)
 
     def test_frontier_ends_in_a_sentence_and_a_plot(self, tmp_path: Path, run_cli: RunCli) -> None:
         asked = ["frontier", "--axis", "bits=2,16", "--axis", "batch=4,6", "-m", "100"]

@@ -77,8 +77,15 @@ def test_inputs_that_follow_from_features_are_forecast(monkeypatch: pytest.Monke
     few = preflight(narrow, [1, 4, 4], 3, budget=10).forecasts[0]
     assert few.reveals == "features"
     assert "for 16 unknowns" in few.reason
-    mixed = nn.Sequential(front[0], nn.BatchNorm2d(16), *wide[1:])
+    mixed = nn.Sequential(front[0], nn.BatchNorm2d(16), *list(wide)[1:])
     assert "BatchNorm mixes" in preflight(mixed, [1, 4, 4], 3, budget=1).forecasts[0].reason
+
+
+def test_batch_norm_behind_a_layer_hides_its_samples() -> None:
+    model = nn.Sequential(nn.Linear(8, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 3))
+    first = preflight(model, [8], 4, budget=1).forecasts[0]
+    assert (first.reveals, first.largest_batch) == (NOTHING, 0)
+    assert "mixes the samples" in first.reason
 
 
 def test_the_rows_of_a_sample_divide_the_bound() -> None:
@@ -92,7 +99,7 @@ def test_the_rows_of_a_sample_divide_the_bound() -> None:
 @pytest.mark.parametrize("last", [[], [nn.Sigmoid()], [nn.Flatten(0)]])
 def test_one_output_is_a_classifier_of_two_classes(last: list[nn.Module]) -> None:
     torch.manual_seed(0)
-    found = preflight(nn.Sequential(nn.Linear(8, 60), nn.ReLU(), nn.Linear(60, 1), *last), [8], 3, budget=5)
+    found = preflight(nn.Sequential(nn.Linear(8, 60), nn.ReLU(), nn.Linear(60, 1), *last), [8], 3, budget=60)
     assert found.simulated.verdict == "LEAKS"
     assert found.forecasts[1].largest_batch == 1
 

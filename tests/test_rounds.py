@@ -22,13 +22,14 @@ from spearpp.errors import DataError, OptionError
 from spearpp.integrations.common.federation import MAX_AGE, RoundStore
 from spearpp.integrations.common.job import Settings
 from spearpp.integrations.watch import Watch
-from spearpp.inversion.next_layer import read_next_layer
+from spearpp.inversion.next_layer import few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.problem import pose
 from spearpp.linalg import sphere
 from spearpp.search import Suggested
 from spearpp.search.gated.backward import BackwardRounds
+from spearpp.search.gated.signals import SignalsOfRounds
 from spearpp.simulate import Batch
 from spearpp.update.rounds import MANIFEST, load_rounds
 
@@ -62,7 +63,7 @@ def errors(result: AuditResult, batch: Batch) -> torch.Tensor:
 def test_rounds_give_what_no_single_round_gives(activation: nn.Module, m: int, b: int) -> None:
     model, batch = network(activation, m), samples(b)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
-    result = spearpp.audit(updates, model, batch_size=b, budget=20)
+    result = spearpp.audit(updates, model, batch_size=b, budget=30)
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == b
     assert bool((errors(result, batch) < 1e-3).all())
@@ -231,6 +232,22 @@ def test_the_next_layer_speeds_up_the_search_of_rounds() -> None:
     assert float((found.directions @ true.T).abs().amax(1).min()) > 1 - 1e-6
 
 
+@pytest.mark.parametrize(("outputs", "dimensions"), [(1, 1), (3, 3), (10, 9)])
+def test_signals_over_rounds_are_a_set_that_contains_their_starts(outputs: int, dimensions: int) -> None:
+    """Ten outputs stand for a softmax, whose gradients sum to zero; one output for a binary classifier."""
+    generator = torch.Generator().manual_seed(0)
+    weight, gradient = torch.randn(2, outputs, 80, generator=generator, dtype=torch.float64)
+    gradient = gradient - gradient.mean(0) * (outputs == 10)
+    few = few_outputs(observe(gradient, None, weight, None), 50, 4)
+    assert few is not None
+    assert few.span.shape == (80, 4 * dimensions)
+    signals = SignalsOfRounds(few, torch.float64)
+    starts = signals.starts(8, generator, torch.float64)
+    assert torch.allclose(torch.linalg.vector_norm(starts, dim=1), torch.ones(8, dtype=torch.float64))
+    assert torch.allclose(signals.project(starts), starts, atol=1e-6)
+    assert torch.allclose(signals.project(signals.project(3 * weight[:1])), signals.project(3 * weight[:1]), atol=1e-2)
+
+
 def _second_gradient(update: ClientUpdate) -> torch.Tensor:
     return update.gradients["2.weight"]
 
@@ -261,7 +278,17 @@ def test_the_most_different_rounds_are_chosen_if_memory_is_short() -> None:
     assert len(three) == 3
     assert {0, 5} <= set(three)
     result = spearpp.audit(updates, model, memory=3 * 52 * 20 * FEATURES, budget=3)
-    assert any("Memory allowed to join 3 of 6 rounds" in each for each in result.caveats)
+    assert any("3 of 6 rounds were joined: 1, " in each for each in result.caveats)
+    assert choose_rounds(layer, [updates[0], updates[1], updates[0], updates[2]], None) == [0, 1, 3]
+
+
+def test_equal_rounds_are_not_joined() -> None:
+    model, batch = network(nn.ReLU(), 20), samples(12)
+    result = spearpp.audit(simulate.play_rounds(model, simulate.FedSGD(), [batch] * 3, rate=0.0), model, budget=2)
+    assert result.history is not None
+    assert "all rounds sent the same gradient" in result.history.outcome
+    assert result.history.samples is None
+    assert any("The rounds were not joined" in each for each in result.caveats)
 
 
 def test_what_cannot_be_rounds_of_one_client_is_refused() -> None:

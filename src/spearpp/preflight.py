@@ -23,6 +23,8 @@ from spearpp.model import Layer, Sees, find_layers, unwrapped
 from spearpp.model.embeddings import Table, find_tables
 from spearpp.model.following import Following
 from spearpp.model.front import FrontEnd
+from spearpp.model.operations import Tracer, is_batch_norm, is_linear
+from spearpp.model.rest import nodes_behind
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero
@@ -230,11 +232,31 @@ def _of_layer(layer: Layer, model: nn.Module, client: _Client, optimizer: str, o
     if layer.equations and not one_step:
         reason = f"{layer.reason}, but they hold for one step only; a single sample may be visible"
         return Forecast(layer.name, reveals, 1, reason)
+    if _batch_norm_follows(layer, model):
+        return Forecast(layer.name, NOTHING, 0, f"{layer.reason}; BatchNorm behind it mixes the samples of a batch")
     bound = counting_bound(layer, model, update)
     if rows == 1:
         return Forecast(layer.name, reveals, bound, layer.reason)
     reason = f"{layer.reason}; up to {bound:,} rows, and it sees {rows:,} rows of each sample"
     return Forecast(layer.name, reveals, bound // rows, reason)
+
+
+def _batch_norm_follows(layer: Layer, model: nn.Module) -> bool:
+    """Return whether BatchNorm comes between the layer and the next Linear layer, or anywhere behind for equations."""
+    try:
+        model = unwrapped(model)
+        graph = Tracer().trace(model)
+    except Exception:  # forward is user code and may raise anything when it runs on symbols
+        return False
+    calls = [node for node in graph.nodes if node.op == "call_module"]
+    for start in (node for node in calls if plain(str(node.target)) == layer.name):
+        for node in nodes_behind(model, start)[0]:
+            module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if module is not None and is_batch_norm(module):
+                return True
+            if is_linear(module) and not layer.equations:
+                return False
+    return False
 
 
 def _with_front(forecast: Forecast, layer: Layer, model: nn.Module, shape: tuple[int, ...]) -> Forecast:

@@ -40,6 +40,8 @@ def with_input_noise(network: Network, own: Factors, seen: Observation) -> Netwo
     labels = torch.arange(len(inputs), device=inputs.device) % max(1, network.labels)
     draw = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(inputs)
     step = STEP * float(inputs.square().mean().sqrt())
+    if not step:  # no row has a bias gradient, as before BatchNorm in training mode
+        return network
     spans = network.equations
     z, moved = (each @ seen.weight.T for each in (inputs, inputs + step * draw))
     pairs = zip(spans, network.vectors(z, labels, spans), network.vectors(moved, labels, spans), strict=True)

@@ -65,8 +65,9 @@ ROUNDING = Advice(
 ROUNDS = Advice(
     "Do not let the same samples take part in many rounds",
     "Rounds of one client with the same data determine more samples than each round alone, so a batch that is too "
-    "large for one round can leak over several. Let clients take part rarely, change the samples of a round, or use "
-    "secure aggregation in every round. Audit the rounds of a client together (spearpp audit --rounds).",
+    "large for one round can leak over several. Choose the batch size for all rounds together, let clients take part "
+    "rarely, or use secure aggregation in every round. With noise, report ε composed over all rounds. Audit the rounds "
+    "of a client together (spearpp audit --rounds).",
 )
 PERSONAL_DATA = Advice(
     "Treat updates as personal data",

@@ -23,6 +23,8 @@ SIZE = Size(width=640, height=282, left=92, right=24, top=16, bottom=66)
 """Size of the plot. The margins have room for the tick labels in the font size of narrow screens, 20 pixels."""
 MAX_TICKS = 8
 """Labels on the axis of audits. Design choice: they do not overlap on narrow screens."""
+FEW = 5
+"""Largest value below which every whole number gets a tick. Derived: from 5 on, the chosen ticks are whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def plot(entries: list[Entry], first: int = 1) -> str:
     numbers = range(first, first + len(entries))
     most = max(1, *(max(each.samples, each.recovered, each.fitting) for each in entries))
     every = -(-len(entries) // MAX_TICKS)
-    levels = tuple(dict.fromkeys((float(round(most * part / 4)), str(round(most * part / 4))) for part in range(5)))
+    levels = None if most >= FEW else tuple((float(level), str(level)) for level in range(most + 1))
 
     def series(name: str, values: list[int | None], css_class: str, hollow: bool) -> Series:
         points = tuple(

@@ -48,7 +48,7 @@ class _Pooled(nn.Module):
         return features
 
 
-def backbone(source: str, classes: int, *, weights: FileName | None = None) -> nn.Module:
+def backbone(source: str, classes: int, *, weights: FileName | None = None) -> nn.Sequential:
     """Return a frozen backbone with a new, untrained head: the model of a client that fine-tunes an output layer.
 
     Args:

@@ -9,7 +9,7 @@ this assumption (``backward``).
 
 import torch
 
-from spearpp.inversion.next_layer import FewOutputs
+from spearpp.inversion.next_layer import NEGLIGIBLE_SHARE, FewOutputs
 from spearpp.linalg import sphere
 from spearpp.types import Float, Tensor
 
@@ -66,21 +66,25 @@ class SignalsOfRounds:
         self.rounds = outputs.rounds
         self.weight = outputs.weight.reshape(count, self.rounds, -1).transpose(0, 1)
         mean = self.weight.mean(0)
-        left, sizes, _ = torch.linalg.svd(mean - mean.mean(0), full_matrices=False)
-        # Gradients of the outputs sum to zero, so one dimension is missing. The rest is made orthonormal.
-        basis = (self.weight.mT @ (left / sizes.clamp_min(torch.finfo(sizes.dtype).tiny))[:, : count - 1]).contiguous()
+        # The gradients of a softmax sum to zero, so one dimension is missing in the span of every round.
+        self.sums_to_zero = count > 1 and outputs.span.shape[1] < count * self.rounds
+        left, sizes, _ = torch.linalg.svd(mean - mean.mean(0) * self.sums_to_zero, full_matrices=False)
+        kept = sizes > NEGLIGIBLE_SHARE * sizes[0]
+        basis = (self.weight.mT @ (left[:, kept] / sizes[kept])).contiguous()
         self.basis, self.inverse = basis.to(dtype), torch.linalg.pinv(basis).to(dtype)
 
     def starts(self, size: int, generator: torch.Generator, dtype: torch.dtype) -> Float[Tensor, "size m"]:
         """Return signals of random outputs and labels, weak in some of the rounds."""
         count = self.weight.shape[1]
-        where = {"generator": generator, "device": generator.device}
-        logits = (
-            torch.randn(size, count, **where) * torch.tensor(LOGITS, device=generator.device).repeat(size)[:size, None]
-        )
-        labels = torch.randint(count, (size,), **where)
+        device = generator.device
+        sizes = torch.tensor(LOGITS, device=device).repeat(size)[:size, None]
+        logits = sizes * torch.randn(size, count, generator=generator, device=device)
+        labels = torch.randint(count, (size,), generator=generator, device=device)
         gradient = logits.softmax(1) - torch.nn.functional.one_hot(labels, count)
-        strength = torch.where(torch.rand(size, self.rounds, **where) < ABSENT, WEAK, 1.0)
+        if not self.sums_to_zero:
+            gradient = torch.randn(size, count, generator=generator, device=device)
+        weak = torch.rand(size, self.rounds, generator=generator, device=device) < ABSENT
+        strength = torch.where(weak, WEAK, 1.0)
         gradient, strength = gradient.to(self.weight), strength.to(self.weight)
         return sphere.retract(torch.einsum("so,st,tom->stm", gradient, strength, self.weight).flatten(1)).to(dtype)
 
