@@ -49,7 +49,7 @@ MOST_EPOCHS = 6
 """Largest number of epochs. Design choice: time and memory grow with it."""
 REPRODUCED = 2.0
 """Largest residual of a training that counts as repeated, in units of the rounding of the weights. Measured: 0.3 to 0.6
-for the right samples and order; 2 to 5 for the best fit without a known order
+for the right samples and order; 4 with one sample in a wrong mini-batch
 (``docs/lab/notebook.md``, "Local training with any activation")."""
 MOST_UNEXPLAINED = 0.01
 """Largest residual, relative to the update, whatever the rounding is. Design choice: wrong samples leave more."""
