@@ -203,7 +203,7 @@ class TestAudit:
         spearpp.report.write(tmp_path, result)
         again = AuditResult.load(tmp_path)
         assert from_features(again)[0].claims == entry.claims
-        assert "in front of the first Linear layer" in (tmp_path / "report.html").read_text()
+        assert "computed from features of an inner layer" in (tmp_path / "report.html").read_text()
         (leak,) = sarif(result.to_dict())["runs"][0]["results"]
         assert (leak["ruleId"], leak["properties"]["sees"]) == (
             "spearpp/recoverable-training-data",
