@@ -307,7 +307,7 @@ def test_a_history_of_rounds_gives_what_one_round_does_not(tmp_path: Path) -> No
         grid = Loop(client(same_data_every_round), 10)
         return strategy.start(grid, initial, num_rounds=8, train_config=ConfigRecord(dict[str, Any](KNOWN)))
 
-    options: dict[str, Any] = {"budget": 4.0, "model": few_neurons(), "redact": "none", "waiting": 100, "seed": 1}
+    options: dict[str, Any] = {"budget": 8.0, "model": few_neurons(), "redact": "none", "waiting": 100, "seed": 1}
     audited = AuditStrategy(fedavg(), every=2, sample=1, out=tmp_path, history=8, salt="same", **options)
     assert weights(run(audited)) == weights(run(fedavg()))
     assert not any(tmp_path.rglob(".history/*/*"))
