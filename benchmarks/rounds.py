@@ -23,9 +23,9 @@ from torch import nn
 from benchmarks import command
 from benchmarks.recovery import FIRST_SEED
 from spearpp import simulate
-from spearpp.auditing.joined import Joined, join_rounds
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import first_layer
+from spearpp.auditing.rounds.joined import Joined, join_rounds
 from spearpp.model.following import ACTIVATIONS
 from spearpp.simulate import Batch, Client
 from spearpp.update import ClientUpdate

@@ -14,9 +14,9 @@ from torch import nn
 import spearpp
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Verdict
-from spearpp.auditing.joined import Joined, join_rounds, joined_tensors
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
+from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors
 from spearpp.cli import main
 from spearpp.errors import DataError, OptionError
 from spearpp.integrations.common.federation import MAX_AGE, RoundStore

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 import spearpp
 from spearpp import report
-from spearpp.auditing.rows import _threshold
 from spearpp.auditing.vocabulary import Vocabulary, audit_vocabulary
+from spearpp.auditing.vocabulary.rows import _threshold
 from spearpp.cli import main
 from spearpp.errors import DataError, MissingExtraError, OptionError
 from spearpp.model.embeddings import find_tables

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from spearpp.auditing.joined import join_rounds
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import first_layer
+from spearpp.auditing.rounds.joined import join_rounds
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import WRONG_PSNR, Measurement
 from spearpp.experiments.cell import register

@@ -14,7 +14,7 @@ only (``spearpp.model.embeddings``).
 
 import torch
 
-from spearpp.auditing.movements import MANTISSA, Movements
+from spearpp.auditing.vocabulary.movements import MANTISSA, Movements
 from spearpp.model.embeddings import Table
 from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate

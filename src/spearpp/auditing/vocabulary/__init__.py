@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spearpp.auditing.rows import looked_up
+from spearpp.auditing.vocabulary.rows import looked_up
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import Table
 from spearpp.update import ClientUpdate

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.auditing.joined import Joined, same_inputs, strongest
 from spearpp.auditing.result import AuditResult, LayerAudit
+from spearpp.auditing.rounds.joined import Joined, same_inputs, strongest
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
 
