@@ -426,7 +426,7 @@ def test_an_idle_round_does_not_hide_what_another_round_gives(idle: int) -> None
 
 
 def test_two_rounds_with_other_samples_are_replayed_only_if_the_last_gives_some() -> None:
-    """If no recovered input belongs to the last round, there is nothing to replay. This used to be an internal error."""
+    """If no recovered input belongs to the last round, there is nothing to replay. This was an internal error."""
     model = network(nn.GELU(), 40)
     first = simulate.FedSGD()(model, samples(4))
     noise = replace(first, gradients={name: torch.randn_like(each) for name, each in first.gradients.items()})
