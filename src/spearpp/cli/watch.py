@@ -95,9 +95,9 @@ def watch(
         samples=batch_size,
         model_of=lambda update: model_of(model, update),
     )
-    console, leak = output(), False
+    console, failing = output(), []
     for outcome in watched.run(interval, once=once):
-        leak = leak or outcome.fails(config, fail_on)
+        failing += [outcome] if outcome.fails(config, fail_on) else []
         style = VERDICT_STYLES.get(outcome.verdict or "", "red")
         console.print(f"{outcome.name}: {outcome.summary}", style=style, markup=False)
         if outcome.problem not in (None, outcome.summary):
@@ -106,12 +106,26 @@ def watch(
             console.print(f"{outcome.name}: {line}", style="yellow", markup=False)
     if watched.empty:
         output(stderr=True).print(f"no update file was found in {folder}", style="yellow", markup=False)
-    leak = leak or watched.failing(fail_on)
-    raise typer.Exit(LEAK if leak else _code_without_leak(watched) if fail_on != "never" else 0)
+    if fail_on == "never":
+        return
+    failing = watched.failing(fail_on) or failing
+    code, why = _without_leak(watched)
+    if failing:
+        more = f" (and {len(failing) - 1:,} more updates)" if len(failing) > 1 else ""
+        code, why = LEAK, f"failed: {failing[0].name}{more}: {failing[0].why_refused(config, fail_on)}"
+    console.print(f"gate: {why} (--fail-on {fail_on})", style="bold red" if code else "", markup=False)
+    raise typer.Exit(code)
 
 
-def _code_without_leak(watched: "Watch") -> int:
-    """Return the exit code of a gate that found no leak. A gate must not pass an update that could not be audited."""
-    if watched.empty or None in watched.verdicts:
-        return BAD_INPUT
-    return NOT_APPLICABLE if "NOT_APPLICABLE" in watched.verdicts else 0
+def _without_leak(watched: "Watch") -> tuple[int, str]:
+    """Return the exit code of a gate that found no leak, and what failed it.
+
+    A gate must not pass an update that could not be audited.
+    """
+    if watched.empty:
+        return BAD_INPUT, "failed: there is no update"
+    if None in watched.verdicts:
+        return BAD_INPUT, "failed: an update could not be audited"
+    if "NOT_APPLICABLE" in watched.verdicts:
+        return NOT_APPLICABLE, "failed: the audit was not applicable to an update"
+    return 0, "passed"

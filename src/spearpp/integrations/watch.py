@@ -193,11 +193,10 @@ class Watch:
         """The verdicts of this run and of earlier ones. None stands for an update that could not be audited."""
         return self._verdicts | {each.get("verdict") for each in self.memory.values()}
 
-    def failing(self, fail_on: str) -> bool:
-        """Return whether an update that was audited in this run or in an earlier one fails a gate today."""
-        return any(
-            _remembered(content, each).fails(self.settings.config, fail_on) for content, each in self.memory.items()
-        )
+    def failing(self, fail_on: str) -> list[Outcome]:
+        """Return the updates, audited in this run or in an earlier one, that fail a gate today."""
+        known = [_remembered(content, each) for content, each in self.memory.items()]
+        return [each for each in known if each.fails(self.settings.config, fail_on)]
 
     def _earlier(self, path: Path) -> Iterator[ClientUpdate]:
         """Yield the updates that come before a file in its folder, which must belong to one client, oldest first."""
