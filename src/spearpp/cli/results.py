@@ -1,6 +1,5 @@
 """Print the result of an audit."""
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from spearpp import report as reports
 from spearpp.auditing.folder import read_document
 from spearpp.cli.console import VERDICT_STYLES, output, print_findings, print_layers, safe
 from spearpp.dp import Comparison
-from spearpp.report.decision import describe, why_refused
+from spearpp.report.decision import count_checks, describe, why_refused
 from spearpp.simulate import Batch
 
 SHOWN_WORDS = 12
@@ -77,9 +76,7 @@ def print_gate(console: Console, content: Mapping[str, Any], quiet: bool) -> Non
 
 def print_decision(console: Console, content: Mapping[str, Any]) -> None:
     """Print severity, risk, action and how many checks passed."""
-    outcomes = Counter(each["outcome"] for each in content["checks"])
-    words = {"fail": "failed", "accepted": "accepted", "not checked": "not checked", "pass": "passed"}
-    counts = ", ".join(f"{outcomes[outcome]} {word}" for outcome, word in words.items() if outcomes[outcome])
+    counts = count_checks(content["checks"])
     severity = content["severity"]
     console.print(f"severity: {severity}", style=SEVERITY_STYLES[severity])
     console.print(f"risk: {content['risk']}")

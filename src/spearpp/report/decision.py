@@ -244,6 +244,17 @@ def _nothing_found(kind: str, content: Mapping[str, Any]) -> tuple[str, str]:
     return "not checked", f"no layer that receives {where} could be searched"
 
 
+def count_checks(checks: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many checks had each outcome, the most serious outcome first.
+
+    >>> count_checks([{"outcome": "pass"}, {"outcome": "fail"}, {"outcome": "pass"}])
+    '1 failed, 2 passed'
+    """
+    outcomes = [each["outcome"] for each in checks]
+    words = {"fail": "failed", "accepted": "accepted", "not checked": "not checked", "pass": "passed"}
+    return ", ".join(f"{outcomes.count(each)} {word}" for each, word in words.items() if each in outcomes)
+
+
 def _out_of_time(content: Mapping[str, Any]) -> bool:
     """Return whether the time budget ended a search, or left a layer or a union of rounds untried."""
     outcomes = [each["outcome"] for each in content["layers"]]
