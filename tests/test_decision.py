@@ -79,7 +79,7 @@ def test_only_a_valid_acceptance_or_threshold_opens_the_gate(
     assert [each["status"] for each in decided["leaks"]] == [status]
     assert decided["gate"]["passed"] is passed
     assert decided["severity"] == "critical", "an acceptance hides nothing"
-    assert {each["name"]: each["outcome"] for each in decided["checks"]}["No input of the model was recovered"] == (
+    assert {each["name"]: each["outcome"] for each in decided["checks"]}["Recovered inputs of the model"] == (
         "accepted" if status == "accepted" else "pass" if passed else "fail"
     )
     assert decide(content, config, "never", TODAY)["gate"]["passed"] is None
@@ -101,6 +101,44 @@ def test_an_expired_acceptance_is_named_everywhere(tmp_path: Path, leak: AuditRe
     assert "accepted until 9999-01-01: test data" in page.read_text()
     assert "<failure" not in junit(content)
     assert "accepted until 9999-01-01: test data" in junit(content)
+
+
+@pytest.mark.parametrize("fail_on", FAIL_ON)
+@pytest.mark.parametrize("most", [None, 2, 3])
+@pytest.mark.parametrize("kind", ["inputs", "unproved"])
+def test_junit_and_sarif_agree_with_the_gate(leak: AuditResult, kind: str, most: int | None, fail_on: str) -> None:
+    content = leak.to_dict()
+    if kind == "unproved":
+        content |= {"verdict": "NOT_FOUND", "fitting": 3, "best_layer": None}
+    content["layers"][0] |= {"recovered": 0, "fitting": 3} if kind == "unproved" else {"recovered": 3}
+    content |= decide(content, Config(thresholds={} if most is None else {kind: most}), fail_on, TODAY)
+    passes = content["gate"]["passed"] if fail_on != "never" else most == 3
+    assert ("<failure" not in junit(content)) is passes
+    (result,) = sarif(content)["runs"][0]["results"]
+    assert ("suppressions" in result) is passes
+    assert passes is (most == 3 or (kind == "unproved" and fail_on == "certified"))
+    if passes:
+        assert ("within the threshold of 3" in junit(content)) is not (fail_on == "certified" and kind == "unproved")
+
+
+def test_the_audit_is_complete_if_no_time_limit_and_no_interruption_ended_it(leak: AuditResult) -> None:
+    def completeness(content: dict[str, Any]) -> tuple[str, str]:
+        (check,) = [each for each in decide(content)["checks"] if each["name"] == "Completeness of the audit"]
+        return check["outcome"], check["text"]
+
+    whole = leak.to_dict()
+    assert completeness(whole)[0] == "pass"
+    assert completeness({**whole, "layers": []}) == ("pass", "0 of 0 Linear layers were searched")
+    assert completeness({**whole, "interrupted": True})[0] == "fail"
+    assert completeness({**whole, "history": {"outcome": "the time budget was spent"}})[0] == "fail"
+    for outcome in ("not tried: the time budget was spent", "a ReLU follows; the time budget was spent with 2 of 3"):
+        late = deepcopy(whole)
+        late["layers"][-1]["outcome"] = outcome
+        assert completeness(late)[0] == "fail"
+        late["layers"][0]["recovered"] = 0
+        assert "larger budget" in decide({**late, "verdict": "NOT_FOUND"})["action"]
+    whole["layers"][0]["recovered"] = 0
+    assert "budget" not in decide({**whole, "verdict": "NOT_FOUND"})["action"]
 
 
 def test_each_severity_has_its_reason(leak: AuditResult, nothing: AuditResult) -> None:
@@ -181,7 +219,13 @@ def test_the_command_line_reads_the_file_and_wins_over_it(
     Path("spearpp.toml").write_text("[audit]\nmodel = 'mlp'\nbatch_size = 4\nfail_on = 'leak'\n" + accept)
     audit = ["audit", "mine/update.safetensors", "--out", "found", "-q"]
     assert main([*audit, "--fail-on", "leak"]) == 1
-    assert "spearpp.toml is not used" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "gate: failed: inputs/0 has 4, the threshold is 0 (--fail-on leak)" in printed.out
+    assert "spearpp.toml is not used" in printed.err
+    assert main([*audit, "--fail-on", "leak", "--json"]) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["gate"]["passed"] is False
+    assert "gate: failed: inputs/0 has 4" in printed.err
     assert main([*audit, "--config", "spearpp.toml", "--client", "clinic 7"]) == 0
     assert "accepted until 9999-12-31: [red]public[/] digits" in capsys.readouterr().out
     content = json.loads(Path("found", DOCUMENT).read_text())

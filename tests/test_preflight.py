@@ -1,6 +1,7 @@
 """Preflight: what the layers of a model could reveal, before any training."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def test_inputs_of_a_small_batch_leak_and_the_bound_says_up_to_which_batch() -> 
     assert found.exposed == [first]
     assert found.simulated.verdict == "LEAKS"
     assert any("more than 30 samples" in sentence for sentence in found.advice)
+
+
+def test_a_model_whose_first_layer_sees_the_inputs_is_not_told_to_pool() -> None:
+    torch.manual_seed(0)
+    deep = nn.Sequential(nn.Linear(12, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 5))
+    found = preflight(deep, [12], 3, budget=10)
+    assert [each.reveals for each in found.exposed][:2] == ["inputs", "inputs from features"]
+    assert not any("pooling" in sentence or "fewer features" in sentence for sentence in found.advice)
+    behind = replace(found, forecasts=found.forecasts[1:])
+    assert any("fewer features" in sentence and "pooling" not in sentence for sentence in behind.advice)
 
 
 def test_a_batch_above_the_bound_exposes_nothing() -> None:
@@ -70,7 +81,7 @@ def test_inputs_that_follow_from_features_are_forecast(monkeypatch: pytest.Monke
     assert found.forecasts[0].reveals == "inputs from features"
     assert found.simulated.best is not None
     assert found.simulated.best.layer.sees == "inputs from features"
-    assert any("fewer features" in sentence for sentence in found.advice)
+    assert any("fewer features" in sentence and "pooling" in sentence for sentence in found.advice)
     narrow = nn.Sequential(
         *front, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 60), nn.ReLU(), nn.Linear(60, 5)
     )

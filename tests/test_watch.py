@@ -217,3 +217,39 @@ def test_a_restart_of_the_gate_counts_an_expired_acceptance_again(
     (places[1] / MEMORY).write_text(json.dumps(stored))
     config.write_text(accept + "9999-01-01")
     assert main(command) == 1
+
+
+def test_a_gate_passes_neither_an_empty_folder_nor_an_update_that_cannot_be_tested(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["watch", str(places[0]), "--out", str(places[1]), "--once", "--interval", "0.01", "--fail-on"]
+    assert main([*command, "leak"]) == 2
+    assert "no update file was found in" in capsys.readouterr().err
+    assert main([*command, "never"]) == 0
+    sent = update()
+    still = ClientUpdate.from_gradients(sent.weights, {name: 0 * each for name, each in sent.gradients.items()})
+    still.save(places[0] / "still.safetensors")
+    for _ in range(2):  # the second run knows the update from the first
+        assert main([*command, "certified"]) == 3
+    assert main([*command, "never"]) == 0
+    (places[0] / "broken.safetensors").write_bytes(b"garbage")
+    assert main([*command, "leak"]) == 2
+    update(1).save(places[0] / "leak.safetensors")
+    for _ in range(2):
+        capsys.readouterr()
+        assert main([*command, "leak"]) == 1
+        assert ": inputs/0 has 4, the threshold is 0 (--fail-on leak)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_command_uses_the_batch_size_and_prints_each_line_once(
+    places: tuple[Path, Path], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    update().save(places[0] / "a.safetensors")
+    config = places[0].parent / "spearpp.toml"
+    config.write_text("[audit]\nmodel = 'mlp'\nbatch_size = 4\n")
+    command = ["watch", str(places[0]), "--out", str(places[1]), "--once", "--interval", "0.01"]
+    assert main([*command, "--config", str(config)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("LEAKS") == 1
+    assert caplog.messages == [], "Python prints a warning to the terminal if no handler is configured"
+    assert "4 of 4 training inputs were recovered exactly from" in " ".join(printed.split())

@@ -33,6 +33,8 @@ from spearpp.update.names import plain
 OPTIMISERS = ("sgd", "adam")
 NOTHING = "nothing known"
 FROM_FEATURES = str(Sees.PIXELS)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers that show that a model has convolutions, so that more pooling is possible."""
 RATES = {"sgd": 0.01, "adam": 1e-3}
 """Learning rate of the simulated client. Design choice: the common defaults."""
 PROBES = 8
@@ -61,6 +63,8 @@ class Preflight:
     forecasts: list[Forecast]
     batch: int
     simulated: AuditResult
+    convolutions: bool = False
+    """Whether the model has convolutions, so that pooling can reduce its features."""
 
     @property
     def exposed(self) -> list[Forecast]:
@@ -76,9 +80,11 @@ class Preflight:
             sentences.append(
                 "Freeze the embedding, or add noise to all of its rows: no batch size hides the vocabulary."
             )
-        if any(each.reveals == FROM_FEATURES for each in self.exposed):
+        revealed = {each.reveals for each in self.exposed}
+        if FROM_FEATURES in revealed and "inputs" not in revealed:
+            example = ", for example by more pooling" if self.convolutions else ""
             sentences.append(
-                "Let the first Linear layer see fewer features than an input has values, for example by more pooling: "
+                f"Let the first Linear layer see fewer features than an input has values{example}: "
                 "the features then do not determine the inputs."
             )
         if bounded:
@@ -140,7 +146,8 @@ def preflight(
     simulated = audit(
         client.update, model, budget=budget, batch_size=batch, input_shape=tuple(shape), generator=generator
     )
-    return Preflight(forecasts, batch, simulated)
+    convolutions = any(isinstance(each, CONVOLUTIONS) for each in model.modules())
+    return Preflight(forecasts, batch, simulated, convolutions)
 
 
 @dataclass(frozen=True)

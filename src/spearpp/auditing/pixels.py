@@ -25,6 +25,7 @@ from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, Evidence
+from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.pixels import NEAR, Pictures, solve
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError
@@ -162,7 +163,7 @@ def _from_features(
     features = found.inputs.to(update.gradients[audited.layer.weight].device)[claimed].double()
     _check_counts(front, features, errors, limits.memory)
     if limits.deadline is not None and time.monotonic() >= limits.deadline:
-        raise OptionError("the time budget was spent")
+        raise OptionError(OUT_OF_TIME)
     noise = (SAFETY_FACTOR * errors).clamp(SMALLEST_NOISE, NEAR).to(features)
     pictures = solve(front, features, noise, generator=limits.generator, deadline=limits.deadline)
     solved = pictures.residual <= noise
@@ -263,7 +264,7 @@ def _signals(
     try:
         return replay_alone(network, update, layer, features, features.factors, inputs=pictures.inputs, loss=loss)
     except OutOfTimeError:
-        raise OptionError("the time budget was spent") from None
+        raise OptionError(OUT_OF_TIME) from None
     except OptionError:
         return None
 

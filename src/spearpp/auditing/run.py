@@ -18,6 +18,7 @@ from spearpp.auditing.result import LayerAudit
 from spearpp.errors import OptionError, RankError, SpearError
 from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.invert import invert
+from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
 from spearpp.model.following import Following
@@ -100,7 +101,7 @@ def run(
         if interrupted:
             done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
         elif index and clock.spent:
-            done[layer.name] = LayerAudit(layer, True, "not tried: the time budget was spent")
+            done[layer.name] = LayerAudit(layer, True, f"not tried: {OUT_OF_TIME}")
         elif layer.sees == "features" and any(_complete(each) for each in done.values()):
             why = "not inverted: its inputs follow from the recovered inputs of the model"
             done[layer.name] = LayerAudit(layer, True, why)
@@ -197,7 +198,10 @@ def _invert(
         found = _other_activation(layer, plan, tensors, left, generator, tell)
         if found is not None:
             layer, result = found
-    return LayerAudit(layer, True, _outcome(layer, result), result)
+    outcome = _outcome(layer, result)
+    if deadline is not None and time.monotonic() >= deadline and not bool(result.certified.all()):
+        outcome += "" if OUT_OF_TIME in outcome else f"; {OUT_OF_TIME} by the second search"
+    return LayerAudit(layer, True, outcome, result)
 
 
 def _outcome(layer: Layer, result: Inversion) -> str:

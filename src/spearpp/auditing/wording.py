@@ -79,24 +79,25 @@ def _looked_up(context: Context, start: str = "") -> str:
 def _recovered(audited: LayerAudit) -> str:
     """Return how many inputs were recovered, and how exactly."""
     share = f"{len(audited.inputs)} of {audited.batch_size}"
-    features = audited.layer.sees == "features"
-    noun = audited.layer.noun
-    count = f"the features of {share} {noun} were recovered" if features else f"{share} training inputs were recovered"
+    if audited.layer.sees == "features":
+        return f"the features of {share} {audited.layer.noun} were recovered {how_exactly(audited)}"
+    return f"{share} training inputs were recovered {how_exactly(audited)}"
+
+
+def how_exactly(audited: LayerAudit) -> str:
+    """Return how exactly the inputs of a layer were recovered, as far as their claims say, to follow "recovered"."""
     if audited.approximate:
-        return f"{count} up to a relative error of {audited.error:.2g}"
+        return f"up to a relative error of {audited.error:.2g}"
     found = [each for each in audited.claims if each.recovered]
     if all(each.kind is Kind.ONE for each in found):
-        return f"{count} exactly"
-    apart = max(each.apart for each in found)
+        return "exactly"
+    apart, noun = max(each.apart for each in found), audited.layer.noun
     if apart == math.inf and all(each.samples == 1 for each in found):
-        return f"{count} (each is one sample, averaged over the local steps)"
+        return "(each is one sample, averaged over the local steps)"
     if apart < math.inf:
-        return (
-            f"{count} exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
-        )
+        return f"exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
     alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
-    one = noun.removesuffix("s")
-    return f"{count} (each is one {one}, or the weighted mean of several {noun} that {alike})"
+    return f"(each is one {noun.removesuffix('s')}, or the weighted mean of several {noun} that {alike})"
 
 
 def _uncertified(audited: LayerAudit, more: str = "") -> str:
@@ -144,20 +145,33 @@ def _about_claims(context: Context) -> list[str]:
                 f"The equations of the network were those of the loss {context.loss}. If the client trained with "
                 "another loss, pass this loss (loss=, --loss)."
             )
+        if context.verdict is Verdict.NOT_FOUND and context.update.kind == "weights":
+            sentences.append(
+                "The audit also finds nothing if the weights before and after training were swapped, or if the weights "
+                "before training belong to another round. Check both."
+            )
+        if any(each.fitting for each in context.audits):
+            sentences += _about_batch_size(context)
         return sentences
     sentences = ["Treat the recovered inputs as personal data when you store or share them."]
     kinds = {each.kind for each in best.claims}
     if Kind.ONE_OR_MEAN in kinds or Kind.APPROXIMATE in kinds:
         why = reasons(best.claims, Kind.ONE_OR_MEAN, Kind.APPROXIMATE)
         sentences.append(f"Claim for a typical recovered input: {why}.")
-        if context.batch_size is None and context.update.clients == 1:
-            sentences.append(
-                "If you know how many samples the client trained on, pass this number (batch_size=, --batch-size). The "
-                "audit can then prove that inputs are single samples."
-            )
+        sentences += _about_batch_size(context)
     if best.recovered < (best.batch_size or 0):
         sentences.append("The audit cannot see or count samples whose gradient is smaller than the noise.")
     return sentences
+
+
+def _about_batch_size(context: Context) -> list[str]:
+    """Return the advice to pass the batch size, if the caller did not pass it and it can prove more."""
+    if context.batch_size is not None or context.update.clients > 1:
+        return []
+    return [
+        "If you know how many samples the client trained on, pass this number (batch_size=, --batch-size). The "
+        "audit can then prove that inputs are single samples."
+    ]
 
 
 def _about_tables(context: Context) -> list[str]:

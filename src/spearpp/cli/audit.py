@@ -21,7 +21,7 @@ from spearpp.cli.config_option import ConfigFile
 from spearpp.cli.console import make_folder, output, progress, uninterrupted
 from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import describe_model, with_model
-from spearpp.cli.results import print_bound, print_result, print_score
+from spearpp.cli.results import print_bound, print_gate, print_result, print_score
 from spearpp.config import FAIL_ON
 from spearpp.dp import KAPPA, compare
 from spearpp.errors import OptionError
@@ -152,6 +152,7 @@ def audit(
     content = read_document(folder)
     if as_json or as_sarif:
         typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
+        print_gate(output(stderr=True), content, quiet=True)
     else:
         print_result(result, page, quiet)
         if dp is not None and not quiet:

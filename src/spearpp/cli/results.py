@@ -1,6 +1,5 @@
 """Print the result of an audit."""
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from spearpp import report as reports
 from spearpp.auditing.folder import read_document
 from spearpp.cli.console import VERDICT_STYLES, output, print_findings, print_layers, safe
 from spearpp.dp import Comparison
-from spearpp.report.decision import describe
+from spearpp.report.decision import count_checks, describe, why_refused
 from spearpp.simulate import Batch
 
 SHOWN_WORDS = 12
@@ -23,13 +22,14 @@ SEVERITY_STYLES = {"critical": "bold red", "high": "bold red", "medium": "bold y
 def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
     """Print the verdict and, unless ``quiet``, the decision, layers, findings, replay, caveats and path of the report.
 
-    What a file of accepted leaks changes is printed in any case.
+    What a file of accepted leaks changes, and why a gate failed, is printed in any case.
     """
     console, content = output(), read_document(page.parent)
     console.print(safe(result.summary), style=VERDICT_STYLES[result.verdict])
     if result.interrupted:
         console.print("interrupted: the report contains the samples certified so far", style="yellow")
     print_accepted(console, content)
+    print_gate(console, content, quiet)
     if quiet:
         return
     print_decision(console, content)
@@ -63,11 +63,20 @@ def print_accepted(console: Console, content: Mapping[str, Any]) -> None:
         console.print(f"not found: {safe(name)} is accepted in {safe(content['gate']['config'])}", style="dim")
 
 
+def print_gate(console: Console, content: Mapping[str, Any], quiet: bool) -> None:
+    """Print whether the gate passed, and why it failed. If ``quiet``, print only a failure."""
+    gate = content["gate"]
+    option = f"(--fail-on {gate['fail_on']})"
+    if gate["passed"] is False:
+        why = why_refused(content["leaks"], gate["thresholds"], gate["fail_on"])
+        console.print(f"gate: failed: {safe(why)} {option}", style="bold red")
+    elif gate["passed"] and not quiet:
+        console.print(f"gate: passed {option}")
+
+
 def print_decision(console: Console, content: Mapping[str, Any]) -> None:
     """Print severity, risk, action and how many checks passed."""
-    outcomes = Counter(each["outcome"] for each in content["checks"])
-    words = {"pass": "passed", "fail": "failed"}
-    counts = ", ".join(f"{count} {words.get(outcome, outcome)}" for outcome, count in outcomes.items())
+    counts = count_checks(content["checks"])
     severity = content["severity"]
     console.print(f"severity: {severity}", style=SEVERITY_STYLES[severity])
     console.print(f"risk: {content['risk']}")

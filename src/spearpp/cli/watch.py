@@ -1,7 +1,7 @@
 """``spearpp watch``: audit update files as they appear in a folder."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,11 +9,14 @@ from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
 from spearpp.cli.config_option import ConfigFile
 from spearpp.cli.console import VERDICT_STYLES, output
-from spearpp.cli.exits import BAD_INPUT, LEAK
+from spearpp.cli.exits import BAD_INPUT, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import model_of
 from spearpp.config import FAIL_ON
 from spearpp.errors import OptionError
 from spearpp.update import KINDS
+
+if TYPE_CHECKING:
+    from spearpp.integrations.watch import Watch
 
 
 def watch(
@@ -31,6 +34,9 @@ def watch(
     kind: options.Kind = "weights",
     lr: options.Rate = None,
     steps: options.Steps = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Number of samples each client trained on, if known.", show_default=False)
+    ] = None,
     budget: Annotated[str, typer.Option(help="Time limit for one update: 60s, 2m or 1h.")] = "60s",
     memory: options.Memory = "8G",
     history: Annotated[
@@ -61,7 +67,7 @@ def watch(
     \b
     The page timeline.html in the folder of reports shows all audits over time.
     Exit codes: 0 finished, 1 leak (with --fail-on), 2 invalid input, or an update that cannot be audited
-    (with --fail-on), 4 internal error, 130 interrupted.
+    or no update at all (with --fail-on), 3 not applicable (with --fail-on), 4 internal error, 130 interrupted.
     """  # noqa: D301
     from spearpp.integrations.common.job import Settings
     from spearpp.integrations.watch import Watch
@@ -86,19 +92,40 @@ def watch(
         kind=content,
         lr=lr,
         steps=steps,
+        samples=batch_size,
         model_of=lambda update: model_of(model, update),
     )
-    console, leak, failure = output(), False, False
+    console, failing = output(), []
     for outcome in watched.run(interval, once=once):
-        leak = leak or outcome.fails(config, fail_on)
-        failure = failure or outcome.verdict is None
+        failing += [outcome] if outcome.fails(config, fail_on) else []
         style = VERDICT_STYLES.get(outcome.verdict or "", "red")
         console.print(f"{outcome.name}: {outcome.summary}", style=style, markup=False)
         if outcome.problem not in (None, outcome.summary):
             console.print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
         for line in outcome.acceptances(config):
             console.print(f"{outcome.name}: {line}", style="yellow", markup=False)
-    if leak or watched.failing(fail_on):
-        raise typer.Exit(LEAK)
-    # A gate must not pass an update that could not be audited.
-    raise typer.Exit(BAD_INPUT if fail_on != "never" and failure else 0)
+    if watched.empty:
+        output(stderr=True).print(f"no update file was found in {folder}", style="yellow", markup=False)
+    if fail_on == "never":
+        return
+    failing = watched.failing(fail_on) or failing
+    code, why = _without_leak(watched)
+    if failing:
+        more = f" (and {len(failing) - 1:,} more updates)" if len(failing) > 1 else ""
+        code, why = LEAK, f"failed: {failing[0].name}{more}: {failing[0].why_refused(config, fail_on)}"
+    console.print(f"gate: {why} (--fail-on {fail_on})", style="bold red" if code else "", markup=False)
+    raise typer.Exit(code)
+
+
+def _without_leak(watched: "Watch") -> tuple[int, str]:
+    """Return the exit code of a gate that found no leak, and what failed it.
+
+    A gate must not pass an update that could not be audited.
+    """
+    if watched.empty:
+        return BAD_INPUT, "failed: there is no update"
+    if None in watched.verdicts:
+        return BAD_INPUT, "failed: an update could not be audited"
+    if "NOT_APPLICABLE" in watched.verdicts:
+        return NOT_APPLICABLE, "failed: the audit was not applicable to an update"
+    return 0, "passed"

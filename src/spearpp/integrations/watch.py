@@ -21,7 +21,6 @@ from torch import nn
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.job import SCRATCH, Job, Settings, perform
 from spearpp.integrations.common.outcome import Outcome
-from spearpp.integrations.common.policy import log_outcome
 from spearpp.report import timeline
 from spearpp.report.leaks import Leak
 from spearpp.update import ClientUpdate, Kind
@@ -61,6 +60,7 @@ class Watch:
         kind: Kind = "weights",
         lr: float | None = None,
         steps: int | None = None,
+        samples: int | None = None,
         model_of: Callable[[ClientUpdate], nn.Module | None] | None = None,
     ) -> None:
         """Prepare to watch a folder.
@@ -73,6 +73,7 @@ class Watch:
             kind: Content of the files: "weights", "deltas" or "gradients".
             lr: Learning rate of the clients, if known.
             steps: Number of local steps, if known.
+            samples: Number of samples that each client trained on, if known.
             model_of: Function that returns the model of an update. None uses ``settings.model``.
 
         Raises:
@@ -87,6 +88,8 @@ class Watch:
             raise OptionError("history needs updates that contain the weights of their own round: leave out before=")
         self.out = Path(settings.out)
         self.settings, self.before, self.kind, self.lr, self.steps = settings, before, kind, lr, steps
+        self.samples = samples
+        self._verdicts: set[str | None] = set()
         self._model_of = model_of
         self._states: dict[Path, _FileState] = {}
         self.memory = self._load_memory()
@@ -152,7 +155,6 @@ class Watch:
                 return  # The file may be incomplete.
             state.done = True
             outcome = Outcome.failed(path.name, f"cannot read {path.name} as an update: {error}")
-            log_outcome(outcome)
             self._show(outcome)
             yield outcome  # Not stored in the memory, because the file may be repaired before the next run.
             return
@@ -162,9 +164,9 @@ class Watch:
         name = f"{path.stem}-{content[:12]}"
         earlier = tuple(self._earlier(path))[-settings.history :] if settings.history else ()
         client = path.stem if path.parent == self.folder else path.parent.name
-        job = Job(name, None, update, about={"source": [str(path)], "client": client}, earlier=earlier)
+        about = {"source": [str(path)], "client": client}
+        job = Job(name, None, update, about=about, samples=self.samples, earlier=earlier)
         outcome = replace(perform(job, replace(settings, history=0)), sha256=content)
-        log_outcome(outcome)
         report_failed = outcome.problem is not None and outcome.verdict is not None
         state.done = not report_failed or state.tries >= TRIES
         if not report_failed:
@@ -174,17 +176,27 @@ class Watch:
             yield outcome
 
     def _show(self, outcome: Outcome) -> None:
-        """Add an audit to the timeline. A timeline that cannot be written does not stop the audits."""
+        """Add a finished audit to the timeline. A timeline that cannot be written does not stop the audits."""
+        self._verdicts.add(outcome.verdict)
         try:
             timeline.add(self.out, [outcome.entry(self.out, self.settings.config)])
         except (SpearError, OSError) as error:
             LOGGER.warning("cannot write the timeline: %s", error)
 
-    def failing(self, fail_on: str) -> bool:
-        """Return whether an update that was audited in this run or in an earlier one fails a gate today."""
-        return any(
-            _remembered(content, each).fails(self.settings.config, fail_on) for content, each in self.memory.items()
-        )
+    @property
+    def empty(self) -> bool:
+        """Whether no scan saw an update file."""
+        return not self._states
+
+    @property
+    def verdicts(self) -> set[str | None]:
+        """The verdicts of this run and of earlier ones. None stands for an update that could not be audited."""
+        return self._verdicts | {each.get("verdict") for each in self.memory.values()}
+
+    def failing(self, fail_on: str) -> list[Outcome]:
+        """Return the updates, audited in this run or in an earlier one, that fail a gate today."""
+        known = [_remembered(content, each) for content, each in self.memory.items()]
+        return [each for each in known if each.fails(self.settings.config, fail_on)]
 
     def _earlier(self, path: Path) -> Iterator[ClientUpdate]:
         """Yield the updates that come before a file in its folder, which must belong to one client, oldest first."""

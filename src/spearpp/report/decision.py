@@ -10,16 +10,17 @@ from dataclasses import asdict
 from typing import Any, Literal
 
 from spearpp.config import Acceptance, Config
+from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.report.leaks import LEAK_KINDS, Leak, leaks
 
 Severity = Literal["critical", "high", "medium", "low", "unknown"]
 CHECK_NAMES = {
-    "inputs": "No input of the model was recovered",
-    "features": "No features of an inner layer were recovered",
-    "unproved": "No computed input fits the update without proof",
-    "vocabulary": "No vocabulary was revealed",
+    "inputs": "Recovered inputs of the model",
+    "features": "Recovered features of an inner layer",
+    "unproved": "Computed inputs that fit the update without proof",
+    "vocabulary": "Revealed vocabulary",
 }
-"""What is checked for each kind of leak."""
+"""What is checked for each kind of leak. A name is a noun, so that it reads well after both "pass" and "fail"."""
 NOUNS = {"inputs": "inputs", "features": "samples' features", "unproved": "unproved inputs", "vocabulary": "rows"}
 RISKS = {
     "critical": "Everyone who can read this update can compute training data of this client, without guessing.",
@@ -35,11 +36,13 @@ ACTIONS = {
     "inputs": "Stop sending updates like this one until calibrated noise or secure aggregation protects them.",
     "features": "Decide whether features are personal data here, and add calibrated noise or secure aggregation.",
     "vocabulary": "Freeze the embedding, or add noise to all of its rows, before more clients send updates.",
-    "unproved": "Treat these inputs as a likely leak, and audit again with a larger budget and the batch size.",
-    "low": "Audit more clients and rounds, with a larger budget, before you rely on this result.",
+    "unproved": "Treat these inputs as a likely leak until you know more.",
+    "low": "Audit more clients and rounds before you rely on this result.",
     "unknown": "Read why no layer could be tested. If the model and the files are right, test other attacks too.",
 }
 """One sentence for each severity without a leak, for certified inputs, and for each kind of leak."""
+LARGER_BUDGET = "The time limit ended the search, so audit again with a larger budget."
+"""Further action if nothing was certified and a search ran out of time."""
 
 
 def decide(
@@ -69,12 +72,12 @@ def decide(
     return {
         "severity": severity,
         "risk": RISKS[cause],
-        "action": _action(cause, judged),
+        "action": _action(cause, judged, content),
         "leaks": judged,
         "checks": [*checks, _completeness(content)],
         "gate": {
             "fail_on": fail_on,
-            "passed": None if fail_on == "never" else not failing(judged, config, fail_on),
+            "passed": None if fail_on == "never" else not refused(judged, config.thresholds, fail_on),
             "config": config.path,
             "thresholds": dict(config.thresholds),
             "unused": [each.leak for each in config.accepted if each.leak not in used],
@@ -97,18 +100,51 @@ def judge(
     return [_judge(each, config, hashes, today) for each in found]
 
 
-def failing(judged: Sequence[Mapping[str, Any]], config: Config, fail_on: str) -> bool:
-    """Return whether leaks that are not accepted fail a gate.
+def refused(
+    judged: Sequence[Mapping[str, Any]], thresholds: Mapping[str, int], fail_on: str
+) -> list[Mapping[str, Any]]:
+    """Return the leaks that fail a gate: not accepted, above their threshold, and counted by the gate.
 
     Args:
         judged: The field ``leaks`` of a decision.
-        config: Thresholds.
-        fail_on: ``leak`` counts every leak, ``certified`` all but unproved inputs, ``never`` none.
+        thresholds: Largest number that passes, for each kind of leak. Kinds that are not named have 0.
+        fail_on: ``certified`` counts all leaks but unproved inputs. ``leak`` counts every leak, and so does ``never``,
+            which means that there is no gate: the leaks are then those that ``leak`` would refuse.
     """
-    counted = {"leak": LEAK_KINDS, "certified": ("inputs", "features", "vocabulary")}.get(fail_on, ())
-    return any(
-        each["status"] != "accepted" and each["kind"] in counted and each["count"] > config.threshold(each["kind"])
-        for each in judged
+    return [each for each in judged if _why_passed(each, thresholds, fail_on) is None]
+
+
+def _why_passed(leak: Mapping[str, Any], thresholds: Mapping[str, int], fail_on: str) -> str | None:
+    """Return why a leak does not fail a gate, or None if it does."""
+    if leak["status"] == "accepted":
+        return describe(leak)
+    if fail_on == "certified" and leak["kind"] == "unproved":
+        return f"{describe(leak)}, not counted by --fail-on certified"
+    limit = thresholds.get(leak["kind"], 0)
+    return f"{describe(leak)}, within the threshold of {limit:,}" if leak["count"] <= limit else None
+
+
+def passed(judged: Sequence[Mapping[str, Any]], gate: Mapping[str, Any]) -> list[str]:
+    """Return one text for each leak that does not fail a gate: the leak, and why it passes.
+
+    Args:
+        judged: The field ``leaks`` of a decision.
+        gate: The field ``gate`` of a decision. An empty gate accepts no leak.
+    """
+    texts = [_why_passed(each, gate.get("thresholds", {}), gate.get("fail_on", "never")) for each in judged]
+    return [each for each in texts if each is not None]
+
+
+def why_refused(judged: Sequence[Mapping[str, Any]], thresholds: Mapping[str, int], fail_on: str) -> str:
+    """Return which leaks fail a gate, and which threshold applied, or an empty string if the gate passes.
+
+    >>> leak = {"id": "inputs/0", "kind": "inputs", "count": 3, "total": 8, "where": "0", "status": "open"}
+    >>> why_refused([{**leak, "acceptance": None}], {"inputs": 2}, "leak")
+    'inputs/0 has 3, the threshold is 2'
+    """
+    return "; ".join(
+        f"{each['id']} has {each['count']:,}, the threshold is {thresholds.get(each['kind'], 0):,}"
+        for each in refused(judged, thresholds, fail_on)
     )
 
 
@@ -144,11 +180,12 @@ def _severity(content: Mapping[str, Any], found: Sequence[Leak]) -> tuple[Severi
     return "unknown", "unknown"
 
 
-def _action(cause: str, judged: Sequence[Mapping[str, Any]]) -> str:
+def _action(cause: str, judged: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) -> str:
     if judged and all(each["status"] == "accepted" for each in judged):
         until = min(each["acceptance"]["expires"] for each in judged)
         return f"Every leak is accepted until {until}. Remove its cause or renew the acceptance before that day."
-    return ACTIONS[cause]
+    more = cause in ("unproved", "low") and _out_of_time(content)
+    return f"{ACTIONS[cause]} {LARGER_BUDGET}" if more else ACTIONS[cause]
 
 
 def describe(leak: Mapping[str, Any]) -> str:
@@ -193,7 +230,9 @@ def _nothing_found(kind: str, content: Mapping[str, Any]) -> tuple[str, str]:
     """Return the outcome of a check for leaks if there are none: passed, or not checked and why."""
     if kind == "vocabulary":
         tables = len(content.get("vocabulary") or [])
-        return ("pass", f"{tables} embedding tables") if tables else ("not checked", "no embedding table is known")
+        return (
+            ("pass", f"none in {tables} embedding tables") if tables else ("not checked", "no embedding table is known")
+        )
     if kind == "features" and content["best_layer"] is not None:
         return "not checked", "the features follow from the recovered inputs"
     searched = [each for each in content["layers"] if each["inversion"] is not None]
@@ -205,11 +244,31 @@ def _nothing_found(kind: str, content: Mapping[str, Any]) -> tuple[str, str]:
     return "not checked", f"no layer that receives {where} could be searched"
 
 
+def count_checks(checks: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many checks had each outcome, the most serious outcome first.
+
+    >>> count_checks([{"outcome": "pass"}, {"outcome": "fail"}, {"outcome": "pass"}])
+    '1 failed, 2 passed'
+    """
+    outcomes = [each["outcome"] for each in checks]
+    words = {"fail": "failed", "accepted": "accepted", "not checked": "not checked", "pass": "passed"}
+    return ", ".join(f"{outcomes.count(each)} {word}" for each, word in words.items() if each in outcomes)
+
+
+def _out_of_time(content: Mapping[str, Any]) -> bool:
+    """Return whether the time budget ended a search, or left a layer or a union of rounds untried."""
+    outcomes = [each["outcome"] for each in content["layers"]]
+    outcomes.append((content.get("history") or {}).get("outcome") or "")
+    return any(OUT_OF_TIME in each for each in outcomes)
+
+
 def _completeness(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return the check whether the audit tested what it could."""
+    """Return the check whether the audit tested everything that it can test, without an end by time or Ctrl-C."""
     layers = content["layers"]
     searched = sum(each["inversion"] is not None for each in layers)
-    text = f"{searched} of {len(layers)} Linear layers were searched"
-    complete = not content["interrupted"] and searched > 0
-    text = f"interrupted; {text}" if content["interrupted"] else text
-    return {"name": "The audit ran to its end", "outcome": "pass" if complete else "fail", "text": text}
+    ended = ["interrupted"] if content["interrupted"] else []
+    ended += [OUT_OF_TIME] if _out_of_time(content) else []
+    text = "; ".join([*ended, f"{searched} of {len(layers)} Linear layers were searched"])
+    if not ended and searched < len(layers):
+        text += ", and the table of layers says why the others were not"
+    return {"name": "Completeness of the audit", "outcome": "fail" if ended else "pass", "text": text}

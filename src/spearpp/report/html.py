@@ -1,6 +1,5 @@
 """Render ``report.html``: one file that loads nothing else."""
 
-from collections import Counter
 from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from spearpp.metrics import Score
 from spearpp.pictures import data_uri
 from spearpp.report import plots
 from spearpp.report.advice import advice, defences
+from spearpp.report.decision import count_checks
 from spearpp.report.glossary import explained, glossary
 from spearpp.report.presentation import Presentation, shown_width, shows_features
 from spearpp.report.wording import describe_layer_input, evidence, headline, meaning, number
@@ -89,7 +89,7 @@ def page(
             compared=compared,
             features=features,
             tables=[_table(each) for each in result.vocabulary],
-            outcomes=Counter(each["outcome"] for each in content["checks"]),
+            counts=count_checks(content["checks"]),
             most_files=MAX_FILES,
             glossary=glossary({name for each in samples for name in (each["claim"], *each["facts"])}),
             explained=explained,

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from spearpp.report.decision import describe
+from spearpp.report.decision import describe, passed, refused
 from spearpp.report.leaks import leaks
 
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -17,10 +17,10 @@ NOT_SAFE = "Finding nothing does not prove that the update is safe."
 def junit(content: Mapping[str, Any]) -> str:
     """Convert the content of ``report.json`` to JUnit XML.
 
-    Every Linear layer and every embedding table is a test case. The case fails if training data or a vocabulary was
-    recovered, or if inputs fit without proof. It is skipped if the layer could not be inverted, or if the leak was
-    accepted. If the client states DP-SGD, one more case fails if the update contradicts the statement. The file
-    contains no recovered data.
+    Every Linear layer and every embedding table is a test case. The case fails if a leak of this layer or table fails
+    the gate of the audit. It is skipped if the layer could not be inverted, or if the gate lets its leaks pass. Without
+    a gate, the case fails for every leak that ``--fail-on leak`` would refuse. If the client states DP-SGD, one more
+    case fails if the update contradicts the statement, whatever the gate says. The file contains no recovered data.
 
     Returns:
         The XML document, with one test suite.
@@ -28,8 +28,9 @@ def junit(content: Mapping[str, Any]) -> str:
     stored = {each["id"]: each for each in content.get("leaks") or []}
     open_leak = {"status": "open", "acceptance": None}
     found = [stored.get(each.id) or {**asdict(each), **open_leak} for each in leaks(content)]
-    cases = [_layer(each, _at(found, each["name"])) for each in content["layers"]]
-    cases += [_table(each, _at(found, each["table"], vocabulary=True)) for each in content.get("vocabulary", [])]
+    gate = content.get("gate") or {}
+    cases = [_layer(each, _at(found, each["name"]), gate) for each in content["layers"]]
+    cases += [_table(each, _at(found, each["table"], vocabulary=True), gate) for each in content.get("vocabulary", [])]
     if content.get("dp"):
         stated = content["dp"]
         cases.append(_case("stated DP-SGD", failure=" ".join(stated["warnings"]), text=stated["sentence"]))
@@ -56,28 +57,30 @@ def _at(found: list[dict[str, Any]], where: str, *, vocabulary: bool = False) ->
     return [each for each in found if each["where"] == where and (each["kind"] == "vocabulary") is vocabulary]
 
 
-def _layer(layer: Mapping[str, Any], found: list[dict[str, Any]]) -> ElementTree.Element:
+def _layer(layer: Mapping[str, Any], found: list[dict[str, Any]], gate: Mapping[str, Any]) -> ElementTree.Element:
     """Return the test case of one layer."""
     name = f"layer {layer['name']} ({layer['neurons']} x {layer['features']}) reveals no training data"
     if found:
-        return _leaking(name, found, layer["outcome"])
+        return _leaking(name, found, layer["outcome"], gate)
     if layer["inversion"] is None:
         return _case(name, skipped=layer["outcome"])
     return _case(name, text=f"{layer['outcome']}. {NOT_SAFE}")
 
 
-def _table(table: Mapping[str, Any], found: list[dict[str, Any]]) -> ElementTree.Element:
+def _table(table: Mapping[str, Any], found: list[dict[str, Any]], gate: Mapping[str, Any]) -> ElementTree.Element:
     """Return the test case of one embedding table."""
     name = f"embedding {table['table']} reveals no vocabulary"
-    return _leaking(name, found, table["reason"]) if found else _case(name, text=f"{table['reason']}. {NOT_SAFE}")
+    if found:
+        return _leaking(name, found, table["reason"], gate)
+    return _case(name, text=f"{table['reason']}. {NOT_SAFE}")
 
 
-def _leaking(name: str, found: list[dict[str, Any]], text: str) -> ElementTree.Element:
-    """Return a test case that fails, or that is skipped if all of its leaks were accepted."""
-    refused = [describe(each) for each in found if each["status"] != "accepted"]
-    if refused:
-        return _case(name, failure="; ".join(refused), text=text)
-    return _case(name, skipped="; ".join(describe(each) for each in found))
+def _leaking(name: str, found: list[dict[str, Any]], text: str, gate: Mapping[str, Any]) -> ElementTree.Element:
+    """Return a test case that fails, or that is skipped if the gate lets all of its leaks pass."""
+    failures = refused(found, gate.get("thresholds", {}), gate.get("fail_on", "never"))
+    if failures:
+        return _case(name, failure="; ".join(describe(each) for each in failures), text=text)
+    return _case(name, skipped="; ".join(passed(found, gate)))
 
 
 def _case(name: str, *, failure: str = "", skipped: str = "", text: str = "") -> ElementTree.Element:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from spearpp.report.decision import describe
+from spearpp.report.decision import passed
 
 LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
 FEATURES_RULE, VOCABULARY_RULE = "spearpp/features", "spearpp/vocabulary"
@@ -15,7 +15,8 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         A log with an error if training data or a vocabulary was recovered, or with a warning if inputs fit the gradient
-        but are not proved to be samples. Otherwise the log contains no result.
+        but are not proved to be samples. The result is suppressed, with the reasons, if the gate of the audit lets
+        every leak pass. If nothing was found, the log contains no result.
     """
     source = content.get("source") or ["update"]
     names = ("batch_size", "recovered", "approximate", "fitting", "best_layer")
@@ -32,9 +33,10 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
             "properties": {name: content[name] for name in names} | {"sees": sees},
         }
         known = content.get("leaks") or []
-        if known and all(each["status"] == "accepted" for each in known):
-            reasons = "; ".join(describe(each) for each in known)
-            result["suppressions"] = [{"kind": "external", "status": "accepted", "justification": reasons}]
+        reasons = passed(known, content.get("gate") or {})
+        if known and len(reasons) == len(known):
+            justification = "; ".join(reasons)
+            result["suppressions"] = [{"kind": "external", "status": "accepted", "justification": justification}]
         results.append(result)
     notifications = [
         {"level": each["level"], "message": {"text": f"{each['about']}: {each['message']}"}}

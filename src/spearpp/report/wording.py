@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spearpp.auditing import AuditResult, Kind, Verdict
+from spearpp.auditing.wording import how_exactly
 from spearpp.model import Sees
 
 LAYER_INPUTS = {
@@ -33,13 +34,12 @@ def headline(result: AuditResult) -> str:
             return "The audit recovered no training data from this update within its time limit."
         return "This audit cannot be applied to this update."
     recovered, total = len(result.inputs), best.batch_size
-    how = "exactly" if best.recovered == recovered else "recognisably, up to a stated error"
     if best.layer.sees == "features":
         what = f"the inner features of {recovered} of {total} {best.layer.noun}"
     else:
         what = f"{recovered} of {total} training {best.layer.noun}"
     through = ", computed from features of an inner layer" if best.layer.sees == Sees.PIXELS else ""
-    return f"This update leaks training data: {what} were recovered {how}{through}."
+    return f"This update leaks training data: {what} were recovered {how_exactly(best)}{through}."
 
 
 def meaning(result: AuditResult) -> str:

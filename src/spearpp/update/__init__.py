@@ -284,10 +284,9 @@ class ClientUpdate:
         if kind not in KINDS:
             raise OptionError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
         if before is None:
-            why = (
-                "does not hold the weights that the client started from, so a second file is needed (before= in Python)"
-            )
-            raise OptionError(f"{path} {why}", hint="give both files: spearpp audit BEFORE AFTER")
+            why = "does not hold the weights that the client started from, so a second file is needed"
+            how = "--before in spearpp watch, before= in Python"
+            raise OptionError(f"{path} {why} ({how})", hint="give both files: spearpp audit BEFORE AFTER")
         if isinstance(before, str | os.PathLike):
             sent, sent_header = open_tensors(before)
             before = _from_own_file(sent, sent_header, before).weights if sent_header else sent

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from spearpp.config import Config
-from spearpp.report.decision import describe, failing, judge
+from spearpp.report.decision import describe, judge, why_refused
 from spearpp.report.identity import now
 from spearpp.report.leaks import Leak
 from spearpp.report.timeline import Entry
@@ -56,8 +56,12 @@ class Outcome:
         return bool(judged) and all(each["status"] == "accepted" for each in judged)
 
     def fails(self, config: Config | None, fail_on: str) -> bool:
-        """Return whether the leaks that are not accepted fail a gate. See ``spearpp.report.decision.failing``."""
-        return failing(self._judged(config), config or Config(), fail_on)
+        """Return whether the leaks that are not accepted fail a gate. See ``spearpp.report.decision.refused``."""
+        return fail_on != "never" and bool(self.why_refused(config, fail_on))
+
+    def why_refused(self, config: Config | None, fail_on: str) -> str:
+        """Return which leaks fail a gate, and which threshold applied, or an empty string if the gate passes."""
+        return why_refused(self._judged(config), (config or Config()).thresholds, fail_on)
 
     def _judged(self, config: Config | None) -> list[dict[str, Any]]:
         hashes = () if self.sha256 is None else (self.sha256,)
