@@ -208,8 +208,8 @@ def _outcome(layer: Layer, result: Inversion) -> str:
     """Return why the layer was inverted, how its search ended, and which equations of the network were used."""
     outcome = f"{layer.reason}; {result.stats.stopped}"
     evidence = result.evidence
-    if evidence is None or evidence.layers != WHOLE_NETWORK:
-        return outcome
+    if evidence is None or evidence.layers != WHOLE_NETWORK or "forward" not in evidence.numbers:
+        return outcome  # a repeated local training says so in how its search ended
     forward, backward = (int(evidence.numbers[each]) for each in ("forward", "backward"))
     parts = [f"{forward} forward"] if forward else []
     parts += [f"{backward} backward"] if backward else []
