@@ -286,7 +286,7 @@ def test_equal_rounds_are_not_joined() -> None:
     model, batch = network(nn.ReLU(), 20), samples(12)
     result = spearpp.audit(simulate.play_rounds(model, simulate.FedSGD(), [batch] * 3, rate=0.0), model, budget=2)
     assert result.history is not None
-    assert "all rounds sent the same gradient" in result.history.outcome
+    assert "only one round sent a gradient of its own" in result.history.outcome
     assert result.history.samples is None
     assert any("The rounds were not joined" in each for each in result.caveats)
 
@@ -411,3 +411,27 @@ def test_watch_joins_the_files_of_one_client(
         Watch(folder, Settings(model, out=tmp_path / "out", history=2), before=folder / "0.safetensors")
     with pytest.raises(OptionError, match="history needs a folder"):
         Settings(history=3)
+
+
+@pytest.mark.parametrize("idle", [0, 1])
+def test_an_idle_round_does_not_hide_what_another_round_gives(idle: int) -> None:
+    """A client that did not train in one round sends a gradient of zero. It used to hide the leak of the other."""
+    model, batch = network(nn.ReLU(), 60), samples(6)
+    sent = simulate.FedSGD()(model, batch)
+    nothing = replace(sent, gradients={name: torch.zeros_like(each) for name, each in sent.gradients.items()})
+    updates = [nothing, sent] if idle == 0 else [sent, nothing]
+    result = spearpp.audit(updates, model, batch_size=6)
+    assert result.verdict is Verdict.LEAKS
+    assert torch.cdist(batch.inputs.double(), result.inputs.double()).amin(1).max() < 1e-3
+
+
+def test_two_rounds_with_other_samples_are_replayed_only_if_the_last_gives_some() -> None:
+    """If no recovered input belongs to the last round, there is nothing to replay. This was an internal error."""
+    model = network(nn.GELU(), 40)
+    first = simulate.FedSGD()(model, samples(4))
+    noise = replace(first, gradients={name: torch.randn_like(each) for name, each in first.gradients.items()})
+    result = spearpp.audit([first, noise], model, batch_size=4, budget=20)
+    assert result.history is not None
+    assert result.history.rounds[0].verdict == "LEAKS"
+    assert result.verdict is Verdict.LEAKS
+    assert len(result.inputs) == 4

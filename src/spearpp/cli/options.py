@@ -170,8 +170,8 @@ def one_of(option: str, text: str, allowed: Sequence[Value]) -> Value:
     Raises:
         OptionError: If it is not.
 
-    >>> one_of("--fail-on", "leak", FAIL_ON)
-    'leak'
+    >>> one_of("--kind", "weights", ("weights", "deltas"))
+    'weights'
     """
     for each in allowed:
         if each == text:

@@ -145,14 +145,15 @@ def audit_rounds(
     if last is None:
         raise ValueError("the last round was not audited")
     plans = [make_plan(each, model, memory, loss) for each in updates]
-    layer = first_layer(plans)
+    sent = [index for index, plan in enumerate(plans) if plan.feasible]  # an idle round has nothing to invert
+    layer = first_layer([plans[index] for index in sent]) if sent else None
     used: list[int] = []
     joined: Joined | None = None
     outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, alone)
     if layer is not None and not outcome:
-        used = choose_rounds(layer, [plan.update for plan in plans], memory)
+        used = [sent[index] for index in choose_rounds(layer, [plans[index].update for index in sent], memory)]
         if len(used) < 2:
-            used, outcome = [], "all rounds sent the same gradient, or memory allows only one of them"
+            used, outcome = [], "only one round sent a gradient of its own, or memory allows only one of them"
     if layer is not None and not outcome:
         joined = join_rounds(
             layer,
@@ -167,7 +168,11 @@ def audit_rounds(
         )
         outcome = joined.outcome
     union = None if layer is None else unite(layer, alone, joined, used)
-    audits = _layers(last, union)
+    audits, shown = _layers(last, union), len(updates) - 1
+    if best_of(audits) is None:  # a leak of a single round counts, whatever the other rounds give
+        shown = max(range(len(alone)), key=lambda index: (_recovered(alone[index]), index))
+        best = alone[shown] or last
+        audits, last = (best.layers, best) if best_of(best.layers) is not None else (audits, last)
     replayed = _replay_last(union, updates, model, loss) or last.replay
     history = _history(alone, layer, joined, used, outcome, union)
     tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
@@ -175,11 +180,11 @@ def audit_rounds(
     context = Context(
         verdict=verdict,
         audits=audits,
-        update=updates[-1],
+        update=updates[shown],
         model_given=model is not None,
         replayable=model is not None,
         batch_size=batch_size,
-        decay=plans[-1].decay,
+        decay=plans[shown].decay,
         whole_replay=replayed,
         training_estimate=None,
         interrupted=interrupted,
@@ -196,7 +201,7 @@ def audit_rounds(
             for number, each in enumerate(alone, start=1)
             for finding in (each.findings if each is not None else [])
         ],
-        caveats=[*caveats(context), *_caveats(history)],
+        caveats=[*caveats(context), *_caveats(history, shown)],
         interrupted=interrupted,
         replay=replayed,
         seconds=time.monotonic() - began,
@@ -239,7 +244,7 @@ def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
 def _replay_last(
     union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
 ) -> Replay | None:
-    """Replay the last round from all inputs that contribute to it; None if inputs or labels are missing."""
+    """Replay the last round from all inputs that contribute to it; None if there are none, or labels are missing."""
     found = None if union is None else union.audited.inversion
     labels = None if union is None else union.audited.labels
     if union is None or found is None or labels is None or model is None or loss is None:
@@ -248,7 +253,7 @@ def _replay_last(
         return None
     rows = torch.tensor([len(updates) - 1 in each for each in union.present], dtype=torch.bool)
     inputs, labels = found.inputs[rows.to(found.inputs.device)], labels.to(rows.device)[rows]
-    if not bool((labels >= 0).all()):
+    if not bool(rows.any()) or not bool((labels >= 0).all()):
         return None
     with suppress(OptionError):
         return replay(model, updates[-1], inputs, labels.to(inputs.device), loss)
@@ -281,14 +286,20 @@ def _history(
     )
 
 
+def _recovered(result: AuditResult | None) -> int:
+    return 0 if result is None else len(result.inputs)
+
+
 def _samples(result: AuditResult, layer: Layer | None) -> int | None:
     audited = None if layer is None else of_layer(result, layer)
     return None if audited is None else audited.batch_size
 
 
-def _caveats(history: History) -> list[str]:
-    """Return what a reader of the verdict over several rounds must also know."""
+def _caveats(history: History, shown: int) -> list[str]:
+    """Return what a reader of the verdict over several rounds must also know. ``shown`` is the round of the inputs."""
     sentences = []
+    if shown < len(history.rounds) - 1 and history.rounds[shown].recovered:
+        sentences.append(f"The inputs were recovered from round {shown + 1} alone.")
     if history.joined and len(history.joined) < len(history.rounds):
         names = ", ".join(str(index + 1) for index in history.joined)
         count = f"{len(history.joined)} of {len(history.rounds)} rounds were joined: {names}."
