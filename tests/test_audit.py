@@ -417,3 +417,18 @@ class TestConsistency:
         noise = {"0.weight": torch.randn(1100, 3072)}
         assert quick_spectrum(noise, update.weights, "0.weight").rank is None
         assert sizes[1:] == [550, 1100]  # what fills the part is looked at as a whole
+
+
+def test_nothing_found_between_two_weight_files_hints_at_their_order() -> None:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Linear(60, 4))
+    batch = simulate.random_batch(5, features=30, classes=4, generator=generator)
+    sent = {name: each.clone() for name, each in model.state_dict().items()}
+    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    trained = model.state_dict()
+    for before, after, verdict in ((sent, trained, "LEAKS"), (trained, sent, "NOT_FOUND")):
+        result = spearpp.audit(ClientUpdate.from_weights(before, after), model, budget=10)
+        assert result.verdict == verdict
+        assert any("swapped" in each for each in result.caveats) == (verdict == "NOT_FOUND")

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,12 +23,14 @@ from torch import nn
 
 import spearpp
 from spearpp import AuditResult, SpearError, Verdict, pictures, report, simulate
+from spearpp.auditing import Kind
 from spearpp.auditing.folder import DOCUMENT, NUMBERS
 from spearpp.cli.audit import exit_code
 from spearpp.inversion.result import Inversion
 from spearpp.report import plots
 from spearpp.report.advice import defences
 from spearpp.report.sarif import sarif
+from spearpp.report.wording import headline
 from spearpp.simulate import Batch
 
 ROOT = Path(__file__).parents[1]
@@ -363,3 +366,12 @@ def test_inputs_that_fit_without_proof_are_never_silent(tmp_path: Path) -> None:
     assert [(each["ruleId"], each["level"]) for each in log] == [("spearpp/unproved-inputs", "warning")]
     assert str(AuditResult.load(tmp_path).layers[0].claims) == str(result.layers[0].claims)  # nan is not equal to nan
     assert [exit_code(result, gate) for gate in ("leak", "certified", "never")] == [1, 0, 0]
+
+
+def test_the_headline_says_exactly_only_if_the_claims_do(photographs: Audited) -> None:
+    (best,) = [each for each in photographs[0].layers if each is photographs[0].best]
+    for apart, exactly in ((0.001, True), (math.inf, False)):
+        claims = tuple(replace(each, kind=Kind.ONE_OR_MEAN, samples=float("nan"), apart=apart) for each in best.claims)
+        result = replace(photographs[0], layers=[replace(best, claims=claims)])
+        assert ("recovered exactly" in headline(result)) is exactly
+        assert "mean of" in headline(result)

@@ -50,6 +50,8 @@ DTYPES = {
 """Supported dtypes by their names in the safetensors format."""
 STATE_DICT = "save only the state dict: torch.save(model.state_dict(), path)"
 """Hint for a pickle that contains code."""
+COPY_AGAIN = "copy or download the file again, and compare its size with the original"
+"""Hint for a file that PyTorch cannot read."""
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "weights", "params", "gradients", "grads")
 """Keys under which training scripts store a state dict in a checkpoint."""
 MAX_INDEX_BYTES = 2**26
@@ -139,7 +141,8 @@ def open_torch(source: Source, largest: int) -> tuple[dict[str, Stored], dict[st
         why = f"{path} holds more than tensors, or is damaged, and was not loaded"
         raise DataError(why, hint=STATE_DICT) from error
     except Exception as error:  # a hostile pickle can make torch.load raise any exception
-        raise DataError(f"{path} is not a readable PyTorch file: {type(error).__name__}") from error
+        why = f"{path} is not a PyTorch file, or it is incomplete or damaged ({type(error).__name__})"
+        raise DataError(why, hint=COPY_AGAIN) from error
     return stored, {}
 
 
