@@ -133,8 +133,8 @@ def main() -> None:
         simulate.FedSGD()(model, batch).save(folder / "large.safetensors")
         command = "spearpp audit large.safetensors --budget 10m"
         draw("interrupted", command, terminal(folder, command, interrupt_at=b"round 3"))
-        page(folder / "demo" / "report.html", "report-1280", 1280, 1000, "light")
-        page(folder / "demo" / "report.html", "report-390", 390, 1000, "dark")
+        page(folder / "demo" / "report.html", "report-1280", 1280, 1500, "light")
+        page(folder / "demo" / "report.html", "report-390", 390, 1500, "dark")
         page(federation(folder), "timeline", 1280, 900, "light")
 
 
