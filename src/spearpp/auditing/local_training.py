@@ -132,7 +132,7 @@ def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None
 
 
 def _other_parameters(update: ClientUpdate, layer: Layer, following: Following) -> bool:
-    """Return whether the client trained anything but the layer and those behind it."""
+    """Return whether the client trained anything but the layer and those after it."""
     known = {layer.weight, layer.bias}
     known |= {f"{name}.{part}" for name in following.rest.layers for part in ("weight", "bias")}
     return not set(update.gradients) <= known

@@ -5,7 +5,7 @@ import math
 import operator
 import time
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -138,27 +138,43 @@ class Attack:
         seconds = time.perf_counter() - began
         scored = partial(score, truth=batch.inputs, normalisation=batch.normalisation, threshold=self.threshold)
         compared = scored(result.inputs)
-        certified, psnr = _psnr_of_recovered(result, compared)
         bound = scored(with_true_masks(seen, batch)).mean_psnr if self.bound else None
-        return asdict(
-            Measurement(
-                b=self.b,
-                accurate=compared.accurate,
-                exact=compared.exact,
-                recovered=compared.recovered,
-                certified=int(certified.sum()),
-                wrongly_certified=int((certified & (psnr < WRONG_PSNR)).sum()),
-                missed=int((~certified & (psnr > PAPER_PSNR)).sum()),
-                mean_psnr=compared.mean_psnr,
-                with_masks=bound,
-                score=result.score,
-                starts=result.stats.starts,
-                seconds=seconds,
-                decompose=result.stats.seconds["decompose"],
-                stopped=result.stats.stopped,
-                images=_images(batch, result, compared) if self.keep_images else None,
-            )
-        )
+        images = _images(batch, result, compared) if self.keep_images else None
+        one = measurement(self.b, result, compared, result.certified.cpu(), seconds, result.stats.stopped)
+        return asdict(replace(one, with_masks=bound, images=images))
+
+
+def measurement(
+    b: int, found: Inversion, compared: Score, certified: Tensor, seconds: float, stopped: str
+) -> Measurement:
+    """Return what one attack recovered, compared with the truth.
+
+    Args:
+        b: number of samples of the client.
+        found: the inversion.
+        compared: the score of its inputs.
+        certified: whether each input is certified, (k,).
+        seconds: duration of the attack.
+        stopped: why the search stopped.
+    """
+    psnr = torch.zeros(len(certified))  # of each recovered input to the true input that it is matched to, or 0
+    matched = compared.assignment >= 0
+    psnr[compared.assignment[matched]] = compared.psnr[matched].float()
+    return Measurement(
+        b=b,
+        accurate=compared.accurate,
+        exact=compared.exact,
+        recovered=compared.recovered,
+        certified=int(certified.sum()),
+        wrongly_certified=int((certified & (psnr < WRONG_PSNR)).sum()),
+        missed=int((~certified & (psnr > PAPER_PSNR)).sum()),
+        mean_psnr=compared.mean_psnr,
+        score=found.score,
+        starts=found.stats.starts,
+        seconds=seconds,
+        decompose=found.stats.seconds["decompose"],
+        stopped=stopped,
+    )
 
 
 def with_true_masks(seen: LayerGradient, batch: Batch) -> Tensor:
@@ -189,15 +205,6 @@ def pixels_of(images: str, b: int) -> tuple[Tensor, Tensor]:
     values = torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(images))), dtype=torch.uint8)
     originals, recovered = values.float().div(255).reshape(2, b, -1)
     return originals, recovered
-
-
-def _psnr_of_recovered(result: Inversion, compared: Score) -> tuple[Tensor, Tensor]:
-    """For each recovered input: whether it is certified, and its PSNR to the true input it is matched to (or 0)."""
-    certified = result.certified.cpu()
-    psnr = torch.zeros(len(certified))
-    matched = compared.assignment >= 0
-    psnr[compared.assignment[matched]] = compared.psnr[matched].float()
-    return certified, psnr
 
 
 def _images(batch: Batch, result: Inversion, compared: Score) -> str:

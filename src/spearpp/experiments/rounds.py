@@ -10,7 +10,7 @@ from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import first_layer
 from spearpp.auditing.rounds.joined import join_rounds
 from spearpp.errors import OptionError
-from spearpp.experiments.attack import WRONG_PSNR, Measurement
+from spearpp.experiments.attack import Measurement, measurement
 from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
 from spearpp.metrics import PAPER_PSNR, score
@@ -72,23 +72,5 @@ class RoundsAttack:
         if joined.audited is None or found is None:
             return asdict(Measurement(b=self.b, seconds=seconds, decompose=0.0, stopped=joined.outcome))
         compared = score(found.inputs, batch.inputs, normalisation=batch.normalisation, threshold=self.threshold)
-        psnr, matched = torch.zeros(len(found.inputs)), compared.assignment >= 0
-        psnr[compared.assignment[matched]] = compared.psnr[matched].float()
         certified = torch.tensor([each.certified for each in joined.audited.claims])
-        return asdict(
-            Measurement(
-                b=self.b,
-                accurate=compared.accurate,
-                exact=compared.exact,
-                recovered=compared.recovered,
-                certified=int(certified.sum()),
-                wrongly_certified=int((certified & (psnr < WRONG_PSNR)).sum()),
-                missed=int((~certified & (psnr > PAPER_PSNR)).sum()),
-                mean_psnr=compared.mean_psnr,
-                score=found.score,
-                starts=found.stats.starts,
-                seconds=seconds,
-                decompose=found.stats.seconds["decompose"],
-                stopped=joined.outcome,
-            )
-        )
+        return asdict(measurement(self.b, found, compared, certified, seconds, joined.outcome))

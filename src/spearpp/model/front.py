@@ -1,6 +1,6 @@
 """The front end of a network: what the operations before one Linear layer compute from the input of the model.
 
-A layer behind convolutions sees features f = ψ(x). ``torch.fx`` records the operations of ψ, so that ψ can be run, and
+A layer after convolutions sees features f = ψ(x). ``torch.fx`` records the operations of ψ, so that ψ can be run, and
 differentiated, without the rest of the model. ψ must compute every sample on its own and without randomness, in
 training mode too: otherwise f is not a function of one picture, and no picture follows from it. ψ must also consist of
 known operations. Others, such as the absolute value, can give distant pictures the same features.
