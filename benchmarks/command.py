@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from spearpp.errors import SpearError
+from spearpp.experiments.cell import FIRST_SEED
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -24,6 +25,11 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     options.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--out", type=Path, help="also write the rows to this file as JSON")
     return options
+
+
+def add_first(options: argparse.ArgumentParser) -> None:
+    """Add --first, so that several processes can share the seeds of a row."""
+    options.add_argument("--first", type=int, default=FIRST_SEED, help="first seed of every row; default: %(default)s")
 
 
 def run(rows: "Iterable[DataclassInstance]", out: Path | None) -> int:

@@ -26,7 +26,6 @@ from torch import nn
 
 import spearpp
 from benchmarks import command
-from benchmarks.recovery import FIRST_SEED
 from spearpp import simulate
 from spearpp.auditing.claims import MAX_ERROR
 from spearpp.errors import RankError
@@ -200,12 +199,12 @@ def approximate(result: Inversion) -> torch.Tensor:
     return result.evidence.consistent & ~result.certified & (result.evidence.error <= MAX_ERROR)
 
 
-def measure(setting: Setting, batches: int | None, data: str | None, device: torch.device) -> Row:
+def measure(setting: Setting, batches: int | None, first: int, data: str | None, device: torch.device) -> Row:
     """Attack all batches of a setting."""
     exact = visible = certified = nearly = mistakes = starts = 0
     times, ratios = [], []
     count = batches or setting.batches
-    for seed in range(FIRST_SEED, FIRST_SEED + count):
+    for seed in range(first, first + count):
         try:
             batch, result, seconds, svd = attack(setting, seed, data, device)
         except RankError:  # the gradient does not show a rank below the width of the layer
@@ -224,14 +223,14 @@ def measure(setting: Setting, batches: int | None, data: str | None, device: tor
     return Row(*sizes, *counts, starts / count, statistics.median(times), statistics.median(ratios or [float("nan")]))
 
 
-def rows(names: list[str], batches: int | None, data: str | None, device: torch.device) -> Iterator[Row]:
+def rows(names: list[str], batches: int | None, first: int, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure blocks of rows, and print each row."""
     heads = ["activation", "m", "hidden", "b", "data", "exact batches", "certified", "approximate", "wrong", "starts"]
     heads += ["seconds", "SVDs"]
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for name in names:
         for setting in ROWS[name]:
-            row = measure(setting, batches, data, device)
+            row = measure(setting, batches, first, data, device)
             cells = (row.activation, row.m, row.hidden, row.b, row.data, f"{row.exact} of {row.batches}")
             counts = (f"{row.certified} of {row.visible}", row.approximate, row.wrong)
             times = (f"{row.starts:.0f}", f"{row.seconds:.3g}", f"{row.svds:.0f}")
@@ -244,8 +243,9 @@ def main() -> int:
     options = command.parser(__doc__)
     options.add_argument("--rows", nargs="+", choices=ROWS, default=[each for each in ROWS if each not in LARGE])
     options.add_argument("--batches", type=int, help="number of batches of each row; default: as in the table")
+    command.add_first(options)
     given = options.parse_args()
-    return command.run(rows(given.rows, given.batches, given.data, given.device), given.out)
+    return command.run(rows(given.rows, given.batches, given.first, given.data, given.device), given.out)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from torch.func import functional_call, grad
 import spearpp
 from benchmarks import command
 from benchmarks.equations import Setting, network
-from benchmarks.recovery import FIRST_SEED
 from spearpp import simulate
 from spearpp.auditing.refine import least_squares
 from spearpp.simulate import Batch
@@ -93,14 +92,14 @@ def best_fit(model: nn.Module, batch: Batch, update: ClientUpdate) -> Float[Tens
     return least_squares(gradients, observed, batch.inputs.double())
 
 
-def measure(name: str, batches: int | None, data: str | None) -> Row:
+def measure(name: str, batches: int | None, first: int, data: str | None) -> Row:
     """Audit all updates of a client."""
     count = batches or CLIENTS[name][1]
     whole = recovered = certified = wrong = 0
     found_ratios: list[float] = []
     behind: list[float] = []
     times = []
-    for seed in range(FIRST_SEED, FIRST_SEED + count):
+    for seed in range(first, first + count):
         model, batch, update = client_update(name, seed, data)
         began = time.perf_counter()
         layer = spearpp.audit(update, model, batch_size=SIZE).layers[0]
@@ -128,7 +127,7 @@ def measure(name: str, batches: int | None, data: str | None) -> Row:
     return Row(name, count, whole, recovered, certified, wrong, lowest, middle, difference, seconds)
 
 
-def rows(names: list[str], batches: int | None, data: str | None) -> Iterator[Row]:
+def rows(names: list[str], batches: int | None, first: int, data: str | None) -> Iterator[Row]:
     """Measure clients, and print a row for each."""
     heads = (
         "client",
@@ -143,7 +142,7 @@ def rows(names: list[str], batches: int | None, data: str | None) -> Iterator[Ro
     )
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for name in names:
-        row = measure(name, batches, data)
+        row = measure(name, batches, first, data)
         total = SIZE * row.updates
         behind = "–" if row.reference is None else f"{row.reference:.2f} dB"
         cells = (row.client, f"{row.whole} of {row.updates}", f"{row.recovered} of {total}", row.certified, row.wrong)
@@ -157,8 +156,9 @@ def main() -> int:
     options = command.parser(__doc__)
     options.add_argument("--rows", nargs="+", choices=CLIENTS, default=list(CLIENTS))
     options.add_argument("--batches", type=int, help="number of updates of each client; default: as in the table")
+    command.add_first(options)
     given = options.parse_args()
-    return command.run(rows(given.rows, given.batches, given.data), given.out)
+    return command.run(rows(given.rows, given.batches, given.first, given.data), given.out)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from torch import nn
 
 import spearpp
 from benchmarks import command
-from benchmarks.recovery import FIRST_SEED
 from spearpp import simulate
 from spearpp.types import Tensor
 
@@ -133,11 +132,11 @@ def psnr(found: Tensor, truth: Tensor, setting: Setting) -> Tensor:
     return -20 * torch.log10(torch.cdist(found * scale, truth * scale).clamp_min(1e-300) / len(scale) ** 0.5)
 
 
-def measure(setting: Setting, batches: int, budget: float, data: str | None, device: torch.device) -> Row:
+def measure(setting: Setting, seeds: range, budget: float, data: str | None, device: torch.device) -> Row:
     """Audit all batches of a setting."""
     exact = features = claimed = wrong = 0
     decibels, equations, times = [], [], []
-    for seed in range(FIRST_SEED, FIRST_SEED + batches):
+    for seed in seeds:
         inputs, labels = pictures(setting, setting.b, seed, data)
         model = trained(setting, data, device) if setting.trained else network(setting, seed)
         loss = nn.functional.cross_entropy(model(inputs), labels)
@@ -161,16 +160,16 @@ def measure(setting: Setting, batches: int, budget: float, data: str | None, dev
         equations += best.inversion.evidence.details["equations"][result.rows].tolist()
     middle = [statistics.median(each) if each else float("nan") for each in (decibels, equations, times)]
     unknowns = setting.channels * setting.side**2
-    counts = (setting.name, setting.b, batches, exact, features, claimed, wrong)
+    counts = (setting.name, setting.b, len(seeds), exact, features, claimed, wrong)
     return Row(*counts, middle[0], middle[1], unknowns, middle[2])
 
 
-def rows(names: list[str], batches: int, budget: float, data: str | None, device: torch.device) -> Iterator[Row]:
+def rows(names: list[str], seeds: range, budget: float, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure rows, and print each of them."""
     heads = ("network", "b", "batches over 60 dB", "features", "pictures", "wrong", "dB", "equations", "seconds")
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for name in names:
-        row = measure(ROWS[name], batches, budget, data, device)
+        row = measure(ROWS[name], seeds, budget, data, device)
         samples = row.b * row.batches
         cells = (row.name, row.b, f"{row.exact} of {row.batches}", f"{row.features} of {samples}")
         more = (f"{row.pictures} of {samples}", row.wrong, f"{row.decibels:.0f}")
@@ -185,8 +184,10 @@ def main() -> int:
     options.add_argument("--rows", nargs="+", choices=ROWS, default=[each for each in ROWS if each != "fedavg8"])
     options.add_argument("--batches", type=int, default=20, help="number of batches of each row")
     options.add_argument("--budget", type=float, default=300.0, help="seconds for each audit")
+    command.add_first(options)
     given = options.parse_args()
-    return command.run(rows(given.rows, given.batches, given.budget, given.data, given.device), given.out)
+    seeds = range(given.first, given.first + given.batches)
+    return command.run(rows(given.rows, seeds, given.budget, given.data, given.device), given.out)
 
 
 if __name__ == "__main__":

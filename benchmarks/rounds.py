@@ -21,7 +21,6 @@ import torch
 from torch import nn
 
 from benchmarks import command
-from benchmarks.recovery import FIRST_SEED
 from spearpp import simulate
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import first_layer
@@ -145,12 +144,12 @@ def judge(setting: Setting, samples: Batch, rounds: list[list[int]], joined: Joi
     return len(asked), int(recovered.sum()), int((distances.amin(1) > 3 * stated).sum())
 
 
-def measure(setting: Setting, clients: int | None, data: str | None, device: torch.device) -> Row:
+def measure(setting: Setting, clients: int | None, first: int, data: str | None, device: torch.device) -> Row:
     """Attack all clients of a setting."""
     exact = asked = recovered = wrong = 0
     times = []
     count = clients or setting.clients
-    for seed in range(FIRST_SEED, FIRST_SEED + count):
+    for seed in range(first, first + count):
         samples, rounds, joined, seconds = attack(setting, seed, data, device)
         wanted, got, mistakes = judge(setting, samples, rounds, joined)
         exact, asked, recovered, wrong = exact + (got == wanted), asked + wanted, recovered + got, wrong + mistakes
@@ -160,13 +159,13 @@ def measure(setting: Setting, clients: int | None, data: str | None, device: tor
     return Row(*sizes, exact, asked, recovered, wrong, statistics.median(times))
 
 
-def rows(names: list[str], clients: int | None, data: str | None, device: torch.device) -> Iterator[Row]:
+def rows(names: list[str], clients: int | None, first: int, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure blocks of rows, and print each row."""
     heads = ("activation", "m", "rounds", "b", "client", "exact clients", "recovered", "wrong", "seconds")
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for name in names:
         for setting in ROWS[name]:
-            row = measure(setting, clients, data, device)
+            row = measure(setting, clients, first, data, device)
             cells = (row.activation, row.m, row.rounds, row.b, row.kind, f"{row.exact} of {row.clients}")
             more = (f"{row.recovered} of {row.asked}", row.wrong, f"{row.seconds:.3g}")
             print("| " + " | ".join(str(each) for each in (*cells, *more)) + " |", flush=True)
@@ -178,8 +177,9 @@ def main() -> int:
     options = command.parser(__doc__)
     options.add_argument("--rows", nargs="+", choices=ROWS, default=[each for each in ROWS if each not in LARGE])
     options.add_argument("--clients", type=int, help="number of clients of each row; default: as in the table")
+    command.add_first(options)
     given = options.parse_args()
-    return command.run(rows(given.rows, given.clients, given.data, given.device), given.out)
+    return command.run(rows(given.rows, given.clients, given.first, given.data, given.device), given.out)
 
 
 if __name__ == "__main__":
