@@ -93,15 +93,18 @@ class BackwardOverRounds:
         d = ALPHA * e * (z > 0)
 
         def step() -> None:
-            projected = (d @ rows) @ rows.T, signals.project(e), (z @ gates) @ gates.T
-            mirror_d, mirror_e, mirror_z = (2 * each - was for each, was in zip(projected, (d, e, z), strict=True))
-            both = (mirror_e + ALPHA * mirror_d) / (1 + ALPHA**2)
-            to_firing = (mirror_e - both).square() + (mirror_d - ALPHA * both).square()
-            to_firing += (GAMMA * mirror_z.clamp_max(0)).square()
-            fires = to_firing < mirror_d.square() + (GAMMA * mirror_z.clamp_min(0)).square()
-            d.add_(torch.where(fires, ALPHA * both, 0.0) - projected[0])
-            e.add_(torch.where(fires, both, mirror_e) - projected[1])
-            z.add_(torch.where(fires, mirror_z.clamp_min(0), mirror_z.clamp_max(0)) - projected[2])
+            projected_d, projected_e, projected_z = (d @ rows) @ rows.T, signals.project(e), (z @ gates) @ gates.T
+            # The reflected point, times -1. In each neuron it is moved to the nearer case: firing, or silent.
+            minus_d = torch.sub(d, projected_d, alpha=2)
+            minus_e = torch.sub(e, projected_e, alpha=2)
+            minus_z = torch.sub(z, projected_z, alpha=2)
+            nearer = torch.sub(minus_d, minus_e, alpha=ALPHA).square_().div_(1 + ALPHA**2)
+            nearer.addcmul_(minus_d, minus_d, value=-1).addcmul_(minus_z, minus_z.abs(), value=GAMMA**2)
+            fires = (nearer < 0).to(d)
+            both = minus_e.add(minus_d, alpha=ALPHA).mul_(fires).div_(-1 - ALPHA**2)
+            d.sub_(projected_d).add_(both, alpha=ALPHA)
+            e.sub_(projected_e).add_(both).sub_(minus_e.mul_(1 - fires))
+            z.sub_(projected_z).sub_(minus_z.mul_(fires == (minus_z < 0)))
             norm = torch.hypot(*(torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (d, e)))
             d.div_(norm)
             e.div_(norm)
