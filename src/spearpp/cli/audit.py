@@ -23,7 +23,7 @@ from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import describe_model, with_model
 from spearpp.cli.results import print_bound, print_gate, print_result, print_score
 from spearpp.config import FAIL_ON
-from spearpp.dp import KAPPA, compare
+from spearpp.dp import DELTA, KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
 from spearpp.model.loss import LOSS_NAMES
@@ -75,6 +75,7 @@ def audit(
     sample_rate: options.SampleRate = 1.0,
     dp_steps: options.DPSteps = None,
     kappa: options.Kappa = KAPPA,
+    delta: options.Delta = DELTA,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -110,7 +111,7 @@ def audit(
     history = [with_model(model, each)[0] for each in history]
     words = options.vocabulary(vocabulary)
     seen_steps = (steps or 1) * max(1, len(history))
-    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, seen_steps)
+    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, delta, seen_steps)
     check_display(received, network, batch, display)
     check_vocabulary(received, network, words)
     seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)

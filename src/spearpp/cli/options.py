@@ -9,7 +9,7 @@ import torch
 import typer
 
 from spearpp.config import DURATION
-from spearpp.dp import KAPPA, StatedDP
+from spearpp.dp import DELTA, KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.pictures import Shape
 from spearpp.words import read_words
@@ -157,6 +157,13 @@ Kappa = Annotated[
         rich_help_panel=DP_PANEL,
     ),
 ]
+Delta = Annotated[
+    float,
+    typer.Option(
+        help="δ at which the composed ε of all DP-SGD steps is shown.",
+        rich_help_panel=DP_PANEL,
+    ),
+]
 BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 MAX_COLUMN_FILE = 2**20
@@ -293,6 +300,7 @@ def stated_dp(
     sample_rate: float,
     steps: int | None,
     kappa: float,
+    delta: float,
     default_steps: int,
 ) -> StatedDP | None:
     """Return what the client states about its DP-SGD, or None without a noise multiplier.
@@ -302,10 +310,10 @@ def stated_dp(
         MissingExtraError: If the bound needs a package that is not installed.
     """
     if noise_multiplier is None:
-        if clip is not None or steps is not None or sample_rate != 1 or kappa != KAPPA:
-            given = "--clip, --sample-rate, --dp-steps and --kappa"
+        if clip is not None or steps is not None or sample_rate != 1 or (kappa, delta) != (KAPPA, DELTA):
+            given = "--clip, --sample-rate, --dp-steps, --kappa and --delta"
             raise OptionError(f"{given} describe DP-SGD: pass --noise-multiplier too")
         return None
-    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa)
+    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa, delta)
     stated.check_packages()
     return stated
