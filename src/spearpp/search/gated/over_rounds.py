@@ -135,14 +135,14 @@ class BackwardOverRounds:
         """Solve the end points exactly, and keep the new columns that fit."""
         problem, live = self.problem, self.problem.factors.live
         different = self._different(ends)
-        q, firing = solve_columns(problem, self.outputs, ends[different], signals[different])
-        if len(q):  # local steps turn columns out of the span, but leave their zeros
-            q = concentrated(problem, ~firing & live, q)[0]
+        q = solve_columns(problem, self.outputs, ends[different], signals[different])
         duplicates = (q @ q.T).abs() > SOLVED_COSINE
         q = refit(problem, q[~duplicates.tril(-1).any(1)])
         zeros = (problem.tolerance.zeros(q @ problem.factors.left.T, q) & live).sum(1)
         q = q[zeros >= problem.tolerance.least_zeros]
-        q = q[sent_back(problem, self.outputs, q)]  # the zeros of absent rounds prove nothing
+        chunks = q.split(chunk_size(q.device, 16 * self.outputs.span.numel()))
+        # The zeros of absent rounds prove nothing, so the other entries must be a signal of one sample.
+        q = torch.cat([each[sent_back(problem, self.outputs, each)] for each in chunks])
         directions = torch.cat([self.known, q])
         kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
         return directions[kept[len(self.known) :]]
@@ -167,12 +167,13 @@ def _ends(
 
 def solve_columns(
     problem: Problem, outputs: FewOutputs, directions: Float[Tensor, "k b"], signals: Float[Tensor, "k m"]
-) -> tuple[Float[Tensor, "k b"], Bool[Tensor, "k m"]]:
+) -> Float[Tensor, "k b"]:
     """Solve q and the signal e of each column, and decide which neurons fire.
 
     Minimise Σ_k min(|ℓ_k·q|, |ℓ_k·q - e_k|) by iteratively reweighted least squares, where e lies in the span that the
     weights of the next layer allow, with one r_t for every round. The weights are 1/max(residual, δ), where δ shrinks.
-    Neurons with a wrong sign therefore lose their influence.
+    Neurons with a wrong sign therefore lose their influence. Local steps turn columns out of the span, but leave their
+    zeros, so q is finally solved for the silent neurons alone.
 
     Args:
         problem: the layer.
@@ -181,14 +182,17 @@ def solve_columns(
         signals: e near the signal of the sample, in the scale of L q for a unit q.
 
     Returns:
-        Unit directions, and the firing neurons.
+        Unit directions.
     """
-    left, span, live = problem.factors.left, outputs.span, problem.factors.live
-    system = torch.cat([left, -span], 1)
-    q, firing = sphere.retract(directions), torch.zeros_like(signals, dtype=torch.bool)
+    if not len(directions):
+        return directions
+    left, live = problem.factors.left, problem.factors.live
+    system = torch.cat([left, -outputs.span], 1)
+    q = sphere.retract(directions)
     for part in torch.arange(len(q), device=q.device).split(chunk_size(q.device, 8 * system.numel())):
-        q[part], firing[part] = _solve_columns(system, left.shape[1], live, q[part], signals[part])
-    return q, firing
+        solved, firing = _solve_columns(system, left.shape[1], live, q[part], signals[part])
+        q[part] = concentrated(problem, ~firing & live, solved)[0]
+    return q
 
 
 def _solve_columns(
