@@ -33,8 +33,8 @@ STARTS = {"cpu": 60, "cuda": 240}
 """Number of starts of a round. Design choice: larger rounds find the same samples more often, but a GPU is hardly
 slower with them."""
 WORKS = 0.25
-"""New samples for each start with which a set of equations is used without trying the others. Design choice: such a
-set leaves little to gain from the others."""
+"""Share of new samples with which a set of equations is used without trying the others: new samples over starts, or
+over missing samples if these are fewer. Design choice: such a set leaves little to gain from the others."""
 EMPTY_ROUNDS = 6
 """Number of rounds in a row without a new sample, after the first of every set of equations, that end the search.
 Design choice: starts are random, so a few empty rounds say little."""
@@ -82,7 +82,8 @@ class _Way:
     widest: float
     """First width of the smoothed activations; 0 for the exact activations only."""
     new: float | None = None
-    """New samples for each start of the last round; None before the first round."""
+    """New samples of the last round, as a share of its starts, or of the samples that were missing if these are fewer;
+    None before the first round."""
     rate: float = 0.0
     """New samples for each step of the last round."""
 
@@ -145,7 +146,8 @@ class _Rounds:
         else:
             ends, starts, steps = self._solve(way, remaining)
         new = self._finish(*ends)
-        way.new, way.rate = len(new) / starts, len(new) / max(1, steps)
+        missing = self.problem.batch_size - len(self.found)
+        way.new, way.rate = len(new) / min(starts, missing), len(new) / max(1, steps)
         if len(new):
             self.empty, self.found = 0, self.found.join(new)
         elif all(each.new is not None for each in self.ways):
@@ -262,12 +264,10 @@ class _Rounds:
         own = [span for span in self.spans if span.signals and span.layer == 0]
         if not own:
             return none
-        z = points @ self.a.T
-        shares = [
-            own[0].share_outside(self.network.vectors(z, torch.full_like(none, int(label)), own)[0])
-            for label in self._all_labels()
-        ]
-        return torch.stack(shares).argmin(0)
+        labels = self._all_labels()
+        z = (points @ self.a.T).repeat(len(labels), 1)
+        shares = own[0].share_outside(self.network.vectors(z, labels.repeat_interleave(len(points)), own)[0])
+        return shares.unflatten(0, (len(labels), -1)).argmin(0)
 
 
 def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Int[Tensor, "k"]:
