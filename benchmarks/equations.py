@@ -38,12 +38,9 @@ MODEL_WIDTH, FEED_FORWARD = 192, 768
 """Sizes of the encoder layer."""
 EPOCHS = 25
 """Number of epochs of the trained networks."""
-OPTIMISERS = {
-    "sgd": (lambda parameters: torch.optim.SGD(parameters, 0.05), 32),
-    "adam": (lambda parameters: torch.optim.Adam(parameters, 1e-3), 128),
-}
-"""Optimisers of the trained networks by name, with their batch size. Measured with ReLU: SGD ends at an accuracy of 90 %
-on the training images, and Adam at 98 %."""
+OPTIMISERS = {"sgd": (torch.optim.SGD, 0.05, 32), "adam": (torch.optim.Adam, 1e-3, 128)}
+"""Optimisers of the trained networks by name, with learning rate and batch size. Measured with ReLU: SGD ends at an
+accuracy of 90 % on the training images, and Adam at 98 %."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,8 @@ def trained(setting: Setting, data: str | None, device: torch.device) -> nn.Sequ
     images = simulate.cifar10(10_000, path=data)
     inputs, labels = images.inputs.to(device), images.labels.to(device)
     model = network(setting, inputs.shape[1], 0).to(device)
-    make_optimiser, batch_size = OPTIMISERS[setting.trained]
-    optimiser = make_optimiser(model.parameters())
+    kind, rate, batch_size = OPTIMISERS[setting.trained]
+    optimiser = kind(model.parameters(), rate)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(inputs), device=device).split(batch_size):
             optimiser.zero_grad()
