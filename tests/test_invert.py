@@ -16,7 +16,7 @@ from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Se
 from spearpp.search.losses import LogCosh, NegativeL4
 from spearpp.search.rounding import LinearProgramRounding
 
-QUICK = RiemannianAdam(starts=4096)
+QUICK = RiemannianAdam(starts=4096, chunk=256)
 
 EVERY_SEARCH: list[tuple[str, Search, int]] = [
     ("l1", RiemannianAdam(starts=8192), 10),
