@@ -12,11 +12,11 @@ import spearpp
 from conftest import Client, MakeClient, graded
 from spearpp import simulate
 from spearpp.errors import OptionError
-from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import init_filt, steadiest_first
+from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement
 from spearpp.metrics import Score

@@ -9,8 +9,8 @@ import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.inversion.observation import observe
-from spearpp.inversion.pairs import Pairs, no_pairs
 from spearpp.inversion.problem import Problem, pose
+from spearpp.inversion.solutions import Pairs, no_pairs
 from spearpp.linalg import sphere
 from spearpp.search import Gated
 from spearpp.search.gated.peel import peel

@@ -17,10 +17,9 @@ from spearpp.inversion.evidence import (
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import inputs_of, solve_inputs
 from spearpp.inversion.network import Network
-from spearpp.inversion.pairs import CONFLICTS, Pairs, fits
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
-from spearpp.inversion.solutions import Solutions
+from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, fits
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
 from spearpp.types import Bool, Tensor, to_device

@@ -10,7 +10,7 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import assemble
-from spearpp.inversion.input_noise import with_input_noise
+from spearpp.inversion.levels import with_input_noise
 from spearpp.inversion.loop import only_direction, search_loop
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations

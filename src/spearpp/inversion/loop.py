@@ -13,12 +13,11 @@ import torch
 
 from spearpp.inversion.evidence import Evidence, certify, certify_whole
 from spearpp.inversion.matches import Matches
-from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Progress
 from spearpp.inversion.selection import Selection, initial, polish, select
-from spearpp.inversion.solutions import Solutions, no_solutions
+from spearpp.inversion.solutions import Pairs, Solutions, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Proposals, Search
 

@@ -8,9 +8,8 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.matches import Matches
-from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import Solutions
+from spearpp.inversion.solutions import Pairs, Solutions
 from spearpp.linalg.nullspace import kernel_vectors
 from spearpp.types import Float, Tensor
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.inversion.pairs import Pairs, no_pairs
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Pairs, no_pairs
 from spearpp.linalg import sphere
 from spearpp.search.base import Proposals, check_options
 from spearpp.search.gated.backward import BackwardRounds

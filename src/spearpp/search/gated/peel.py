@@ -16,9 +16,9 @@ import time
 
 import torch
 
-from spearpp.inversion.pairs import Pairs, fits, no_pairs
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Pairs, fits, no_pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import gather_weighted, independent, kernel_vectors
