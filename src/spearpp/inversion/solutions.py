@@ -9,8 +9,8 @@ from spearpp.linalg.nullspace import complement
 from spearpp.types import Bool, Float, Int, Tensor
 
 ILL_CONDITIONED = 1e6
-"""Largest condition number of the matrix of products q_i·p_j, which is near the identity for right pairs. Design
-choice: beyond it, points that are solved from these products would keep fewer than ten digits."""
+"""Largest condition number of the matrix of products q_i·p_j of unit vectors, which is near the identity for right
+pairs. Design choice: beyond it, points that are solved from these products would keep fewer than ten digits."""
 CONFLICTS = 0.01
 """Largest share of neurons in which the activation pattern of p and the zeros of L q may differ. Design choice: a weak
 sample in the same row of the gradient moves p slightly, which changes the sign of few pre-activations."""

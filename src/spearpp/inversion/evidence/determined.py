@@ -8,8 +8,9 @@ from spearpp.linalg.nullspace import gather_weighted, leverage, two_smallest_eig
 from spearpp.types import Bool, Float, Tensor
 
 ABOVE_NOISE = 10.0
-"""How many times the noise the zero rows of an input must make of every vector other than its direction. A design
-choice: ten times the bound that noise exceeds with probability 1e-3."""
+"""By how many times the noise every other solution must violate the equations of an input. For one layer, these are its
+zero rows, and every other vector than its direction must have a larger image. A design choice: ten times the bound that
+noise exceeds with probability 1e-3."""
 DECISIVE = 1e-3
 """A zero row is decisive if its leverage h has 1 - h up to this: it alone separates a direction from others with the
 same zeros. A row of random directions has h of about b/m."""

@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from spearpp.inversion.evidence.determined import ABOVE_NOISE
 from spearpp.inversion.evidence.evidence import Evidence
 from spearpp.inversion.matches import (
     SIGMAS,
@@ -31,16 +32,13 @@ from spearpp.types import Bool, Float, Int, Tensor
 INEXACT = 1e-4
 """Share outside a span that is accepted where noise is negligible, because vectors are solved to finite precision.
 
-A design choice: far below ``DETERMINED`` times the noise that a wrong input leaves."""
+A design choice: far below ``ABOVE_NOISE`` times the noise that a wrong input leaves."""
 TWINS = 2
 """Largest number of neurons in which two patterns differ and still count as one pattern: all mixtures of two samples
 with one pattern satisfy the same equations."""
 NARROW, NEAREST = 64, 3
 """A layer with up to NARROW neurons must determine an input without the NEAREST neurons closest to zero: patterns of
 narrow layers may differ in two or three neurons only."""
-DETERMINED = 10.0
-"""How many times the noise the second smallest singular value of the equations must be. A design choice: the same
-factor as ``determined.ABOVE_NOISE``."""
 
 
 def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, solved: SolvedInputs) -> Evidence:
@@ -80,7 +78,7 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
     fits_backward = backward <= (SIGMAS * back_noise).clamp_min(INEXACT)
     return Evidence(
         holds=fits_forward & fits_backward & torch.isfinite(error) & (chance <= RARE),
-        determined=(gap >= DETERMINED * torch.maximum(forward, noise)) & (twin > TWINS),
+        determined=(gap >= ABOVE_NOISE * torch.maximum(forward, noise)) & (twin > TWINS),
         error=error,
         share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
         layers=2,
