@@ -94,15 +94,20 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     return _certified_first(inputs_of(problem, solved.points), seen.directions, evidence, score)
 
 
+def no_inputs(problem: Problem) -> Recovered:
+    """Return a result without inputs."""
+    left, columns = problem.factors.left, problem.factors.right.shape[1] - problem.seen.has_bias
+    none = torch.zeros(0, dtype=torch.bool, device=left.device)
+    return Recovered(left.new_zeros(0, columns), none, left.new_zeros(0, left.shape[1]), None, 0.0)
+
+
 def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
     """The inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
-    rows = problem.factors.right / problem.factors.singular_values[:, None]
-    columns = rows.shape[1] - problem.seen.has_bias
     if not len(found):
-        none = torch.zeros(0, dtype=torch.bool, device=rows.device)
-        return Recovered((found.coordinates @ rows)[:, :columns], none, found.directions, None, 0.0)
+        return no_inputs(problem)
     found, evidence = certify_together(problem, network, found)
-    inputs = (found.coordinates @ rows)[:, :columns]
+    rows = problem.factors.right / problem.factors.singular_values[:, None]
+    inputs = (found.coordinates @ rows)[:, : rows.shape[1] - problem.seen.has_bias]
     return _certified_first(inputs, found.directions, evidence, len(found) / problem.batch_size)
 
 

@@ -111,8 +111,14 @@ def search_loop(
     return found
 
 
+def nothing_to_find(problem: Problem) -> SearchOutcome:
+    """Return the outcome for a gradient that is zero."""
+    why = "the gradient is zero: no sample activates a neuron of this layer"
+    return SearchOutcome(empty_pool(problem), None, why)
+
+
 def only_direction(problem: Problem) -> SearchOutcome:
-    """The outcome for a gradient of rank one, which has a single direction."""
+    """Return the outcome for a gradient of rank one, which has a single direction."""
     left = problem.factors.left
     one = left.new_ones(1, 1)
     return SearchOutcome(Pool(one, problem.tolerance.zeros(left.T, one)), None, "a single sample needs no search")
