@@ -40,12 +40,12 @@ class Recovered:
     score: float
 
     def to(self, device: torch.device) -> "Recovered":
-        """The same result on another device."""
+        """Return the same result on another device."""
         evidence = None if self.evidence is None else self.evidence.to(device)
         return replace(to_device(replace(self, evidence=None), device), evidence=evidence)
 
     def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
-        """Which inputs fit the gradient: their inactive neurons have no gradient from them, more often than by chance.
+        """Return which inputs fit the gradient: they give no gradient to their inactive neurons, beyond chance.
 
         To fit is weaker than to be certified. Inputs can fit despite Dropout, noise and samples that were not found.
         """
@@ -68,7 +68,7 @@ class Recovered:
 
 
 def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
-    """Inputs from all directions together if their evidence holds, else the inputs that two layers determine singly."""
+    """Return the inputs that all directions give together, or those that two layers determine if they certify more."""
     if outcome.solutions is not None and problem.network is not None:
         return _solved(problem, problem.network, outcome.solutions)
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
@@ -102,7 +102,7 @@ def no_inputs(problem: Problem) -> Recovered:
 
 
 def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
-    """The inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
+    """Return the inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
     if not len(found):
         return no_inputs(problem)
     found, evidence = certify_together(problem, network, found)
@@ -112,7 +112,7 @@ def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
 
 
 def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = None) -> Recovered:
-    """The inputs that all directions give together; without evidence if some directions were not found."""
+    """Return the inputs that all directions give together, without evidence if some directions were not found."""
     inputs = recover(problem, chosen)
     if chosen.full:
         evidence = evidence or certify(problem, chosen)
@@ -122,7 +122,7 @@ def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = N
 
 
 def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
-    """The inputs that single rows of the gradient revealed, if others were not found; None if no such input fits.
+    """Return the inputs that single rows of the gradient revealed; None if none of them fits the gradient.
 
     These inputs are not certified, because a faint sample may be hidden in such a row.
     """
@@ -136,7 +136,7 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
 
 
 def _most_certified(first: Recovered, other: Recovered) -> Recovered:
-    """The second result if it certifies more inputs than the first."""
+    """Return the second result if it certifies more inputs than the first, else the first."""
     return first if int(other.certified.sum()) <= int(first.certified.sum()) else other
 
 

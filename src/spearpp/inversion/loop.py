@@ -125,7 +125,7 @@ def only_direction(problem: Problem) -> SearchOutcome:
 
 
 def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Evidence | None]:
-    """The best b candidates, and their evidence if further search cannot improve the selection.
+    """Return the best b candidates, and their evidence if further search cannot improve the selection.
 
     The sparsest candidates are mostly right. If their evidence holds, or if there are no other candidates, the
     selection keeps them.
@@ -141,7 +141,7 @@ def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Sel
 
 
 def _final_evidence(problem: Problem, chosen: Selection) -> Evidence | None:
-    """The evidence of a selection with λ = 1 or with every input consistent; None for any other selection."""
+    """Return the evidence of a selection if λ = 1 or every input is consistent; None for any other selection."""
     if not chosen.full:
         return None
     return certify(problem, chosen) if chosen.score == 1.0 else certify_whole(problem, chosen)

@@ -62,7 +62,7 @@ class Search(Protocol):
         ...
 
     def place(self, problem: Problem) -> Problem:
-        """The problem on the device where this search wants its proposals to be selected and checked.
+        """Return the problem on the device where the proposals of this search are to be selected and checked.
 
         Most searches return the problem unchanged.
         """
@@ -81,7 +81,8 @@ class Search(Protocol):
 
 
 FIRST_CHUNK = 2048
-"""Starts of the first chunk. A design choice: easy batches are found within so many starts, and stop there."""
+"""Starts of the first chunk. A design choice: easy batches are found within this number of starts, which ends the
+search."""
 
 
 def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | None) -> Iterator[int]:

@@ -26,7 +26,7 @@ Design choice: if these span two dimensions, 94 % of all directions are within t
 def only_direction_with_zeros(
     problem: Problem, directions: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"], drifted: bool
 ) -> Bool[Tensor, "*u k"]:
-    """Whether the kernel of each input's zero rows is the direction of that input alone.
+    """Return for which inputs the kernel of their zero rows contains only their direction.
 
     Of all vectors orthogonal to the direction, the one that the zero rows shrink most is v. Its image must exceed the
     noise of v, σ ‖Σ⁻¹v‖, which is large where v belongs to a faint sample.
@@ -58,7 +58,7 @@ def entangled(
     determined: Bool[Tensor, "k"],
     drifted: bool,
 ) -> Float[Tensor, "k"]:
-    """How much each input may change, over its norm, with directions that are not determined by their zeros.
+    """Return how much each input may change, relative to its norm, because some directions are not determined.
 
     The *family* of q_j consists of all directions with the zeros of q_j. If the true direction is q_j + t v, with v in
     this family, then p_i is off by t (p_i·v) p_j. For the input of a direction outside of the family, p_i·v is zero,
@@ -87,6 +87,6 @@ def entangled(
 def _noise(
     problem: Problem, directions: Float[Tensor, "*u k b"], others: Float[Tensor, "*u k b"]
 ) -> Float[Tensor, "*u k"]:
-    """Largest image that noise explains, of the other vectors or of the directions, whichever is larger."""
+    """Return the largest image that noise explains, for the other vectors or for the directions if theirs is larger."""
     m = problem.factors.left.shape[-2]
     return ABOVE_NOISE * torch.maximum(problem.tolerance.kernel(m, directions), problem.tolerance.kernel(m, others))

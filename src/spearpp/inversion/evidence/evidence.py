@@ -53,11 +53,11 @@ class Evidence:
         return self.consistent & (self.error <= EXACT) & together
 
     def rows(self, which: Tensor) -> "Evidence":
-        """The same evidence for some of the inputs, or in another order."""
+        """Return the evidence for some of the inputs, or in another order."""
         return self._with(lambda column: column[which])
 
     def replaced(self, which: Tensor, other: "Evidence") -> "Evidence":
-        """The same evidence with that of other inputs in some rows."""
+        """Return this evidence with the rows ``which`` replaced by those of another one."""
         columns = other.columns
         details = {name: each.index_copy(0, which, columns[name]) for name, each in self.details.items()}
         named = ("holds", "determined", "error", "share")
@@ -66,7 +66,7 @@ class Evidence:
         )
 
     def to(self, device: torch.device) -> "Evidence":
-        """The same evidence on another device."""
+        """Return the same evidence on another device."""
         return self._with(lambda column: column.to(device))
 
     @property
@@ -87,7 +87,7 @@ class Evidence:
 
 
 def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
-    """The smallest count that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
+    """Return the smallest count that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
     exceeds = torch.special.gammainc((counts + 1).to(mean), mean[..., None])  # P(N > count)
     return (exceeds > UNLUCKY).sum(-1)
@@ -96,7 +96,9 @@ def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
 def coins(
     neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
 ) -> Float[Tensor, "*k"]:
-    """Number of fair coins that agree by chance as rarely as all inactive neurons lie among the zeros of a column.
+    """Return how unlikely it is that all inactive neurons lie among the zeros of a column by chance, in fair coins.
+
+    k coins stand for a probability of 2^-k.
 
     ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons beyond
     those. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
@@ -118,7 +120,9 @@ def coins(
 def chance_of_zeros(
     zeros: Int[Tensor, "*u b"], relative: Float[Tensor, "*u b m"], live: Bool[Tensor, "*u 1 m"], batch_size: int
 ) -> Float[Tensor, "*u b"]:
-    """Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
+    """Return a bound on the probability that a wrong vertex has as many zeros by chance.
+
+    It is Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
 
     A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are modelled as Gaussian with the root
     mean square of L q. Each is below its bound, ``relative`` to the root mean square, with probability

@@ -289,5 +289,5 @@ def _ranks_of_rounds(left: Float[Tensor, "m b"], absent: Bool[Tensor, "k T"]) ->
 
 
 def widened(slack: Tensor, drift: Tensor | float, reach: Tensor) -> Float[Tensor, "*u b m"]:
-    """slack + η reach, slightly enlarged, so that it includes the neuron that defined η = (|z| - slack) / reach."""
+    """Return slack + η reach, slightly enlarged: it includes the neuron that defined η = (|z| - slack) / reach."""
     return slack + (1 + 1e-9) * drift * reach
