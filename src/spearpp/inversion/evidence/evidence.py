@@ -14,6 +14,10 @@ error of a thousandth of the norm cannot be seen in an ordinary picture. (Half a
 picture, but the norm of a dark picture is smaller.) All other modules import this value."""
 WHOLE_NETWORK = 3
 """Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
+ABOVE_NOISE = 10.0
+"""By how many times the noise every other solution must violate the equations of an input. For one layer, these are its
+zero rows, and every other vector than its direction must have a larger image. A design choice: ten times the bound that
+noise exceeds with probability 1e-3."""
 UNLUCKY = 1e-6
 """Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
 choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""

@@ -12,8 +12,7 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence.determined import ABOVE_NOISE
-from spearpp.inversion.evidence.evidence import Evidence
+from spearpp.inversion.evidence.evidence import ABOVE_NOISE, Evidence
 from spearpp.inversion.matches import (
     SIGMAS,
     SPREAD,
