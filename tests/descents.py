@@ -1,4 +1,4 @@
-"""Small problems for every kernel, and how far a kernel ends from its reference."""
+"""Small problems for every kernel, and functions that measure how far a kernel ends from its reference."""
 
 from dataclasses import dataclass
 

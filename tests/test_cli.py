@@ -1,4 +1,4 @@
-"""The command line as people and gates use it."""
+"""The command line, as people and CI jobs use it."""
 
 import json
 import os
@@ -415,7 +415,7 @@ def test_swapped_and_equal_checkpoints_are_noticed(capsys: pytest.CaptureFixture
 
 
 def test_a_batch_that_cannot_be_found_still_gets_its_report(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever checks a defence gives the truth, and nothing comes back."""
+    """A user who checks a defence passes the true batch, and nothing is recovered."""
     assert main([*SIMULATED, "--client", "dpsgd", "--noise", "0.1", "--out", "n"]) == 0
     arguments = ["audit", "n/update.safetensors", "--budget", "2s", "--out", "found", "--truth", "n/truth.safetensors"]
     for extra in ([], ["--shape", "8x8"], ["--columns", ",".join(f"c{i}" for i in range(64))]):

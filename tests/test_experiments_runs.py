@@ -1,4 +1,4 @@
-"""Runs that are killed, shared, resumed and scattered over machines lose nothing and mix nothing."""
+"""Runs of experiments that are killed, resumed, shared or distributed lose no result and mix no versions."""
 
 import json
 import os

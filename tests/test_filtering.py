@@ -1,4 +1,4 @@
-"""The filtering of the appendix, against the appendix written out."""
+"""The filtering of the SPEAR++ paper, compared with its formulas written out."""
 
 import pytest
 import torch

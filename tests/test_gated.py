@@ -1,4 +1,4 @@
-"""The gated engine, stage by stage and on data harder than the paper's."""
+"""The gated search: each of its stages, and batches that are harder than those of the paper."""
 
 import subprocess
 import sys
@@ -247,7 +247,7 @@ class TestGraded:
 
 
 class TestHarderData:
-    """Settings the paper does not have: in each the whole batch comes back, certified."""
+    """Settings that the paper does not have: in each of them the whole batch is recovered and certified."""
 
     def check(self, batch: Batch, seen: simulate.LayerGradient) -> Inversion:
         result = spearpp.invert(*seen, search=Gated(starts=4096))

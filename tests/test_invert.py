@@ -1,4 +1,4 @@
-"""Planted batches come back, whatever finds them; what cannot come back is said."""
+"""Every search recovers simulated batches exactly, and reports what it cannot recover."""
 
 from collections.abc import Callable
 from pathlib import Path

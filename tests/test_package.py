@@ -1,4 +1,4 @@
-"""The package as a stranger meets it: bare imports, the README's example, the papers it names."""
+"""The package as a new user sees it: imports, the example of README, the wheel, citations and versions."""
 
 import re
 import subprocess
