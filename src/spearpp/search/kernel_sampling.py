@@ -33,7 +33,7 @@ class KernelSampling:
         check_options(self, self.starts, self.sparsity, self.chunk)
 
     def place(self, problem: Problem) -> Problem:
-        """The problem unchanged: this search selects candidates on the device of the update."""
+        """Return the problem unchanged: candidates are selected on the device of the update."""
         return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:

@@ -17,16 +17,12 @@ import torch
 from spearpp.inversion.evidence.evidence import chance_of_zeros, coins, most_by_chance
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import fix_scale
+from spearpp.inversion.tolerance import STATED_SIGMAS
 from spearpp.types import Bool, Float, Int, Tensor
 
 CLEAR = 0.1
 """An entry of D is clear of noise if the noise bound is at most this share of the column's root mean square. A design
 choice: a tenth of the typical entry."""
-SIGMAS = 4.0
-"""The stated error is this many standard deviations of what the noise of the gradient implies.
-
-A design choice. Rounding is not Gaussian: in 3,000 hostile updates the true error reached eight standard deviations,
-twice the stated error (``docs/results/hostile.md``)."""
 HEAVIER = 4.0
 """Largest ratio of an entry to its noise bound at an inactive neuron that still counts as noise. Measured: 2.7 was the
 largest ratio on networks that fit their data (``docs/lab/notebook.md``)."""
@@ -264,7 +260,7 @@ def _rebuild(
         signals = torch.where(sides.active | (sides.z.abs() <= slack), signals, 0.0)
     length = sides.scale.abs().clamp_min(tiny)
     norms, columns = sides.norms / length, max(1, factors.right.shape[-1])
-    spread = (SIGMAS * heavier * problem.tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
+    spread = (STATED_SIGMAS * heavier * problem.tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
     spread = spread / sides.scale.abs()
     weight = torch.linalg.vector_norm(signals, dim=-1) * norms
     whole = torch.linalg.vector_norm(factors.row_norms, dim=-1)
@@ -293,5 +289,5 @@ def _ranks_of_rounds(left: Float[Tensor, "m b"], absent: Bool[Tensor, "k T"]) ->
 
 
 def widened(slack: Tensor, drift: Tensor | float, reach: Tensor) -> Float[Tensor, "*u b m"]:
-    """slack + η reach, slightly enlarged, so that it includes the neuron that defined η = (|z| - slack) / reach."""
+    """Return slack + η reach, slightly enlarged: it includes the neuron that defined η = (|z| - slack) / reach."""
     return slack + (1 + 1e-9) * drift * reach
