@@ -14,9 +14,7 @@ def _use_as_defaults(context: typer.Context, config: Config | None) -> Config | 
     if config is None and Path(NAME).is_file():
         output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
     if config is not None:
-        names = ("model", "budget", "batch_size", "fail_on")
-        given = {name: getattr(config, name) for name in names}
-        context.default_map = {name: value for name, value in given.items() if value is not None}
+        context.default_map = dict(config.audit)
     return config
 
 
@@ -26,7 +24,7 @@ ConfigFile = Annotated[
         "--config",
         parser=Config.read,
         metavar="FILE",
-        help="File with accepted leaks, thresholds, model and budget, usually spearpp.toml. Other options override it.",
+        help="File with accepted leaks, thresholds and defaults of other options, usually spearpp.toml.",
         callback=_use_as_defaults,
         is_eager=True,
         show_default=False,

@@ -13,6 +13,7 @@ from spearpp.cli.exits import BAD_INPUT, LEAK, NOT_APPLICABLE
 from spearpp.cli.models import model_of
 from spearpp.config import FAIL_ON
 from spearpp.errors import OptionError
+from spearpp.model.loss import LOSS_NAMES
 from spearpp.update import KINDS
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def watch(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Number of samples each client trained on, if known.", show_default=False)
     ] = None,
+    loss: options.ClientLoss = "cross-entropy",
     budget: Annotated[str, typer.Option(help="Time limit for one update: 60s, 2m or 1h.")] = "60s",
     memory: options.Memory = "8G",
     history: Annotated[
@@ -76,6 +78,7 @@ def watch(
     if not interval > 0:
         raise OptionError(f"--interval {interval}: expected a positive number of seconds")
     content = options.one_of("--kind", kind, KINDS)
+    options.one_of("--loss", loss, LOSS_NAMES)
     redaction = options.one_of("--redact", redact, REDACTIONS)
     settings = Settings(
         *(None, options.seconds(budget), out, redaction, seed),
@@ -84,6 +87,7 @@ def watch(
         history=history,
         config=config,
         fail_on=fail_on,
+        loss=loss,
     )
     watched = Watch(
         folder,

@@ -77,7 +77,7 @@ def dense(name: str, tensor: object) -> Tensor:
     if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) or tensor.is_meta:
         raise DataError(f"{name[:80]!r} is not initialised: run the model once, or load its weights")
     if tensor.is_quantized or tensor.is_complex() or tensor.is_nested:
-        raise DataError(f"{name[:80]!r} is quantised, complex or nested: send floating-point numbers")
+        raise DataError(f"{name[:80]!r} is quantised, complex or nested: only floating-point tensors are supported")
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()

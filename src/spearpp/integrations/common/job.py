@@ -21,6 +21,7 @@ from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.federation import RoundStore, Training
 from spearpp.integrations.common.outcome import Outcome
+from spearpp.model.loss import Loss
 from spearpp.report.leaks import leaks
 from spearpp.types import Tensor
 from spearpp.update import KINDS, ClientUpdate, Kind
@@ -55,6 +56,8 @@ class Settings:
     """Accepted leaks and thresholds of ``spearpp.toml``. None accepts nothing."""
     fail_on: str = "never"
     """What fails the gate, for the reports: "leak", "certified" or "never"."""
+    loss: str = Loss.CROSS_ENTROPY
+    """Loss of the clients: "cross-entropy", "mse", "bce" or "unknown"."""
 
     def __post_init__(self) -> None:
         if self.redact not in REDACTIONS:
@@ -62,6 +65,7 @@ class Settings:
         if self.budget is not None and not self.budget > 0:
             raise OptionError(f"budget={self.budget}: expected a positive number of seconds, or None for no limit")
         check_memory(self.memory)
+        Loss.named(self.loss)
         if isinstance(self.history, bool) or not isinstance(self.history, int) or self.history < 0:
             raise OptionError(f"history={self.history!r}: expected the number of earlier rounds to keep, or 0")
         if self.history and self.out is None:
@@ -182,6 +186,7 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
             budget=seconds,
             memory=settings.memory,
             batch_size=job.samples,
+            loss=settings.loss,
             generator=generator,
         )
 
@@ -202,6 +207,7 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
         budget=settings.budget,
         memory=settings.memory,
         batch_size=job.samples,
+        loss=Loss.named(settings.loss),
         generator=torch.Generator().manual_seed(settings.seed),
     )
 
