@@ -23,7 +23,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from spearpp.errors import DataError
 from spearpp.model.loss import LOSS_NAMES
@@ -39,8 +39,9 @@ DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 """A time limit such as 60, 90s, 2m or 1h."""
 MAX_FAULTS = 20
 """Largest number of invalid entries that an error names. Design choice: they fit on a screen."""
-FAIL_ON = ("leak", "certified", "never")
+FailOn = Literal["leak", "certified", "never"]
 """Values of ``--fail-on`` and of ``fail_on``."""
+FAIL_ON: tuple[FailOn, ...] = get_args(FailOn)
 THRESHOLDS = ("inputs", "features", "unproved", "vocabulary")
 """Kinds of leaks that a threshold can name."""
 

@@ -1,4 +1,4 @@
-"""Terminal output: progress while a command runs, and tables of results."""
+"""Terminal output: progress while a command runs, tables of results, and the exit codes of the commands."""
 
 import signal
 import threading
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +20,16 @@ from spearpp.errors import DataError
 from spearpp.inversion.result import Progress as SearchProgress
 from spearpp.model import Layer
 
+LEAK = 1
+"""Exit code: training data was recovered and ``--fail-on`` asked for this code."""
+BAD_INPUT = 2
+"""Exit code: a file, an option or a model is invalid."""
+NOT_APPLICABLE = 3
+"""Exit code: no layer of the update can be inverted."""
+INTERNAL = 4
+"""Exit code: a defect in spearpp itself. No verdict has this code."""
+INTERRUPTED = 130
+"""Exit code: the user pressed Ctrl-C. The value is 128 + SIGINT, the convention of Unix shells."""
 VERDICT_STYLES: dict[str, str] = {
     Verdict.LEAKS: "bold red",
     Verdict.NOT_FOUND: "bold yellow",
@@ -113,19 +123,19 @@ def progress(budget: float | None, quiet: bool) -> Iterator[ProgressCallback]:
 def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit] | None = None) -> None:
     """Print a table with one row per Linear layer, with the result of its audit where there is one."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("layer", "neurons", "inputs", "sees", "samples", "exact", "outcome"):
-        right = name in ("neurons", "inputs", "samples", "exact")
-        table.add_column(
-            name, justify="right" if right else "left", overflow="fold", min_width=20 if name == "outcome" else 4
-        )
+    results = () if audits is None else ("samples", "exact")
+    for name in ("layer", "neurons", "inputs", "sees", *results, "reason" if audits is None else "outcome"):
+        justify: Literal["left", "right"] = "right" if name in ("neurons", "inputs", *results) else "left"
+        table.add_column(name, justify=justify, overflow="fold", min_width=20 if name in ("reason", "outcome") else 4)
     for index, layer in enumerate(layers):
-        audited = None if audits is None else audits[index]
-        samples = "-" if audited is None or audited.batch_size is None else str(audited.batch_size)
-        samples += " tokens" if samples != "-" and layer.tokens else ""
-        exact = "-" if audited is None or audited.inversion is None else str(audited.recovered)
-        outcome = layer.reason if audited is None else audited.reason
-        columns = (str(layer.neurons), str(layer.features), layer.sees, samples, exact)
-        table.add_row(safe(layer.name), *columns, safe(outcome), style="" if layer.qualifies else "dim")
+        cells, text = [str(layer.neurons), str(layer.features), str(layer.sees)], layer.reason
+        if audits is not None:
+            audited = audits[index]
+            samples = "-" if audited.batch_size is None else str(audited.batch_size)
+            cells.append(f"{samples} tokens" if samples != "-" and layer.tokens else samples)
+            cells.append("-" if audited.inversion is None else str(audited.recovered))
+            text = audited.reason
+        table.add_row(safe(layer.name), *cells, safe(text), style="" if layer.qualifies else "dim")
     console.print(table)
 
 

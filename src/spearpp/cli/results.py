@@ -19,20 +19,29 @@ SHOWN_WORDS = 12
 SEVERITY_STYLES = {"critical": "bold red", "high": "bold red", "medium": "bold yellow", "low": "", "unknown": "blue"}
 
 
-def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
+def print_result(
+    result: AuditResult, page: Path, quiet: bool, *, truth: Batch | None = None, dp: Comparison | None = None
+) -> None:
     """Print the verdict and, unless ``quiet``, the decision, layers, findings, replay, caveats and path of the report.
 
     What a file of accepted leaks changes, and why a gate failed, is printed in any case.
+
+    Args:
+        result: The audit.
+        page: Path of ``report.html``.
+        quiet: Whether to print only the verdict.
+        truth: The client's true batch, to say how many of its samples were recovered.
+        dp: What the stated DP-SGD implies.
     """
     console, content = output(), read_document(page.parent)
     console.print(safe(result.summary), style=VERDICT_STYLES[result.verdict])
     if result.interrupted:
         console.print("interrupted: the report contains the samples certified so far", style="yellow")
-    print_accepted(console, content)
+    _print_accepted(console, content)
     print_gate(console, content, quiet)
     if quiet:
         return
-    print_decision(console, content)
+    _print_decision(console, content)
     print_layers(console, [each.layer for each in result.layers], result.layers)
     print_findings(console, result.findings)
     if result.replay is not None:
@@ -51,9 +60,13 @@ def print_result(result: AuditResult, page: Path, quiet: bool) -> None:
     for caveat in result.caveats:
         console.print(f"- {safe(caveat)}")
     console.print(f"report: {page}", markup=False)
+    if dp is not None:
+        _print_bound(dp)
+    if truth is not None:
+        _print_score(result, truth)
 
 
-def print_accepted(console: Console, content: Mapping[str, Any]) -> None:
+def _print_accepted(console: Console, content: Mapping[str, Any]) -> None:
     """Print every leak that a file of accepted leaks names, and the entries of the file that fit no leak."""
     for leak in content["leaks"]:
         if leak["acceptance"] is not None:
@@ -74,7 +87,7 @@ def print_gate(console: Console, content: Mapping[str, Any], quiet: bool) -> Non
         console.print(f"gate: passed {option}")
 
 
-def print_decision(console: Console, content: Mapping[str, Any]) -> None:
+def _print_decision(console: Console, content: Mapping[str, Any]) -> None:
     """Print severity, risk, action and how many checks passed."""
     counts = count_checks(content["checks"])
     severity = content["severity"]
@@ -85,7 +98,7 @@ def print_decision(console: Console, content: Mapping[str, Any]) -> None:
     console.print(f"checks: {counts}" + (f"; leaks: {safe(open_leaks)}" if open_leaks else ""))
 
 
-def print_score(result: AuditResult, truth: Batch) -> None:
+def _print_score(result: AuditResult, truth: Batch) -> None:
     """Print how many of the true samples the audit recovered."""
     compared = reports.compare(result, truth)
     if compared is not None:
@@ -94,7 +107,7 @@ def print_score(result: AuditResult, truth: Batch) -> None:
         output().print(f"compared with the true batch: 0 of {len(truth.inputs)} samples recovered", markup=False)
 
 
-def print_bound(dp: Comparison) -> None:
+def _print_bound(dp: Comparison) -> None:
     """Print the bound that the stated DP-SGD implies, beside what the audit recovered."""
     console = output()
     console.print(f"bound: {dp.sentence} {dp.measured}", markup=False)

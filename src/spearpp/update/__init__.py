@@ -270,7 +270,7 @@ class ClientUpdate:
         if before is None:
             why = "does not hold the weights that the client started from, so a second file is needed"
             how = "--before in spearpp watch, before= in Python"
-            raise OptionError(f"{path} {why} ({how})", hint="give both files: spearpp audit BEFORE AFTER")
+            raise OptionError(f"{path} {why} ({how})", hint="give both files: spearpp audit BEFORE UPDATE")
         if isinstance(before, str | os.PathLike):
             sent, sent_header = open_tensors(before)
             before = fields_of_saved(sent, sent_header, before)["weights"] if sent_header else sent

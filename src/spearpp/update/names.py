@@ -118,7 +118,7 @@ def match(parameters: Named, given: Named, what: str) -> Named:
     unknown = [name for name in order if name not in wanted]
     if unknown:
         why = f"{what} has names that are not in the model: {_some(unknown)}; the model has {_some(wanted)}"
-        raise DataError(why, hint="both files must come from the same model: first BEFORE, then AFTER")
+        raise DataError(why, hint="both files must come from the same model: first BEFORE, then UPDATE")
     for name, own in order.items():
         if found[own].shape != wanted[name].shape:
             shapes = f"shape {tuple(found[own].shape)}, in the model it has {tuple(wanted[name].shape)}"
