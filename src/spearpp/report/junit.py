@@ -44,8 +44,9 @@ def junit(content: Mapping[str, Any]) -> str:
     root = ElementTree.Element("testsuites", {"name": "spearpp", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "spearpp audit", **counts, "skipped": skipped})
     properties = ElementTree.SubElement(suite, "properties")
-    source = " and ".join(str(each) for each in content.get("source") or [])
-    for name, value in (("verdict", content["verdict"]), ("summary", content["summary"]), ("source", source)):
+    described = {name: content.get(name) or "" for name in ("verdict", "summary", "client", "model")}
+    described["source"] = " and ".join(str(each) for each in content.get("source") or [])
+    for name, value in described.items():
         ElementTree.SubElement(properties, "property", {"name": name, "value": _clean(value)})
     suite.extend(cases)
     ElementTree.indent(root)
