@@ -71,6 +71,9 @@ def test_a_file_that_stays_broken_is_said_so_once_and_mended_later(places: tuple
     assert [each.verdict for each in said] == [None]
     assert "cannot read" in said[0].summary
     assert watch.settled()
+    again = watching(places)
+    assert [each.verdict for _ in range(TRIES + 1) for each in again.look()] == [None]
+    assert len(timeline.read(places[1])[0]) == 1, "a restart does not list the same file again"
     update().save(file)
     assert [each.leaks for each in watch.look() + watch.look()] == [True]
 

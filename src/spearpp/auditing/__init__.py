@@ -9,14 +9,14 @@ from torch import nn
 from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.estimate import SECONDS
 from spearpp.auditing.judge import is_one_step, judge_all, judge_by_layer
-from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
+from spearpp.auditing.limits import MEMORY, Budget, check_memory, replay_skip_reason
 from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
 from spearpp.auditing.refine import refine
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.rounds import audit_rounds, check_rounds
-from spearpp.auditing.run import Budget, run
+from spearpp.auditing.run import run
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import OptionError

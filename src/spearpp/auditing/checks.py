@@ -50,10 +50,10 @@ def check(update: ClientUpdate, layers: Iterable[Layer]) -> list[Finding]:
     >>> [finding.message[:36] for finding in check(adam, find_layers(model, adam)) if finding.level == "error"]
     ['all entries have the same magnitude:']
     """
-    return inspect(update, layers)[0]
+    return check_with_decay(update, layers)[0]
 
 
-def inspect(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding], float]:
+def check_with_decay(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding], float]:
     """Return the findings of ``check``, and the weight decay on which all layers agree. 0 if the layers do not agree.
 
     Raises:

@@ -1,6 +1,7 @@
 """Print the result of an audit."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ def print_result(
     if quiet:
         return
     _print_decision(console, content)
-    print_layers(console, [each.layer for each in result.layers], result.layers)
-    print_findings(console, result.findings)
+    repeated = {each.message for each in result.findings if each.message in result.summary}
+    shown = [replace(each, reason="as stated above") if each.reason in repeated else each for each in result.layers]
+    print_layers(console, [each.layer for each in result.layers], shown)
+    print_findings(console, [each for each in result.findings if each.message not in repeated])
     if result.replay is not None:
         difference = f"{result.replay.difference:.1e} (relative)"
         text = f"replay: recomputed from the recovered samples, the update differs by {difference}"

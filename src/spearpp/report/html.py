@@ -241,7 +241,7 @@ def _plots(result: AuditResult) -> list[dict[str, str]]:
         "Singular values of the gradient. The number of large values equals the number of samples.": plots.spectrum(
             inversion.spectrum.tolist(), inversion.batch_size
         ),
-        "Share of the neurons that receive no gradient from each sample. A wrong direction has a small share.": (
+        "Share of the neurons that receive no gradient from each candidate input. Wrong ones have a small share.": (
             plots.sparsity(inversion.zeros.tolist(), layer.layer.neurons, inversion.batch_size)
         ),
     }

@@ -15,7 +15,7 @@ from torch import nn
 import spearpp.report as reports
 from spearpp.auditing import AuditResult, audit
 from spearpp.auditing.folder import REDACTIONS, Redaction
-from spearpp.auditing.memory import MEMORY, check_memory
+from spearpp.auditing.limits import MEMORY, check_memory
 from spearpp.auditing.rounds import audit_rounds
 from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
@@ -166,7 +166,7 @@ def perform(job: Job, settings: Settings) -> Outcome:
         verdict=str(result.verdict),
         summary=result.summary,
         recovered=len(result.inputs),
-        fitting=result.fitting,
+        fitting=result.fitting if best is None else best.fitting,
         batch_estimate=max(sizes, default=0) if best is None else best.batch_size or 0,
         seconds=result.seconds,
         folder=None if folder is None else str(folder),
