@@ -9,8 +9,8 @@ from torch import nn
 import spearpp
 from models import TwoInputs
 from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
+from spearpp.auditing.numbers import quick_spectrum
 from spearpp.auditing.replay import replay
-from spearpp.auditing.spectrum import quick_spectrum
 from spearpp.errors import OptionError
 from spearpp.search import Gated
 from spearpp.simulate import DPSGD, Batch, Cast, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK

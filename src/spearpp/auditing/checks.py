@@ -11,12 +11,13 @@ import torch
 
 from spearpp.auditing.numbers import (
     Finding,
+    Spectrum,
     changed_format,
     has_full_rank,
     limited_by_optimiser,
+    quick_spectrum,
     share_of_weights,
 )
-from spearpp.auditing.spectrum import Spectrum, quick_spectrum
 from spearpp.model import Layer, check_types
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, tensor_specs

@@ -16,9 +16,18 @@ from spearpp import report as reports
 from spearpp.auditing.folder import read_document
 from spearpp.auditing.vocabulary import Words, words_by_table
 from spearpp.cli import options
-from spearpp.cli.console import INTERRUPTED, LEAK, NOT_APPLICABLE, make_folder, output, progress, uninterrupted
+from spearpp.cli.console import (
+    INTERRUPTED,
+    LEAK,
+    NOT_APPLICABLE,
+    make_folder,
+    output,
+    print_gate,
+    print_result,
+    progress,
+    uninterrupted,
+)
 from spearpp.cli.models import describe_model, with_model
-from spearpp.cli.results import print_gate, print_result
 from spearpp.dp import KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables

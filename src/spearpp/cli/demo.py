@@ -12,8 +12,7 @@ from spearpp import ClientUpdate
 from spearpp import report as reports
 from spearpp.cli import options
 from spearpp.cli.audit import run
-from spearpp.cli.console import make_folder, output, uninterrupted
-from spearpp.cli.results import print_result
+from spearpp.cli.console import make_folder, output, print_result, uninterrupted
 from spearpp.simulate import FedSGD, mlp, photographs
 
 WIDTH = 200
