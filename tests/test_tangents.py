@@ -94,7 +94,11 @@ def check(
     importance = torch.rand(POINTS, len(spans)).double() + 0.5
     error, hessian, slope = equations.normal_equations(t, labels, importance)
     again, gradient, product = equations.products(t, labels, importance)
+    values = equations(t, labels, importance)
     direction = torch.randn_like(t)
+    for each in rests:
+        each.is_chain = False  # so that torch.func computes the signals
+    torch.testing.assert_close(values, equations(t, labels, importance))
     for row in range(POINTS):
         one = slice(row, row + 1)
 

@@ -89,7 +89,9 @@ def _orthogonal(
 
 def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogonal) -> Solutions:
     """Minimise the residuals of the network and of the other samples together, from the given points."""
-    equations, weights, (origin, basis) = weighted_equations(problem, network, start)
+    preactivations, _ = coordinates_of(problem)
+    levels = network.levels(start.coordinates @ preactivations.T, start.labels)[1]
+    equations, weights, (origin, basis) = weighted_equations(problem, network, levels)
     linear = others.rows @ basis
     constant = others.residuals(origin.expand_as(start.coordinates))
 
@@ -106,6 +108,5 @@ def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogo
     t = (start.coordinates - origin) @ basis
     t, _, _ = levenberg_marquardt(squared, normal, t, steps=STEPS, damping=1e-9, patience=0)
     points = origin + t @ basis.T
-    preactivations, _ = coordinates_of(problem)
     signals = network.replay(points @ preactivations.T, start.labels)[1][0]
     return Solutions(points, start.labels, sphere.retract(signals @ problem.factors.left))

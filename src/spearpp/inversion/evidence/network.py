@@ -72,7 +72,7 @@ def judge_points(
     excess = (shares / levels).amax(0)
     if others is not None:
         excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
-    spread, information = _spread(problem, network, found, others)
+    spread, information = _spread(problem, network, found, levels, others)
     factors = problem.factors
     columns = factors.right.shape[1]
     rows = columns**0.5 * row_deviation(factors, found.coordinates)
@@ -158,13 +158,13 @@ def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bo
 
 
 def _spread(
-    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None
+    problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"], others: Orthogonal | None
 ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
     """Return the standard deviation of each point, inf if it is not determined, and the matrices JᵀJ if they are kept.
 
     Chunks of points bound the memory.
     """
-    equations, weights, (origin, basis) = weighted_equations(problem, network, found)
+    equations, weights, (origin, basis) = weighted_equations(problem, network, levels)
     t = (found.coordinates - origin) @ basis
     spreads, kept = [], []
     for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2)):
@@ -178,7 +178,7 @@ def _spread(
 
 
 def weighted_equations(
-    problem: Problem, network: Network, found: Solutions
+    problem: Problem, network: Network, levels: Float[Tensor, "s k"]
 ) -> tuple[Residuals, Float[Tensor, "k s"], tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]]:
     """Return all equations, the weights that divide those of each point by their noise, and origin and basis of points.
 
@@ -189,7 +189,6 @@ def weighted_equations(
     equations = Residuals(network, network.equations, preactivations, torch.float64)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
     equations.place(origin, basis)
-    levels = network.levels(found.coordinates @ preactivations.T, found.labels)[1]
     sizes = torch.tensor([span.equations for span in network.equations], device=levels.device)
     return equations, (sizes[:, None].sqrt() / levels).T, (origin, basis)
 

@@ -33,8 +33,8 @@ STARTS = {"cpu": 60, "cuda": 240}
 """Number of starts of a round. Design choice: larger rounds find the same samples more often, but a GPU is hardly
 slower with them."""
 WORKS = 0.25
-"""New samples for each start with which a set of equations is used without trying the others. Design choice: such a
-set leaves little to gain from the others."""
+"""Share of new samples with which a set of equations is used without trying the others: new samples over starts, or
+over missing samples if these are fewer. Design choice: such a set leaves little to gain from the others."""
 EMPTY_ROUNDS = 6
 """Number of rounds in a row without a new sample, after the first of every set of equations, that end the search.
 Design choice: starts are random, so a few empty rounds say little."""
@@ -82,7 +82,8 @@ class _Way:
     widest: float
     """First width of the smoothed activations; 0 for the exact activations only."""
     new: float | None = None
-    """New samples for each start of the last round; None before the first round."""
+    """New samples of the last round, as a share of its starts, or of the samples that were missing if these are fewer;
+    None before the first round."""
     rate: float = 0.0
     """New samples for each step of the last round."""
 
@@ -133,7 +134,7 @@ class _Rounds:
                 self.ways.append(_Way(made[key], widest))
         self.finish = Residuals(network, self.spans, self.a, torch.float64)
         self.finish.place(*affine(self._whole, self.one))
-        self.spread = _typical_norm(problem)
+        self.norm = _typical_norm(problem)
 
     def round(self) -> Round:
         """Run one round with one set of equations."""
@@ -145,7 +146,8 @@ class _Rounds:
         else:
             ends, starts, steps = self._solve(way, remaining)
         new = self._finish(*ends)
-        way.new, way.rate = len(new) / starts, len(new) / max(1, steps)
+        missing = self.problem.batch_size - len(self.found)
+        way.new, way.rate = len(new) / min(starts, missing), len(new) / max(1, steps)
         if len(new):
             self.empty, self.found = 0, self.found.join(new)
         elif all(each.new is not None for each in self.ways):
@@ -190,7 +192,7 @@ class _Rounds:
         most = (TRIAL if way.new is None else STARTS).get(self.a.device.type, STARTS["cpu"])
         starts = min(most, 4 * unknowns + 10)
         draw = torch.randn(starts, unknowns, generator=self.generator, device=self.generator.device)
-        t = self.spread * (1 + self.empty) / unknowns**0.5 * draw.to(self.a.device, equations.dtype)
+        t = self._spread() / unknowns**0.5 * draw.to(self.a.device, equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), way.widest)
@@ -214,6 +216,14 @@ class _Rounds:
         order = order[error[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
         ends = origin + t[order].to(basis) @ basis.T
         return (ends, labels[order] if labelled else None), starts, steps
+
+    def _spread(self) -> float:
+        """Return the typical norm of an input for new starts: that of found samples, or else an estimate.
+
+        After rounds without a new sample it is halved, doubled, divided by four, and so on.
+        """
+        norm = float(torch.linalg.vector_norm(self.found.coordinates, dim=1).median()) if len(self.found) else self.norm
+        return norm * 2.0 ** ((self.empty + 1) // 2 * (-1 if self.empty % 2 else 1))
 
     def _draw_labels(self, count: int) -> Int[Tensor, "count"]:
         """Draw the labels of starts, in proportion to the labels of the samples that are missing if they are known.
@@ -262,12 +272,10 @@ class _Rounds:
         own = [span for span in self.spans if span.signals and span.layer == 0]
         if not own:
             return none
-        z = points @ self.a.T
-        shares = [
-            own[0].share_outside(self.network.vectors(z, torch.full_like(none, int(label)), own)[0])
-            for label in self._all_labels()
-        ]
-        return torch.stack(shares).argmin(0)
+        labels = self._all_labels()
+        z = (points @ self.a.T).repeat(len(labels), 1)
+        shares = own[0].share_outside(self.network.vectors(z, labels.repeat_interleave(len(points)), own)[0])
+        return shares.unflatten(0, (len(labels), -1)).argmin(0)
 
 
 def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Int[Tensor, "k"]:
@@ -295,12 +303,11 @@ def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float
 def _typical_norm(problem: Problem) -> float:
     """Return about the norm of an input, which the spread of the starts needs.
 
-    A row of the gradient over its bias gradient is a weighted sum of the inputs, with weights that sum to one.
+    A row of the gradient is a sum of the inputs with some weights, and its bias gradient is the sum of these weights.
+    If the weights have random signs, both squares are on average sums of squares: Σ d_i² ‖x_i‖² and Σ d_i².
     """
     if not problem.seen.has_bias:
         return float(problem.factors.left.shape[0]) ** 0.5
-    gradient = problem.seen.gradient
-    ends = gradient[:, -1].abs()
-    live = ends > 0
-    ratios = torch.linalg.vector_norm(gradient[live, :-1], dim=1) / ends[live]
-    return float(ratios.median()) if len(ratios) else 1.0
+    weights, biases = problem.seen.gradient[:, :-1], problem.seen.gradient[:, -1]
+    norm = float(torch.linalg.matrix_norm(weights) / torch.linalg.vector_norm(biases))
+    return norm if math.isfinite(norm) else 1.0
