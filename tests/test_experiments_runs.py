@@ -235,7 +235,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    session = Session(tmp_path / "cells.sqlite", True, "local", None, 1, "cpu", 0.0)
+    session = Session(tmp_path / "cells.sqlite", "local", None, 1, "cpu", 0.0)
     session.engine = engine = Terminated()
     with pytest.raises(typer.Exit) as left, session:
         session.measure(cells_of(SETTING, 3))

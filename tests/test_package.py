@@ -161,15 +161,15 @@ def test_the_wheel_alone_holds_everything_that_the_core_and_the_report_need(tmp_
 
 
 def test_the_page_about_versions_states_the_versions_of_the_formats() -> None:
-    from spearpp import update
     from spearpp.auditing.document import VERSION
     from spearpp.experiments import store
     from spearpp.simulate import batch
+    from spearpp.update import saved
 
     table = (ROOT / "docs" / "versions.md").read_text()
     rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")]
     stated = {row[1].split("`")[1]: int(row[2]) for row in rows if len(row) == 4 and row[2].isdigit()}
-    formats = {"version": VERSION, "format": update.FORMAT, "truth": batch.FORMAT, "user_version": store.FORMAT}
+    formats = {"version": VERSION, "format": saved.FORMAT, "truth": batch.FORMAT, "user_version": store.FORMAT}
     assert stated == formats
     schema = (ROOT / "src" / "spearpp" / "report" / "report.schema.json").read_text()
     assert f'"title": "spearpp report.json, version {VERSION}"' in schema
