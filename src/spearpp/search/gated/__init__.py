@@ -8,7 +8,7 @@ One round minimises the ``objective`` from random starts (``descent``), solves t
 keeps those that fit (``accept``), and removes what was found from the problem (``rounds``). Before these rounds, the
 search tries cheaper sources: the equations of the next layer if its gradient is informative (``two_layers``),
 else inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with
-few outputs (``backward``).
+few outputs (``backward``, and ``over_rounds`` for several rounds of one client).
 """
 
 import math
@@ -25,6 +25,7 @@ from spearpp.linalg import sphere
 from spearpp.search.base import Proposals, check_options
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
+from spearpp.search.gated.over_rounds import BackwardOverRounds
 from spearpp.search.gated.peel import peel
 from spearpp.search.gated.rounds import Pace, Rounds
 from spearpp.search.gated.two_layers import TwoLayerRounds
@@ -172,11 +173,15 @@ class Gated:
             return LEAST_STARTS
         return LEAST_STARTS_GPU[problem.factors.left.is_cuda]
 
-    def _next_layer(self, problem: Problem, peeled: Pairs) -> TwoLayerRounds | BackwardRounds | None:
+    def _next_layer(
+        self, problem: Problem, peeled: Pairs
+    ) -> "TwoLayerRounds | BackwardRounds | BackwardOverRounds | None":
         """Return the rounds that use the next layer, if it was given and is informative."""
         starts = self.round_starts or LEAST_STARTS
         if problem.next_layer is not None:
             return TwoLayerRounds(problem, problem.next_layer, starts, self.dtype)
+        if problem.outputs is not None and problem.rounds > 1:
+            return BackwardOverRounds(problem, problem.outputs, starts, self.dtype, peeled)
         if problem.outputs is not None:
             return BackwardRounds(problem, problem.outputs, starts, self.dtype, peeled)
         return None
