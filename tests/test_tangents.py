@@ -96,8 +96,8 @@ def check(
     again, gradient, product = equations.products(t, labels, importance)
     values = equations(t, labels, importance)
     direction = torch.randn_like(t)
-    for each in rests:
-        each.is_chain = False  # so that torch.func computes the signals
+    for round_rest in rests:
+        round_rest.is_chain = False  # so that torch.func computes the signals
     torch.testing.assert_close(values, equations(t, labels, importance))
     for row in range(POINTS):
         one = slice(row, row + 1)

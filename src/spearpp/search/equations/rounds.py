@@ -107,7 +107,7 @@ class Round:
 
 def run_rounds(problem: Problem, network: Network, generator: torch.Generator, deadline: float) -> Iterator[Round]:
     """Search for samples, round by round, until the whole batch is found or no set of equations finds more."""
-    search = _Rounds(problem, network, generator)
+    search = Rounds(problem, network, generator)
     if not search.ways:  # there are fewer equations than unknowns
         yield Round(search.found, 0, 0)
     while search.ways and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
@@ -116,7 +116,7 @@ def run_rounds(problem: Problem, network: Network, generator: torch.Generator, d
             return
 
 
-class _Rounds:
+class Rounds:
     """The state of a search."""
 
     def __init__(self, problem: Problem, network: Network, generator: torch.Generator) -> None:
@@ -139,8 +139,8 @@ class _Rounds:
                 if key not in made:
                     made[key] = Residuals(network, spans, self.a, torch.float32)
                 self.ways.append(_Way(made[key], widest))
-        self.finish = Residuals(network, self.spans, self.a, torch.float64)
-        self.finish.place(*affine(self._whole, self.one))
+        self._every = Residuals(network, self.spans, self.a, torch.float64)
+        self._every.place(*affine(self._whole, self.one))
         self.norm, self.reach = _typical_norm(problem), 1.0
 
     def round(self) -> Round:
@@ -152,7 +152,7 @@ class _Rounds:
             ends, starts, steps = self._last(remaining), 1, 0
         else:
             ends, starts, steps = self._solve(way, remaining)
-        new = self._finish(*ends)
+        new = self.finish(*ends)
         missing = self.problem.batch_size - len(self.found)
         way.new, way.rate = len(new) / min(starts, missing), len(new) / max(1, steps)
         if len(new):
@@ -260,8 +260,13 @@ class _Rounds:
     def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
         return self.network.replay(found.coordinates @ self.a.T, found.labels)
 
-    def _finish(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Solutions:
-        """Finish candidates with all equations in float64, and return new samples."""
+    def finish(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Solutions:
+        """Solve all equations in float64 from points close to samples, and return the new samples.
+
+        Args:
+            points: coordinates of the points.
+            labels: their labels; None to find them.
+        """
         if not len(points):
             return no_solutions(self.problem)
         chosen = _first_alike(points, labels).unique()
@@ -270,7 +275,7 @@ class _Rounds:
         origin, basis = affine(self._whole, self.one)
         weights = (1 / self.network.levels(points @ self.a.T, labels, tolerated=math.inf)[1]).T
         t = (points - origin) @ basis
-        t, _, _ = descend(self.finish, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
+        t, _, _ = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
         points = origin + t @ basis.T
         shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
         directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
