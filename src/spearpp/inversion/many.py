@@ -27,7 +27,7 @@ from spearpp.search import Gated
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import Effort, descend_many
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
-from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows
+from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows, to_device
 
 STARTS = 512
 """Number of random starts in each layer. Measured for rounds on a GPU: 512 starts are as fast as 128 and find the whole
@@ -201,7 +201,7 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
                         batch_size=problem.batch_size,
                         directions=directions[i],
                         scale_known=seen.has_bias,
-                        evidence=evidence[i].to(seen.device),
+                        evidence=to_device(evidence[i], seen.device),
                         spectrum=problem.factors.spectrum[i],
                         zeros=evidence[i].details["zeros"].to(seen.device),
                         fits=evidence[i].exact.to(seen.device),
