@@ -14,9 +14,9 @@ picture, but the norm of a dark picture is smaller.) All other modules import th
 WHOLE_NETWORK = 3
 """Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
 ABOVE_NOISE = 10.0
-"""By how many times the noise every other solution must violate the equations of an input. For one layer, these are its
-zero rows, and every other vector than its direction must have a larger image. A design choice: ten times the bound that
-noise exceeds with probability 1e-3."""
+"""By how many times the noise a wrong solution must violate an equation of an input for the equation to count. For one
+layer, the equations are its zero rows, and every vector other than its direction must have a larger image. A design
+choice: ten times the bound that noise exceeds with probability 1e-3."""
 UNLUCKY = 1e-6
 """Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
 choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
