@@ -28,7 +28,7 @@ from spearpp.types import LayerTensors
 
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
-(``search.equations.rounds.TRIAL``), so that no activation takes long."""
+(``search.equations.starts.TRIAL``), so that no activation takes long."""
 LOADING_SECONDS = 3.0
 """Smallest rest of the budget with which PyTorch's compiler is loaded for a second search. Measured: loading takes 1.5
 to 2.5 s on a CPU core."""
