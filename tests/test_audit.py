@@ -1,4 +1,4 @@
-"""From an update to a verdict, in settings as users have them."""
+"""Audits from an update to a verdict, for clients, models and transports that users have."""
 
 from collections.abc import Iterator
 
@@ -9,8 +9,8 @@ from torch import nn
 import spearpp
 from models import TwoInputs
 from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
+from spearpp.auditing.numbers import quick_spectrum
 from spearpp.auditing.replay import replay
-from spearpp.auditing.spectrum import quick_spectrum
 from spearpp.errors import OptionError
 from spearpp.search import Gated
 from spearpp.simulate import DPSGD, Batch, Cast, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
@@ -134,7 +134,7 @@ class TestOddModels:
         result = audit(ClientUpdate.from_gradients(model), model)
         assert result.verdict is Verdict.LEAKS
         assert psnr(result, batch) > 90
-        assert any("No replay" in caveat for caveat in result.caveats)
+        assert any("was not replayed" in caveat for caveat in result.caveats)
 
     def test_labels_behind_a_relu_in_place(self) -> None:
         model = nn.Sequential(nn.Linear(60, 120), nn.ReLU(inplace=True), nn.Linear(120, 10))

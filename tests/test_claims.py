@@ -1,4 +1,4 @@
-"""What an audit claims of an input follows from its replay, its weight and the number of samples."""
+"""Claims of an audit: they follow from the replay of each input, its weight and the number of samples."""
 
 import math
 
@@ -10,9 +10,8 @@ from torch import nn
 
 import spearpp
 from spearpp import ClientUpdate, simulate
-from spearpp.auditing.claim import Kind
+from spearpp.auditing.claim import Kind, Known, weigh
 from spearpp.auditing.replay import replay
-from spearpp.auditing.weights import Known, weigh
 from spearpp.inversion.evidence import coins
 from spearpp.simulate import Batch
 

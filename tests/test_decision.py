@@ -177,6 +177,7 @@ FAULTS: list[tuple[str, str]] = [
     ("[audit]\nbudget = 60", "expected a time limit in quotes"),
     ("[audit]\nbudget = '0s'", "expected a time limit in quotes"),
     ("[audit]\nfail_on = 'always'", "expected one of leak, certified, never"),
+    ("[audit]\nloss = 'hinge'", "expected one of cross-entropy, mse, bce, unknown"),
     ("[audit]\nbatch_size = true", "expected a whole number of 1 or more"),
     ("[audit]\nmodle = 'mlp'", "unknown key 'modle'"),
     ("[thresholds]\ninputs = -1", "expected a whole number of 0 or more"),

@@ -257,9 +257,6 @@ class TestCommands:
         content = (out / "figure1-gated-b24-m200.png").read_bytes()
         assert base64.b64encode(content).decode() in (out / "figure1.html").read_text()
         self.check_picture(out / "figure1-gated-b24-m200.png", store)
-        refused = run_cli([*asked, "--no-resume"])
-        assert refused.exit_code == 2
-        assert "name a new --store" in refused.stderr
 
     def check_picture(self, file: Path, store: str) -> None:
         """Originals over recoveries: equal up to rounding, and pictures of something."""

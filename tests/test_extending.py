@@ -14,10 +14,9 @@ from torch import Tensor, nn
 import spearpp
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing import judge as judging
-from spearpp.auditing.claim import Claim, Kind
+from spearpp.auditing.claim import Claim, Kind, Known
 from spearpp.auditing.claims import judge
 from spearpp.auditing.signals import Signals
-from spearpp.auditing.weights import Known
 from spearpp.errors import DataError
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion

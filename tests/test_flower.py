@@ -34,7 +34,7 @@ from flwr.serverapp.strategy import (
 
 import spearpp
 from spearpp import AuditResult, simulate
-from spearpp.auditing.folder import read_document
+from spearpp.auditing.folder import DOCUMENT, read_document
 from spearpp.errors import OptionError
 from spearpp.integrations.common.federation import RoundSampler
 from spearpp.integrations.common.job import Job, Settings
@@ -274,7 +274,7 @@ def test_training_is_read_from_the_configuration_or_told_from_the_update(
 
 
 def test_what_start_returns_has_the_audits_of_each_round() -> None:
-    """Audits end after their round, those of the last one after all: their metrics are there all the same."""
+    """Audits end after their round, and the last ones after the last round. Their metrics are still returned."""
     strategy = AuditStrategy(fedavg(), sample=2, waiting=2, out=None)
     metrics = federation(strategy, client(), rounds=4).train_metrics_clientapp
     counted = [{name: each[f"audits_{name}"] for name in ("done", "failed", "dropped")} for each in metrics.values()]
@@ -370,18 +370,21 @@ def test_deltas_are_audited_and_no_report_names_a_client(tmp_path: Path) -> None
 
     grid = Loop(app)
     grid.nodes = [918273645001, 918273645002]
-    strategy = AuditStrategy(Own(), sample=None, out=tmp_path, kind="deltas", redact="none", wait=True)
+    strategy = AuditStrategy(Own(), sample=None, out=tmp_path, kind="deltas", redact="none", wait=True, loss="unknown")
     initial = ArrayRecord({name: Array(each.numpy()) for name, each in net().state_dict().items()})
     metrics = strategy.start(grid, initial, num_rounds=1).train_metrics_clientapp
     assert dict(metrics[1])["leak_verdict"] == 1, "a strategy without metrics has those of its audits"
     assert [each.verdict for each in strategy.outcomes] == ["LEAKS", "LEAKS"]
+    assert all("The loss is unknown" in each.read_text() for each in tmp_path.rglob(DOCUMENT))
     for file in tmp_path.rglob("*"):
         assert "918273645" not in file.name
         assert file.is_dir() or b"918273645" not in file.read_bytes()
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sample": -1}, {"budget": 0}, {"redact": "some"}, {"waiting": 0}, {"kind": "sums"}], ids=str
+    "wrong",
+    [{"sample": -1}, {"budget": 0}, {"redact": "some"}, {"waiting": 0}, {"kind": "sums"}, {"loss": "hinge"}],
+    ids=str,
 )
 def test_options_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(wrong))):

@@ -1,4 +1,4 @@
-"""Updates in files: a layer is read when it is looked at, and what becomes of the file meanwhile is told."""
+"""Updates in files: a layer is read when it is needed, and a file that changes meanwhile is reported."""
 
 import copy
 import os
@@ -19,7 +19,7 @@ from torch import nn
 
 import spearpp
 from spearpp import ClientUpdate, Verdict, check, find_layers, simulate
-from spearpp.auditing.memory import INVERTED
+from spearpp.auditing.limits import INVERTED
 from spearpp.cli import main
 from spearpp.cli.models import model_of
 from spearpp.errors import DataError, NonFiniteError, OptionError

@@ -117,6 +117,12 @@ def test_a_warning_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert "LEAKS: 6 of 6" in caplog.text
 
 
+def test_the_loss_of_the_client_reaches_the_audit(tmp_path: Path) -> None:
+    Site(AuditFilter(out=tmp_path, salt="s", model=net(), loss="mse")).round(DataKind.WEIGHTS)
+    content = read_document(tmp_path / "round-0001" / Pseudonyms("s").of("site-1"))
+    assert "The audit used the given loss, mse, with one-hot targets." in content["caveats"]
+
+
 def test_what_leaks_is_blocked_as_the_platform_blocks() -> None:
     with pytest.raises(ContentBlockedException, match="refused to send this update: 6 of 6"):
         Site(AuditFilter("block")).round(DataKind.WEIGHTS)

@@ -26,8 +26,8 @@ from spearpp.integrations.common.job import Settings
 from spearpp.integrations.watch import Watch
 from spearpp.inversion.next_layer import few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
-from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.problem import pose
+from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
 from spearpp.search import Suggested
 from spearpp.search.gated.over_rounds import BackwardOverRounds

@@ -1,4 +1,4 @@
-"""Files of updates as they appear: each audited once, whatever becomes of files, runs and disks."""
+"""A watched folder: every update is audited once, even if files, runs or disks fail."""
 
 import json
 import os
@@ -71,6 +71,9 @@ def test_a_file_that_stays_broken_is_said_so_once_and_mended_later(places: tuple
     assert [each.verdict for each in said] == [None]
     assert "cannot read" in said[0].summary
     assert watch.settled()
+    again = watching(places)
+    assert [each.verdict for _ in range(TRIES + 1) for each in again.look()] == [None]
+    assert len(timeline.read(places[1])[0]) == 1, "a restart does not list the same file again"
     update().save(file)
     assert [each.leaks for each in watch.look() + watch.look()] == [True]
 
@@ -246,9 +249,13 @@ def test_the_command_uses_the_batch_size_and_prints_each_line_once(
 ) -> None:
     update().save(places[0] / "a.safetensors")
     config = places[0].parent / "spearpp.toml"
-    config.write_text("[audit]\nmodel = 'mlp'\nbatch_size = 4\n")
+    config.write_text("[audit]\nmodel = 'mlp'\nbatch_size = 4\nloss = 'mse'\n")
     command = ["watch", str(places[0]), "--out", str(places[1]), "--once", "--interval", "0.01"]
+    assert main([*command, "--config", str(config), "--loss", "unknown", "--out", str(places[1] / "other")]) == 0
+    assert "The loss is unknown" in next((places[1] / "other").rglob(DOCUMENT)).read_text()
+    capsys.readouterr()
     assert main([*command, "--config", str(config)]) == 0
+    assert "The audit used the given loss, mse" in next(places[1].glob(f"*/{DOCUMENT}")).read_text()
     printed = capsys.readouterr().out
     assert printed.count("LEAKS") == 1
     assert caplog.messages == [], "Python prints a warning to the terminal if no handler is configured"

@@ -3,6 +3,8 @@
 [audit]
 model = "net.py:Net"
 budget = "2m"
+batch_size = 12
+loss = "cross-entropy"
 fail_on = "leak"
 
 [thresholds]
@@ -18,12 +20,13 @@ expires = 2027-06-30
 import datetime
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from spearpp.errors import DataError
+from spearpp.model.loss import LOSS_NAMES
 
 NAME = "spearpp.toml"
 """Usual name of the file. A command reads the file only if the option ``--config`` names it."""
@@ -36,8 +39,9 @@ DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 """A time limit such as 60, 90s, 2m or 1h."""
 MAX_FAULTS = 20
 """Largest number of invalid entries that an error names. Design choice: they fit on a screen."""
-FAIL_ON = ("leak", "certified", "never")
+FailOn = Literal["leak", "certified", "never"]
 """Values of ``--fail-on`` and of ``fail_on``."""
+FAIL_ON: tuple[FailOn, ...] = get_args(FailOn)
 THRESHOLDS = ("inputs", "features", "unproved", "vocabulary")
 """Kinds of leaks that a threshold can name."""
 
@@ -61,10 +65,8 @@ class Config:
     """The content of ``spearpp.toml``."""
 
     path: str | None = None
-    model: str | None = None
-    budget: str | None = None
-    batch_size: int | None = None
-    fail_on: str | None = None
+    audit: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the options of an audit with the same names (``AUDIT_FIELDS``)."""
     thresholds: Mapping[str, int] = field(default_factory=dict)
     """Largest number of inputs or rows of each kind of leak that passes the gate. Kinds that are not named have 0."""
     accepted: tuple[Acceptance, ...] = ()
@@ -92,7 +94,7 @@ class Config:
             listed = "".join(f"\n- {fault}" for fault in faults[:MAX_FAULTS] + more)
             message = f"{path} has invalid entries:{listed}" if len(faults) > 1 else f"{path}: {faults[0]}"
             raise DataError(message, hint=EXAMPLE)
-        return cls(path=str(path), **audit, thresholds=thresholds, accepted=accepted)
+        return cls(str(path), audit, thresholds, accepted)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -144,11 +146,17 @@ def _duration(value: Any) -> str | None:
     return None if match and float(match[1]) > 0 else "a time limit in quotes, such as '90s', '2m' or '1h'"
 
 
-def _fail_on(value: Any) -> str | None:
-    return None if value in FAIL_ON else f"one of {', '.join(FAIL_ON)}"
+def _one_of(values: Sequence[str]) -> Check:
+    return lambda value: None if value in values else f"one of {', '.join(values)}"
 
 
-AUDIT_FIELDS: dict[str, Check] = {"model": _text, "budget": _duration, "batch_size": _positive, "fail_on": _fail_on}
+AUDIT_FIELDS: dict[str, Check] = {
+    "model": _text,
+    "budget": _duration,
+    "batch_size": _positive,
+    "loss": _one_of(LOSS_NAMES),
+    "fail_on": _one_of(FAIL_ON),
+}
 ACCEPT_FIELDS: dict[str, Check] = {"leak": _leak, "most": _positive, "reason": _text, "expires": _date, "sha256": _hash}
 TABLES = ("audit", "thresholds", "accept")
 REQUIRED = ("leak", "most", "reason", "expires")

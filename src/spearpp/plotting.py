@@ -274,7 +274,7 @@ def _reference_line(line: ReferenceLine, place: float, size: Size) -> str:
     else:
         path = f"M{size.left} {place:.1f}H{size.inner_right}"
         below = place + (-6 if place > size.top + 30 else 16)
-        where = f'x="{size.inner_right - 4}" y="{below:.1f}" text-anchor="end"'
+        where = f'x="{size.left + 6}" y="{below:.1f}"'
     drawn = f'<path d="{path}" stroke="#a3122a" stroke-dasharray="4 3" class="mark"/>'
     return f"{drawn}<text {where}>{escape(line.label)}</text>"
 

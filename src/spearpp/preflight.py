@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero
 from spearpp.update.names import plain
 
-OPTIMISERS = ("sgd", "adam")
+Optimiser = Literal["sgd", "adam"]
 NOTHING = "nothing known"
 FROM_FEATURES = str(Sees.PIXELS)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -102,7 +103,7 @@ def preflight(
     shape: Sequence[int],
     batch: int,
     *,
-    optimizer: str = "sgd",
+    optimizer: Optimiser = "sgd",
     epochs: int | None = None,
     budget: float | None = 60.0,
     generator: torch.Generator | None = None,
@@ -128,8 +129,8 @@ def preflight(
     >>> [(each.layer, each.reveals, each.largest_batch) for each in report.forecasts]
     [('0', 'inputs', 20), ('2', 'labels and features', 2)]
     """
-    if optimizer not in OPTIMISERS:
-        raise OptionError(f"optimizer={optimizer!r}: expected one of {', '.join(OPTIMISERS)}")
+    if optimizer not in RATES:
+        raise OptionError(f"optimizer={optimizer!r}: expected one of {', '.join(RATES)}")
     if batch < 1 or (epochs is not None and epochs < 1) or not shape or min(shape) < 1:
         raise OptionError(f"shape={tuple(shape)}, batch={batch}, epochs={epochs}: expected positive numbers")
     if math.prod(shape) * batch > MAX_INPUTS:

@@ -2,21 +2,23 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.estimate import SECONDS
+from spearpp.auditing.estimate import SECONDS, Estimate
 from spearpp.auditing.judge import is_one_step, judge_all, judge_by_layer
-from spearpp.auditing.memory import MEMORY, check_memory, replay_skip_reason
+from spearpp.auditing.limits import MEMORY, Budget, check_memory, replay_skip_reason
 from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
 from spearpp.auditing.refine import refine
+from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.rounds import audit_rounds, check_rounds
-from spearpp.auditing.run import Budget, run
+from spearpp.auditing.run import run
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import OptionError
@@ -114,87 +116,114 @@ def audit(
     check_memory(memory)
     known_loss = Loss.named(loss)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    if isinstance(update, list | tuple):
-        return audit_rounds(
-            [named_as(each, model) for each in check_rounds(update)],
-            model,
-            lambda one, seconds: audit(
-                one,
-                model,
-                budget=seconds,
-                memory=memory,
-                search=search,
-                batch_size=batch_size,
-                loss=loss,
-                generator=generator,
-                progress=progress,
-                input_shape=input_shape,
-                vocabulary=vocabulary,
-            ),
-            budget=budget,
-            memory=memory,
-            search=search,
-            batch_size=batch_size,
-            loss=known_loss,
-            generator=generator,
-            progress=progress,
-        )
-    update = named_as(update, model)
-    began = time.monotonic()
-    clock = Budget(budget, began)
-    plan = make_plan(update, model, memory, known_loss)
-    tables = audit_vocabulary(update, find_tables(model, update), vocabulary)
-    audits, interrupted = run(plan, model, search, clock.of_search, generator, progress)
-    audits = [judge_by_layer(each, plan.update, batch_size) for each in audits]
-    whole_replay, training_estimate, network = None, None, model
-    replay_skipped_because = None if model is None else replay_skip_reason(update, memory)
-    try:
-        with time_limit(clock.deadline):
-            judged = judge_all(audits, plan.update, None if replay_skipped_because else model, batch_size, known_loss)
-            audits, network = judged.audits, judged.network
-            if model is not None and replay_skipped_because is None:
-                limits = Budgeted(clock.deadline, memory, generator)
-                found = recover_inputs(audits, plan.update, model, input_shape, batch_size, limits, known_loss)
-                audits, network = found.audits, found.network or network
-            if known_loss is Loss.CROSS_ENTROPY:
-                audits = refine(audits, plan.update, network)
-            whole_replay = replay_all(audits, plan.update, network, known_loss)
-            audits = add_proof(audits, whole_replay, judged.signals, one_step=is_one_step(update))
-            audits = check_replay(audits, whole_replay, plan.update)
-            if known_loss is Loss.CROSS_ENTROPY:
-                training_estimate = estimate_training(audits, plan.update, network, whole_replay, clock.rest(SECONDS))
-    except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
-        interrupted = True
-    late = clock.spent and whole_replay is None and any(len(each.claims) for each in audits)
-    verdict = _verdict(audits, tables)
-    context = Context(
-        verdict=verdict,
-        audits=audits,
-        update=update,
-        model_given=model is not None,
-        replayable=network is not None,
-        batch_size=batch_size,
-        decay=plan.decay,
-        whole_replay=whole_replay,
-        training_estimate=training_estimate,
-        interrupted=interrupted,
-        replay_skipped_because=replay_skipped_because,
-        tables=tables,
-        loss=known_loss,
-    )
-    return AuditResult(
-        verdict=verdict,
-        summary=summary(context, time.monotonic() - began),
-        layers=audits,
-        findings=[*plan.findings, *training_findings(training_estimate, update)],
-        caveats=[*caveats(context), *([LATE] if late else []), *plan.left_out],
-        interrupted=interrupted,
-        replay=whole_replay,
-        estimated=training_estimate,
-        vocabulary=tables,
-        seconds=time.monotonic() - began,
+    task = _Task(model, budget, memory, search, batch_size, known_loss, input_shape, vocabulary, generator, progress)
+    if not isinstance(update, list | tuple):
+        return task.audit(update)
+    return audit_rounds(
+        [named_as(each, model) for each in check_rounds(update)],
+        model,
+        lambda one, seconds: replace(task, budget=seconds).audit(one),
         budget=budget,
+        memory=memory,
+        search=search,
+        batch_size=batch_size,
+        loss=known_loss,
+        generator=generator,
+        progress=progress,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """The arguments of ``audit`` except the update, after they were checked."""
+
+    model: nn.Module | None
+    budget: float | None
+    memory: int | None
+    search: Search | None
+    batch_size: int | None
+    loss: Loss | None
+    input_shape: tuple[int, ...] | None
+    vocabulary: Words | None
+    generator: torch.Generator
+    progress: Callable[[Layer, Progress], None] | None
+
+    def audit(self, update: ClientUpdate) -> AuditResult:
+        """Audit one update: plan, run, judge."""
+        update = named_as(update, self.model)
+        clock = Budget(self.budget, time.monotonic())
+        plan = make_plan(update, self.model, self.memory, self.loss)
+        tables = audit_vocabulary(update, find_tables(self.model, update), self.vocabulary)
+        audits, interrupted = run(plan, self.model, self.search, clock.of_search, self.generator, self.progress)
+        audits = [judge_by_layer(each, plan.update, self.batch_size) for each in audits]
+        skipped = None if self.model is None else replay_skip_reason(update, self.memory)
+        judged = _Judged(audits, self.model)
+        try:
+            with time_limit(clock.deadline):
+                self._judge(judged, plan.update, clock, replayable=skipped is None)
+        except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
+            interrupted = True
+        late = clock.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
+        verdict = _verdict(judged.audits, tables)
+        context = Context(
+            verdict=verdict,
+            audits=judged.audits,
+            update=update,
+            model_given=self.model is not None,
+            replayable=judged.network is not None,
+            batch_size=self.batch_size,
+            decay=plan.decay,
+            whole_replay=judged.replay,
+            training_estimate=judged.estimate,
+            interrupted=interrupted,
+            replay_skipped_because=skipped,
+            tables=tables,
+            loss=self.loss,
+        )
+        seconds = time.monotonic() - clock.began
+        return AuditResult(
+            verdict=verdict,
+            summary=summary(context, seconds),
+            layers=judged.audits,
+            findings=[*plan.findings, *training_findings(judged.estimate, update)],
+            caveats=[*caveats(context), *([LATE] if late else []), *plan.left_out],
+            interrupted=interrupted,
+            replay=judged.replay,
+            estimated=judged.estimate,
+            vocabulary=tables,
+            seconds=seconds,
+            budget=self.budget,
+        )
+
+    def _judge(self, judged: "_Judged", update: ClientUpdate, clock: Budget, *, replayable: bool) -> None:
+        """Replay what was recovered, and write every result into ``judged`` as soon as it is there."""
+        first = judge_all(judged.audits, update, self.model if replayable else None, self.batch_size, self.loss)
+        judged.audits, judged.network = first.audits, first.network
+        if self.model is not None and replayable:
+            limits = Budgeted(clock.deadline, self.memory, self.generator)
+            found = recover_inputs(
+                judged.audits, update, self.model, self.input_shape, self.batch_size, limits, self.loss
+            )
+            judged.audits, judged.network = found.audits, found.network or judged.network
+        if self.loss is Loss.CROSS_ENTROPY:
+            judged.audits = refine(judged.audits, update, judged.network)
+        judged.replay = replay_all(judged.audits, update, judged.network, self.loss)
+        judged.audits = add_proof(judged.audits, judged.replay, first.signals, one_step=is_one_step(update))
+        judged.audits = check_replay(judged.audits, judged.replay, update)
+        if self.loss is Loss.CROSS_ENTROPY:
+            seconds = clock.rest(SECONDS)
+            judged.estimate = estimate_training(judged.audits, update, judged.network, judged.replay, seconds)
+
+
+@dataclass
+class _Judged:
+    """What judging has given so far. Ctrl-C may end it at any time."""
+
+    audits: list[LayerAudit]
+    network: nn.Module | None
+    """The network that inputs are replayed through: the given model, or one that was assumed and proved."""
+    replay: Replay | None = None
+    estimate: Estimate | None = None
 
 
 def _check(budget: object, batch_size: object, generator: object, search: object, input_shape: object) -> None:

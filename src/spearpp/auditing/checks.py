@@ -11,12 +11,13 @@ import torch
 
 from spearpp.auditing.numbers import (
     Finding,
+    Spectrum,
     changed_format,
     has_full_rank,
     limited_by_optimiser,
+    quick_spectrum,
     share_of_weights,
 )
-from spearpp.auditing.spectrum import Spectrum, quick_spectrum
 from spearpp.model import Layer, check_types
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, tensor_specs
@@ -50,10 +51,10 @@ def check(update: ClientUpdate, layers: Iterable[Layer]) -> list[Finding]:
     >>> [finding.message[:36] for finding in check(adam, find_layers(model, adam)) if finding.level == "error"]
     ['all entries have the same magnitude:']
     """
-    return inspect(update, layers)[0]
+    return check_with_decay(update, layers)[0]
 
 
-def inspect(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding], float]:
+def check_with_decay(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[list[Finding], float]:
     """Return the findings of ``check``, and the weight decay on which all layers agree. 0 if the layers do not agree.
 
     Raises:

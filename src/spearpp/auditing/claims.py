@@ -24,9 +24,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.auditing.claim import Claim, Kind
+from spearpp.auditing.claim import WHOLE_NUMBER, Claim, Kind, Known, Weights, weigh
 from spearpp.auditing.signals import Signals
-from spearpp.auditing.weights import WHOLE_NUMBER, Known, Weights, weigh
 from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.tolerance import RARE

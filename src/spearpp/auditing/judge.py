@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.auditing.claim import Claim, Kind
+from spearpp.auditing.claim import Claim, Kind, Known
 from spearpp.auditing.claims import judge
 from spearpp.auditing.network import labels_of
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
-from spearpp.auditing.weights import Known
 from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion

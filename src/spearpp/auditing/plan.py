@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.auditing.checks import inspect
-from spearpp.auditing.memory import check_layer_memory, replay_skip_reason
+from spearpp.auditing.checks import check_with_decay
+from spearpp.auditing.limits import check_layer_memory, replay_skip_reason
 from spearpp.auditing.numbers import Finding
 from spearpp.model import Layer, find_layers
 from spearpp.model.loss import Loss
@@ -55,7 +55,7 @@ def make_plan(
     copies_fit, found = replay_skip_reason(update, memory) is None, find_layers(model, update)
     fits = [copies_fit or not each.equations or each.output for each in found]
     layers = [_with_loss(each, loss) if fit else _too_large(each) for each, fit in zip(found, fits, strict=True)]
-    findings, decay = inspect(update, layers)
+    findings, decay = check_with_decay(update, layers)
     update = _without_decay(update, decay)
     sized = [check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
     layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]

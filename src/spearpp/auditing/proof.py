@@ -53,7 +53,7 @@ def replay_all(
     audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, loss: Loss | None = Loss.CROSS_ENTROPY
 ) -> Replay | None:
     """Replay the whole update with the first layer that recovered all samples and labels, or return None."""
-    for inputs, labels in _whole_batches(audits):
+    for inputs, labels in whole_batches(audits):
         if model is not None and loss is not None:
             with suppress(OptionError, OutOfTimeError):
                 return replay(model, update, inputs, labels, loss)
@@ -124,14 +124,14 @@ def estimate_training(
         return None
     if sum(each.numel() for each in tensor_specs(update.gradients).values()) > MAX_PARAMETERS:
         return None
-    for inputs, labels in _whole_batches(audits):
+    for inputs, labels in whole_batches(audits):
         if model is not None:
             with suppress(OptionError, OutOfTimeError):
                 return estimate(model, update, inputs, labels, seconds=seconds)
     return None
 
 
-def _whole_batches(audits: list[LayerAudit]) -> Iterator[tuple[Tensor, Tensor]]:
+def whole_batches(audits: list[LayerAudit]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and labels of every layer that recovered all samples and all labels."""
     for each in audits:
         if each.inversion is None or each.labels is None or each.layer.sees == "features":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from spearpp.auditing.claim import Kind, reasons
 from spearpp.auditing.estimate import Estimate
+from spearpp.auditing.proof import whole_batches
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit, Verdict, best_of
 from spearpp.auditing.vocabulary import Vocabulary
@@ -93,7 +94,7 @@ def how_exactly(audited: LayerAudit) -> str:
         return "exactly"
     apart, noun = max(each.apart for each in found), audited.layer.noun
     if apart == math.inf and all(each.samples == 1 for each in found):
-        return "(each is one sample, averaged over the local steps)"
+        return "(each is one sample, averaged over the local steps if there were several)"
     if apart < math.inf:
         return f"exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
     alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
@@ -149,6 +150,11 @@ def _about_claims(context: Context) -> list[str]:
             sentences.append(
                 "The audit also finds nothing if the weights before and after training were swapped, or if the weights "
                 "before training belong to another round. Check both."
+            )
+        if context.model_given and any(each.layer.assumed and each.feasible for each in context.audits):
+            sentences.append(
+                "The activation function was assumed. If the network has another one, name your own model (--model "
+                "pkg.mod:Net), or give none, so that the audit tries several activation functions."
             )
         if any(each.fitting for each in context.audits):
             sentences += _about_batch_size(context)
@@ -259,9 +265,10 @@ def _about_replay(context: Context) -> list[str]:
     elif context.replay_skipped_because is not None:
         sentences.append(context.replay_skipped_because)
     elif context.verdict is Verdict.LEAKS and whole_replay is None:
-        sentences.append(
-            "No replay of the update: some inputs or labels are missing, or the model does not accept flat inputs."
-        )
+        why = "some inputs or labels are missing"
+        if any(whole_batches(context.audits)):
+            why = "the model does not accept flat inputs, or the time budget ended"
+        sentences.append(f"The update was not replayed as a whole, because {why}.")
     if whole_replay is None:
         return sentences
     if whole_replay.scale < 0:

@@ -11,9 +11,8 @@ import typer
 from rich.console import Console
 
 from spearpp.cli import audit, compare, demo, experiments, layers, preflight, report, score, simulate, watch
-from spearpp.cli.exits import BAD_INPUT, INTERNAL, INTERRUPTED
-from spearpp.cli.hints import hint
-from spearpp.errors import SpearError
+from spearpp.cli.console import BAD_INPUT, INTERNAL, INTERRUPTED
+from spearpp.errors import MissingExtraError, NonFiniteError, SpearError
 
 TRACEBACK = "--traceback"
 
@@ -99,9 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.Abort:
         error_console.print("aborted", style="yellow")
         return INTERRUPTED
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return error.exit_code
+        return BAD_INPUT
     except Exception as error:
         command = next((each for each in arguments if not each.startswith("-")), "COMMAND")
         return _print_error(error, show_traceback, error_console, command)
@@ -110,11 +109,29 @@ def main(arguments: list[str] | None = None) -> int:
 def _print_error(error: Exception, show_traceback: bool, console: Console, command: str) -> int:
     if show_traceback:
         console.print(traceback.format_exc(), markup=False)
-    expected = isinstance(error, SpearError | OSError)
+    expected = isinstance(error, SpearError | OSError | click.ClickException)
     message = str(error) if isinstance(error, SpearError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, click.ClickException):
+        message = error.format_message()
     console.print(f"error: {message}", style="red", markup=False)
     defect = "This is a defect in spearpp. Run the command again with --traceback and report the output."
-    advice = hint(error, command) if expected else defect
+    advice = _hint(error, command) if expected else defect
     if advice:
         console.print(f"hint: {advice}", markup=False)
     return BAD_INPUT if expected else INTERNAL
+
+
+def _hint(error: Exception, command: str) -> str:
+    """Return what the user can try next, or an empty string if the error message itself says what to do.
+
+    Whoever raises a ``SpearError`` passes the suggestion as ``hint=``. Other errors get one by their type.
+    """
+    if isinstance(error, MissingExtraError):
+        return ""
+    if isinstance(error, SpearError) and error.hint:
+        return error.hint
+    if isinstance(error, NonFiniteError):
+        return "audit another round: the client's training diverged, or the file is damaged"
+    if isinstance(error.__cause__ or error, FileNotFoundError):
+        return "check the path. Relative paths start at the current folder"
+    return f"spearpp {command} --help shows examples"

@@ -13,36 +13,41 @@ import typer
 import spearpp
 from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
-from spearpp.auditing.folder import REDACTIONS, read_document
-from spearpp.auditing.memory import MEMORY
+from spearpp.auditing.folder import read_document
 from spearpp.auditing.vocabulary import Words, words_by_table
 from spearpp.cli import options
-from spearpp.cli.config_option import ConfigFile
-from spearpp.cli.console import make_folder, output, progress, uninterrupted
-from spearpp.cli.exits import INTERRUPTED, LEAK, NOT_APPLICABLE
+from spearpp.cli.console import (
+    INTERRUPTED,
+    LEAK,
+    NOT_APPLICABLE,
+    make_folder,
+    output,
+    print_gate,
+    print_result,
+    progress,
+    uninterrupted,
+)
 from spearpp.cli.models import describe_model, with_model
-from spearpp.cli.results import print_bound, print_gate, print_result, print_score
-from spearpp.config import FAIL_ON
 from spearpp.dp import DELTA, KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
-from spearpp.model.loss import LOSS_NAMES
 from spearpp.report.decision import decide
 from spearpp.report.presentation import shown_width, shows_features
 from spearpp.simulate import Batch
-from spearpp.update import KINDS
+from spearpp.update import Kind
 from spearpp.update.rounds import load_rounds
 
 
 def audit(
-    update: options.UpdateUnlessRounds = None,
-    after: options.After = None,
+    files: options.Files = None,
     rounds: options.Rounds = None,
     model: options.Model = "none",
     kind: options.Kind = "weights",
     lr: options.Rate = None,
     steps: options.Steps = None,
-    budget: Annotated[str, typer.Option(help="Time limit for all layers together: 60s, 2m or 1h.")] = "60s",
+    batch_size: options.BatchSize = None,
+    loss: options.ClientLoss = "cross-entropy",
+    budget: options.Budget = "60s",
     memory: options.Memory = "8G",
     out: Annotated[
         Path | None,
@@ -51,7 +56,7 @@ def audit(
             show_default=False,
         ),
     ] = None,
-    config: ConfigFile = None,
+    config: options.ConfigFile = None,
     client: Annotated[
         str | None,
         typer.Option(help="Name of the client in the report. Default: the client's file.", show_default=False),
@@ -60,15 +65,17 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of report.json.")] = False,
     as_sarif: Annotated[bool, typer.Option("--sarif", help="Print the content of report.sarif.")] = False,
     truth: options.Truth = None,
-    shape: options.Picture = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Shape of one input of the model, e.g. 3x32x32: to show it as an image, and to compute it from "
+            "features after convolutions. none shows inputs as table rows. Default: guessed.",
+        ),
+    ] = None,
     mean: options.Mean = None,
     std: options.Deviation = None,
     columns: options.Columns = None,
     redact: options.Redact = "none",
-    batch_size: Annotated[
-        int | None, typer.Option(help="Number of samples the client trained on, if known.", show_default=False)
-    ] = None,
-    loss: options.ClientLoss = "cross-entropy",
     vocabulary: options.Vocabulary = None,
     noise_multiplier: options.NoiseMultiplier = None,
     clip: options.Clip = None,
@@ -93,57 +100,46 @@ def audit(
     4 internal error, 130 interrupted.
     Ctrl-C stops the search. The report then contains the samples certified so far.
     """  # noqa: D301
-    options.one_of("--fail-on", fail_on, FAIL_ON)
     if as_json and as_sarif:
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
-    files = [each for each in (update, after, rounds) if each is not None]
-    if (update is None) == (rounds is None):
-        advice = "spearpp audit BEFORE AFTER, or spearpp audit --rounds FOLDER"
-        raise OptionError("pass either an update or --rounds with a folder of updates", hint=advice)
-    history = [] if rounds is None else read_rounds(rounds, kind, lr, steps)
-    received = history[-1] if update is None else read_update(update, after, kind, lr, steps)
-    folder = out or Path(f"audit-{files[-1].resolve().stem}")
+    history = _read(files or [], rounds, kind, lr, steps)
+    source = files or ([] if rounds is None else [rounds])
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
-    options.one_of("--loss", loss, LOSS_NAMES)
-    redaction = options.one_of("--redact", redact, REDACTIONS)
-    received, network = with_model(model, received)
+    network = with_model(model, history[-1])[1]
     history = [with_model(model, each)[0] for each in history]
     words = options.vocabulary(vocabulary)
-    seen_steps = (steps or 1) * max(1, len(history))
-    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, delta, seen_steps)
-    check_display(received, network, batch, display)
-    check_vocabulary(received, network, words)
-    seconds, memory_limit, _ = options.seconds(budget), options.size(memory), options.device_of(device)
-    make_folder(folder)
-    result = run(
-        history or received,
-        network,
-        seconds,
-        seed,
-        device,
-        quiet or as_json or as_sarif,
-        batch_size,
-        memory_limit,
-        words,
-        display["shape"],
-        loss,
+    stated = options.stated_dp(
+        noise_multiplier, clip, sample_rate, dp_steps, kappa, delta, default_steps=(steps or 1) * len(history)
     )
+    check_display(history[-1], network, batch, display)
+    check_vocabulary(history[-1], network, words)
+    settings: dict[str, Any] = {
+        "budget": options.seconds(budget),
+        "memory": options.size(memory),
+        "batch_size": batch_size,
+        "loss": loss,
+        "vocabulary": words,
+        "input_shape": display["shape"],
+    }
+    place, folder = options.device_of(device), out or Path(f"audit-{source[-1].resolve().stem}")
+    make_folder(folder)
+    result = run(history if rounds else history[-1], network, seed, place, quiet or as_json or as_sarif, settings)
     presentation, batch, notes = displayable(result, batch, display)
-    dp = None if stated is None else compare(stated, received, result, batch_size)
+    dp = None if stated is None else compare(stated, history[-1], result, batch_size)
     with uninterrupted():
         page = reports.write(
             folder,
             result,
             truth=batch,
             presentation=presentation,
-            redact=redaction,
+            redact=redact,
             command=["spearpp", *sys.argv[1:]],
-            source=[str(each) for each in files],
+            source=[str(each) for each in source],
             about={
-                "received": repr(received),
-                "threat_model": received.threat_model,
-                "client": client or files[-1].name,
+                "received": repr(history[-1]),
+                "threat_model": history[-1].threat_model,
+                "client": client or source[-1].name,
                 "model": describe_model(model, network),
                 "dp": None if dp is None else dp.to_dict(),
             },
@@ -155,36 +151,38 @@ def audit(
         typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
         print_gate(output(stderr=True), content, quiet=True)
     else:
-        print_result(result, page, quiet)
-        if dp is not None and not quiet:
-            print_bound(dp)
-        if batch is not None and not quiet:
-            print_score(result, batch)
+        print_result(result, page, quiet, truth=batch, dp=dp)
     for note in notes:
         output(stderr=True).print(f"note: {note}", markup=False)
     raise typer.Exit(exit_code(result, fail_on, content))
 
 
-def read_update(update: Path, after: Path | None, kind: str, lr: float | None, steps: int | None) -> ClientUpdate:
-    """Read an update from one or two files and verify all of its tensors.
-
-    The command creates its output folder only afterwards, so that a damaged file leaves no empty folder.
-    """
-    content = options.one_of("--kind", kind, KINDS)
-    if after is None:
-        received = ClientUpdate.load(update, kind=content, lr=lr, steps=steps)
-    else:
-        received = ClientUpdate.load(after, before=update, kind=content, lr=lr, steps=steps)
-    received.verify()
-    return received
-
-
-def read_rounds(folder: Path, kind: str, lr: float | None, steps: int | None) -> list[ClientUpdate]:
-    """Read the rounds of one client from a folder and verify all of their tensors."""
-    history = load_rounds(folder, kind=options.one_of("--kind", kind, KINDS), lr=lr, steps=steps)
+def _read(
+    files: list[Path], rounds: Path | None, kind: Kind, lr: float | None, steps: int | None
+) -> list[ClientUpdate]:
+    """Read one update, or several rounds of one client, and verify all tensors."""
+    if bool(files) == (rounds is not None):
+        advice = "spearpp audit BEFORE UPDATE, or spearpp audit --rounds FOLDER"
+        raise OptionError("pass either an update or --rounds with a folder of updates", hint=advice)
+    if rounds is None:
+        return [read_update(files, kind, lr, steps)]
+    history = load_rounds(rounds, kind=kind, lr=lr, steps=steps)
     for each in history:
         each.verify()
     return history
+
+
+def read_update(files: list[Path], kind: Kind, lr: float | None, steps: int | None) -> ClientUpdate:
+    """Read an update from one or two files and verify all of its tensors.
+
+    A command creates its output folder only afterwards, so that a damaged file leaves no empty folder.
+    """
+    if len(files) not in (1, 2):
+        raise OptionError(f"{len(files)} files were given, expected UPDATE, or BEFORE and UPDATE")
+    *before, update = files
+    received = ClientUpdate.load(update, before=before[0] if before else None, kind=kind, lr=lr, steps=steps)
+    received.verify()
+    return received
 
 
 def check_display(
@@ -192,9 +190,7 @@ def check_display(
 ) -> None:
     """Check before the search that the display options match the size of the model's inputs.
 
-    If no layer receives the model's inputs, their size is unknown and nothing is checked.
-
-    If no layer takes the input of the model, as after convolutions, the size of the input is not known.
+    If no layer receives the model's inputs, as after convolutions, their size is unknown and nothing is checked.
 
     Raises:
         OptionError: If the truth, the image shape or the column names match no layer that receives inputs.
@@ -248,32 +244,25 @@ def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words:
 def run(
     update: ClientUpdate | list[ClientUpdate],
     model: torch.nn.Module | None,
-    budget: float | None,
     seed: int,
-    device: str,
+    device: torch.device,
     quiet: bool,
-    batch_size: int | None = None,
-    memory: int | None = MEMORY,
-    vocabulary: Words | None = None,
-    input_shape: tuple[int, ...] | None = None,
-    loss: str = "cross-entropy",
+    settings: dict[str, Any],
 ) -> AuditResult:
-    """Audit an update, or several rounds, and show live progress on a terminal."""
-    place = options.device_of(device)
-    placed = update.to(place) if isinstance(update, ClientUpdate) else [each.to(place) for each in update]
-    with progress(budget, quiet) as show_progress:
-        return spearpp.audit(
-            placed,
-            model,
-            budget=budget,
-            memory=memory,
-            batch_size=batch_size,
-            loss=loss,
-            vocabulary=vocabulary,
-            input_shape=input_shape,
-            generator=torch.Generator().manual_seed(seed),
-            progress=show_progress,
-        )
+    """Audit an update, or several rounds, and show live progress on a terminal.
+
+    Args:
+        update: What the client sent, or what it sent in several rounds, oldest first.
+        model: The network, or None.
+        seed: Random seed.
+        device: Device for the computation.
+        quiet: Whether to show no progress.
+        settings: Further arguments of ``spearpp.audit``.
+    """
+    placed = update.to(device) if isinstance(update, ClientUpdate) else [each.to(device) for each in update]
+    with progress(settings.get("budget"), quiet) as show_progress:
+        generator = torch.Generator().manual_seed(seed)
+        return spearpp.audit(placed, model, generator=generator, progress=show_progress, **settings)
 
 
 def exit_code(result: AuditResult, fail_on: str, content: Mapping[str, Any] | None = None) -> int:

@@ -2,17 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from spearpp.auditing.folder import read_document
-from spearpp.cli import options
-from spearpp.cli.console import output, safe
-from spearpp.cli.exits import LEAK
+from spearpp.cli.console import LEAK, output, safe
 from spearpp.report.changes import changes
 
-FAIL_ON = ("never", "worse", "changed")
 DIRECTIONS = {
     "worse": "The second audit found more: a leak is new or larger.",
     "better": "The second audit found less: a leak is gone or smaller.",
@@ -28,7 +25,7 @@ def compare(
     after: Annotated[Path, typer.Argument(help="Folder of the second audit.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print the changes as JSON.")] = False,
     fail_on: Annotated[
-        str,
+        Literal["never", "worse", "changed"],
         typer.Option(
             help="When to exit with code 1. worse: a leak is new or larger. changed: anything differs. never: do not "
             "use code 1."
@@ -45,7 +42,6 @@ def compare(
     Exit codes: 0 finished, 1 worse or changed (with --fail-on), 2 invalid input, 4 internal error.
     Redacted reports can be compared too. Time and file names of the reports are not compared.
     """  # noqa: D301
-    options.one_of("--fail-on", fail_on, FAIL_ON)
     found = changes(read_document(before), read_document(after))
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))

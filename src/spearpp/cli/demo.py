@@ -10,11 +10,9 @@ import typer
 
 from spearpp import ClientUpdate
 from spearpp import report as reports
-from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
 from spearpp.cli.audit import run
-from spearpp.cli.console import make_folder, output, uninterrupted
-from spearpp.cli.results import print_result, print_score
+from spearpp.cli.console import make_folder, output, print_result, uninterrupted
 from spearpp.simulate import FedSGD, mlp, photographs
 
 WIDTH = 200
@@ -38,7 +36,6 @@ def demo(
     generator = torch.Generator().manual_seed(seed)
     batch = photographs(samples, generator=generator)
     model = mlp(batch.inputs.shape[1], [WIDTH] * 3, CLASSES, generator=generator)
-    redaction = options.one_of("--redact", redact, REDACTIONS)
     make_folder(out)
     sent = out / "update.safetensors"
     FedSGD()(model, batch).save(sent)
@@ -50,13 +47,14 @@ def demo(
             markup=False,
         )
     received = ClientUpdate.load(sent)
-    result = run(received, model, BUDGET, seed, device, quiet, samples)
+    settings = {"budget": BUDGET, "batch_size": samples}
+    result = run(received, model, seed, options.device_of(device), quiet, settings)
     with uninterrupted():
         page = reports.write(
             out,
             result,
             truth=batch,
-            redact=redaction,
+            redact=redact,
             command=["spearpp", *sys.argv[1:]],
             source=[str(sent)],
             about={
@@ -66,8 +64,6 @@ def demo(
                 "model": f"untrained network with three hidden ReLU layers of {WIDTH} neurons",
             },
         )
-    print_result(result, page, quiet)
-    if not quiet:
-        print_score(result, batch)
+    print_result(result, page, quiet, truth=batch)
     if show:
         webbrowser.open(page.resolve().as_uri())

@@ -12,38 +12,53 @@ from typing import Annotated
 
 import typer
 
-from spearpp.cli.experiment_options import (
-    AddressOption,
-    DataOption,
-    DeviceOption,
-    EngineOption,
-    GpusOption,
-    LabelOption,
-    OutOption,
-    ResumeOption,
-    StoreOption,
-    WorkersOption,
-    parse_axis,
-    parse_starts,
-)
-from spearpp.cli.options import one_of
-from spearpp.cli.running import Session
+from spearpp.cli.running import EngineName, Session
 from spearpp.errors import OptionError
 from spearpp.experiments import frontier_report, rendering
 from spearpp.experiments import reproduce as tables
-from spearpp.experiments.defence import AXES, Defence
+from spearpp.experiments.defence import AXES, Axis, Defence
 from spearpp.experiments.frontier import Line, Plan, bisect, sentence, sweep
 from spearpp.experiments.source import Source
-from spearpp.experiments.table import METHODS, SCALES, TABLES, Table, load
+from spearpp.experiments.table import TABLES, Method, Scale, Table, load, parse_starts
 from spearpp.search import Gated
 
 STORE = Path("spearpp-experiments.sqlite")
+StoreOption = Annotated[Path, typer.Option("--store", help="SQLite file that stores every measured batch.")]
+EngineOption = Annotated[
+    EngineName, typer.Option("--engine", help="local: processes on this machine. ray: a Ray cluster.")
+]
+AddressOption = Annotated[
+    str | None, typer.Option("--address", help="Address of a running Ray cluster. Default: start Ray on this machine.")
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Number of processes per device (with --engine local).")
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda or cuda:0. Default: all GPUs, or all CPU cores if there is no GPU."),
+]
+GpusOption = Annotated[
+    float, typer.Option("--gpus", min=0, help="GPUs per batch on Ray. 0.25 runs four batches on one GPU.")
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for JSON, Markdown, HTML and image files.")]
+DataOption = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        help="Data set: photographs, digits, breast_cancer, cifar10, an npz, CSV or Parquet file, or a folder.",
+    ),
+]
+LabelOption = Annotated[
+    str | None, typer.Option("--label", help="Column that contains the class, for CSV and Parquet files.")
+]
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help=f"Table or figure to measure: {', '.join(TABLES)}.")],
+    table: Annotated[
+        str, typer.Argument(help=f"Experiment of the paper: {', '.join(TABLES)} (how the work of SPEAR grows).")
+    ],
     method: Annotated[
-        str, typer.Option("--method", help="paper: the paper's search. gated: this package's search. both: both.")
+        Method, typer.Option("--method", help="paper: the paper's search. gated: this package's search. both: both.")
     ] = "both",
     batches: Annotated[
         int | None, typer.Option("--batches", min=1, help="Batches per row. Default: 100, as in the paper.")
@@ -61,7 +76,7 @@ def reproduce(
         typer.Option("--width", "-m", help="Measure only rows with this width m. May be given several times."),
     ] = None,
     scale: Annotated[
-        str, typer.Option("--scale", help="paper: the full table. small: a version that takes minutes on a laptop.")
+        Scale, typer.Option("--scale", help="paper: the full table. small: a version that takes minutes on a laptop.")
     ] = "paper",
     data: DataOption = "photographs",
     label: LabelOption = None,
@@ -69,7 +84,6 @@ def reproduce(
         bool, typer.Option("--status", help="Show the results in the store without measuring anything.")
     ] = False,
     store: StoreOption = STORE,
-    resume: ResumeOption = True,
     engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
@@ -87,14 +101,14 @@ def reproduce(
     """  # noqa: D301
     selected = load(
         table,
-        method=one_of("--method", method, METHODS),
-        scale=one_of("--scale", scale, SCALES),
+        method=method,
+        scale=scale,
         data=Source.parse(data, label=label),
         batches=batches,
         starts=parse_starts(starts),
         widths=width or (),
     )
-    with Session(store, resume or status, engine, address, workers, device, gpus) as session:
+    with Session(store, engine, address, workers, device, gpus) as session:
         if not status:
             session.measure(tables.cells(selected), selected.name)
         _show_table(selected, session, out)
@@ -186,7 +200,6 @@ def frontier(
     data: DataOption = "photographs",
     label: LabelOption = None,
     store: StoreOption = STORE,
-    resume: ResumeOption = True,
     engine: EngineOption = "local",
     address: AddressOption = None,
     workers: WorkersOption = None,
@@ -201,7 +214,7 @@ def frontier(
     spearpp frontier --axis noise=1e-4,1e-3,1e-2 --trainings 0 --out results
     spearpp frontier --axis batch --axis width=200,1000 --data digits
     """  # noqa: D301
-    axes = [parse_axis(text) for text in axis]
+    axes = [Axis.parse(text) for text in axis]
     if not 1 <= len(axes) <= 2 or (len(axes) == 2 and axes[1][1] is None):
         raise OptionError(
             "--axis: expected one axis, or two of which the second has values: --axis noise --axis batch=8,16"
@@ -215,7 +228,7 @@ def frontier(
     (first, values), others = axes[0], axes[1:]
     defences = [others[0][0].on(defence, value) for value in others[0][1] or []] if others else [defence]
     found: list[Line] = []
-    with Session(store, resume, engine, address, workers, device, gpus) as session:
+    with Session(store, engine, address, workers, device, gpus) as session:
         for each in defences:
             if values is None:
                 found.append(bisect(first, each, plan, session.store, session.measure))

@@ -15,8 +15,7 @@ from spearpp.cli.models import with_model
 
 
 def layers(
-    update: options.Update,
-    after: options.After = None,
+    files: options.Files,
     model: options.Model = "none",
     kind: options.Kind = "weights",
     lr: options.Rate = None,
@@ -29,7 +28,7 @@ def layers(
     spearpp layers client7.safetensors
     spearpp layers round3.pt client7.pt --model mypkg.net:Net
     """  # noqa: D301
-    received = read_update(update, after, kind, lr, steps)
+    received = read_update(files or [], kind, lr, steps)
     received, network = with_model(model, received)
     found = find_layers(network, received)
     findings = check(received, found)

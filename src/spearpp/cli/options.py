@@ -1,30 +1,29 @@
 """Options that several commands share, and functions that parse them."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 import typer
 
-from spearpp.config import DURATION
+from spearpp import update
+from spearpp.auditing.folder import Redaction
+from spearpp.cli.console import output
+from spearpp.config import DURATION, NAME, Config
+from spearpp.config import FailOn as FailOnValue
 from spearpp.dp import DELTA, KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
+from spearpp.model.loss import LossName
 from spearpp.pictures import Shape
 from spearpp.words import read_words
 
-Update = Annotated[
-    Path,
+Files = Annotated[
+    list[Path] | None,
     typer.Argument(
-        help="File with the client's update. If AFTER is given: file with the weights before training.",
-        show_default=False,
-    ),
-]
-UpdateUnlessRounds = Annotated[
-    Path | None,
-    typer.Argument(
-        help="File with the client's update. If AFTER is given: file with the weights before training.",
+        metavar="[BEFORE] UPDATE",
+        help="File that the client sent, with weights after training, deltas or gradients (see --kind). The file with "
+        "the weights before training comes first, unless spearpp wrote the client's file.",
         show_default=False,
     ),
 ]
@@ -36,13 +35,7 @@ Rounds = Annotated[
         show_default=False,
     ),
 ]
-After = Annotated[
-    Path | None,
-    typer.Argument(
-        help="File with the weights after training, or with deltas or gradients (see --kind).", show_default=False
-    ),
-]
-Kind = Annotated[str, typer.Option(help="Content of the client's file: weights, deltas or gradients.")]
+Kind = Annotated[update.Kind, typer.Option(help="Content of the client's file.")]
 Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate of the client, if known.")]
 Steps = Annotated[int | None, typer.Option(help="Number of local steps on the whole batch or of epochs, if known.")]
 Model = Annotated[
@@ -52,8 +45,12 @@ Model = Annotated[
         "with ReLU from the shapes of the weights. Your own class or function: pkg.mod:factory or file.py:factory."
     ),
 ]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Number of samples the client trained on, if known.", show_default=False)
+]
+Budget = Annotated[str, typer.Option(help="Time limit for the audit of one update: 60s, 2m or 1h.")]
 Seed = Annotated[
-    int, typer.Option(min=0, max=2**63 - 1, help="Random seed. The same seed gives the same result on the same device.")
+    int, typer.Option(min=0, max=2**32 - 1, help="Random seed. The same seed gives the same result on the same device.")
 ]
 Device = Annotated[str, typer.Option(help="Device for the computation: auto, cpu or cuda.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the verdict.")]
@@ -61,8 +58,8 @@ Picture = Annotated[
     str | None,
     typer.Option(
         "--shape",
-        help="Shape of an input of the model, e.g. 3x32x32: to show it as an image, and to compute it from features "
-        "after convolutions. none shows inputs as table rows. Default: guessed.",
+        help="Shape of one input of the model as an image, e.g. 3x32x32. none shows inputs as table rows. Default: "
+        "guessed.",
     ),
 ]
 Mean = Annotated[
@@ -85,11 +82,11 @@ Columns = Annotated[
     ),
 ]
 Redact = Annotated[
-    str, typer.Option(help="How to hide recovered inputs: none, blur (reduce images to 4 x 4 blocks) or omit.")
+    Redaction, typer.Option(help="How to hide recovered inputs. blur reduces images to 4 x 4 blocks, omit leaves out.")
 ]
 Truth = Annotated[
     Path | None,
-    typer.Option(help="File with the client's true batch, shown beside the recovered inputs. Not used by the audit."),
+    typer.Option(help="File with the client's true batch, only to show it beside the recovered inputs."),
 ]
 Memory = Annotated[
     str, typer.Option(help="Memory limit for one layer: 512M, 8G or none. A layer that needs more is skipped.")
@@ -103,15 +100,15 @@ Vocabulary = Annotated[
     ),
 ]
 ClientLoss = Annotated[
-    str,
+    LossName,
     typer.Option(
         "--loss",
-        help="Loss of the client: cross-entropy, mse or bce (both with one-hot targets), or unknown. The equations of "
-        "the network and the replay use it; the search for ReLU layers does not.",
+        help="Loss of the client; mse and bce with one-hot targets. The equations of the network and the replay use "
+        "it; the search for ReLU layers does not.",
     ),
 ]
 FailOn = Annotated[
-    str,
+    FailOnValue,
     typer.Option(
         help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update without proof. "
         "certified: the verdict is LEAKS. never: do not use code 1."
@@ -168,22 +165,29 @@ BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 MAX_COLUMN_FILE = 2**20
 """Characters read from a file of column names. Design choice: limits memory if a wrong file is named."""
-Value = TypeVar("Value", bound=str)
 
 
-def one_of(option: str, text: str, allowed: Sequence[Value]) -> Value:
-    """Return ``text`` if it is an allowed value of an option.
+def _use_as_defaults(context: typer.Context, config: Config | None) -> Config | None:
+    """Use the settings of a file as the defaults of the other options, so that options on the command line win."""
+    if config is None and Path(NAME).is_file():
+        output(stderr=True).print(f"note: {NAME} is not used. Pass --config {NAME} to use it", markup=False)
+    if config is not None:
+        context.default_map = dict(config.audit)
+    return config
 
-    Raises:
-        OptionError: If it is not.
 
-    >>> one_of("--kind", "weights", ("weights", "deltas"))
-    'weights'
-    """
-    for each in allowed:
-        if each == text:
-            return each
-    raise OptionError(f"{option} {text}: expected one of {', '.join(allowed)}")
+ConfigFile = Annotated[
+    Config | None,
+    typer.Option(
+        "--config",
+        parser=Config.read,
+        metavar="FILE",
+        help="File with accepted leaks, thresholds and defaults of other options, usually spearpp.toml.",
+        callback=_use_as_defaults,
+        is_eager=True,
+        show_default=False,
+    ),
+]
 
 
 def seconds(text: str) -> float:

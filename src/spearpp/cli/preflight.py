@@ -15,9 +15,8 @@ from spearpp.cli import options
 from spearpp.cli.audit import exit_code
 from spearpp.cli.console import VERDICT_STYLES, output, safe
 from spearpp.cli.models import named_model
-from spearpp.config import FAIL_ON
 from spearpp.errors import OptionError
-from spearpp.preflight import OPTIMISERS
+from spearpp.preflight import Optimiser
 from spearpp.preflight import preflight as run_preflight
 
 
@@ -31,12 +30,12 @@ def preflight(
         ),
     ],
     batch: Annotated[int, typer.Option(min=1, help="Number of samples of a client.")],
-    optimizer: Annotated[str, typer.Option(help="Optimiser of the clients: sgd or adam.")] = "sgd",
+    optimizer: Annotated[Optimiser, typer.Option(help="Optimiser of the clients.")] = "sgd",
     epochs: Annotated[
         int | None,
         typer.Option(min=1, help="Local epochs before a client sends weights. Default: one step.", show_default=False),
     ] = None,
-    budget: Annotated[str, typer.Option(help="Time limit for the simulated audit: 60s, 2m or 1h.")] = "60s",
+    budget: options.Budget = "60s",
     fail_on: options.FailOn = "never",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     seed: options.Seed = 0,
@@ -52,8 +51,6 @@ def preflight(
     Exit codes: 0 finished, 1 leak of the simulated client (with --fail-on), 2 invalid input,
     3 not applicable, 4 internal error, 130 interrupted.
     """  # noqa: D301
-    options.one_of("--fail-on", fail_on, FAIL_ON)
-    chosen = options.one_of("--optimizer", optimizer, OPTIMISERS)
     if not re.fullmatch(r"\d{1,9}([x,×]\d{1,9}){0,4}", shape):
         raise OptionError(f"--input {shape}: expected sizes such as 3x32x32, 784 or 20")
     sizes = [int(each) for each in re.findall(r"\d+", shape)]
@@ -61,7 +58,7 @@ def preflight(
         named_model(model),
         sizes,
         batch,
-        optimizer=chosen,
+        optimizer=optimizer,
         epochs=epochs,
         budget=options.seconds(budget),
         generator=torch.Generator().manual_seed(seed),

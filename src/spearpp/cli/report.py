@@ -7,7 +7,7 @@ import typer
 
 from spearpp import AuditResult
 from spearpp import report as reports
-from spearpp.auditing.folder import REDACTIONS, read_document
+from spearpp.auditing.folder import read_document
 from spearpp.cli import options
 from spearpp.cli.console import output
 from spearpp.report.pdf import print_pdf
@@ -41,8 +41,7 @@ def report(
         result = AuditResult.load(folder)
         rows = None if batch is None or shows_features(result) else batch.as_rows(shown_width(result))
         presentation = reports.Presentation.of(shown_width(result), rows, **display)
-    redaction = options.one_of("--redact", redact, REDACTIONS)
-    page = reports.rerender(folder, truth=batch, presentation=presentation, redact=redaction)
+    page = reports.rerender(folder, truth=batch, presentation=presentation, redact=redact)
     console = output()
     console.print(f"report: {page}", markup=False)
     if pdf:

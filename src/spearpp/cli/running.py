@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -14,9 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from spearpp.cli.console import output
-from spearpp.cli.exits import INTERRUPTED
-from spearpp.cli.options import one_of
+from spearpp.cli.console import INTERRUPTED, output
 from spearpp.errors import OptionError
 from spearpp.experiments.cell import Cell
 from spearpp.experiments.engine import Engine, Failed, run
@@ -25,6 +24,7 @@ from spearpp.experiments.local import Local
 from spearpp.experiments.ray import Ray
 from spearpp.experiments.store import Store
 
+EngineName = Literal["local", "ray"]
 SHOWN_FAILURES = 3
 """Failed cells printed with their error. Design choice: more failures usually repeat the same error."""
 PROGRESS_SECONDS = 10.0
@@ -37,16 +37,12 @@ class Session:
     def __init__(
         self,
         store: Path,
-        resume: bool,
-        engine: str,
+        engine: EngineName,
         address: str | None,
         workers: int | None,
         device: str | None,
         gpus: float,
     ) -> None:
-        one_of("--engine", engine, ("local", "ray"))
-        if not resume and store.exists():
-            raise OptionError(f"{store} already exists: name a new --store, or omit --no-resume to continue with it")
         if engine == "local" and (address or gpus):
             raise OptionError("--address and --gpus apply only to Ray: add --engine ray")
         if engine == "ray" and (workers or device):

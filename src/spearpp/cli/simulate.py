@@ -1,7 +1,7 @@
 """``spearpp simulate``: simulate a client and write its update."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
@@ -37,7 +37,8 @@ DATA = {
     "cifar10": cifar10,
     "random": random_batch,
 }
-CLIENTS = ("fedsgd", "fedavg", "dpsgd", "opacus")
+ClientName = Literal["fedsgd", "fedavg", "dpsgd", "opacus"]
+NumberFormat = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 NUMBER_FORMATS: dict[str, Change] = {
     "float16": Cast(torch.float16),
     "bfloat16": Cast(torch.bfloat16),
@@ -56,7 +57,7 @@ def simulate(
     ] = "photographs",
     samples: Annotated[int, typer.Option(help="Number of samples in the batch, over all clients.")] = 32,
     hidden: Annotated[str, typer.Option(help="Widths of the hidden ReLU layers, comma-separated.")] = "200,200,200",
-    client: Annotated[str, typer.Option(help=f"Training of the client: {', '.join(CLIENTS)}.")] = "fedsgd",
+    client: Annotated[ClientName, typer.Option(help="Training of the client.")] = "fedsgd",
     epochs: Annotated[int, typer.Option(help="fedavg: number of local epochs.")] = 1,
     mini_batch: Annotated[int, typer.Option(help="fedavg: samples per local step.")] = 8,
     lr: Annotated[float, typer.Option(help="fedavg: learning rate.")] = 0.01,
@@ -70,9 +71,7 @@ def simulate(
         typer.Option(help="opacus: standard deviation of the noise on the sum of the gradients, divided by --clip."),
     ] = 0.0,
     clients: Annotated[int, typer.Option(help="Split the samples among this many clients and sum their updates.")] = 1,
-    wire: Annotated[
-        str, typer.Option(help=f"Number format of the transmitted update: float32, {', '.join(NUMBER_FORMATS)}.")
-    ] = "float32",
+    wire: Annotated[NumberFormat, typer.Option(help="Number format of the transmitted update.")] = "float32",
     keep: Annotated[
         float,
         typer.Option("--keep", "--prune", help="Share of the entries that pruning keeps: 0.1 keeps the largest 10 %."),
@@ -87,8 +86,8 @@ def simulate(
     spearpp audit mine/update.safetensors --model mlp --truth mine/truth.safetensors
     """  # noqa: D301
     data = data.replace("-", "_")
-    options.one_of("--data", data, list(DATA))
-    options.one_of("--wire", wire, ["float32", *NUMBER_FORMATS])
+    if data not in DATA:
+        raise OptionError(f"--data {data}: expected one of {', '.join(DATA)}")
     generator = torch.Generator().manual_seed(seed)
     batch: Batch = DATA[data](samples, generator=generator)
     model = mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
@@ -111,7 +110,7 @@ def simulate(
 
 
 def _client(
-    name: str,
+    name: ClientName,
     epochs: int,
     mini_batch: int,
     lr: float,
@@ -120,7 +119,6 @@ def _client(
     noise: float,
     noise_multiplier: float,
 ) -> Client:
-    options.one_of("--client", name, CLIENTS)
     if noise and name != "dpsgd":
         raise OptionError(f"--noise {noise:g} --client {name}: --noise is for dpsgd, --noise-multiplier for opacus")
     if noise_multiplier and name != "opacus":

@@ -5,15 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spearpp.auditing.folder import REDACTIONS
 from spearpp.cli import options
-from spearpp.cli.config_option import ConfigFile
-from spearpp.cli.console import VERDICT_STYLES, output
-from spearpp.cli.exits import BAD_INPUT, LEAK, NOT_APPLICABLE
+from spearpp.cli.console import BAD_INPUT, LEAK, NOT_APPLICABLE, VERDICT_STYLES, output
 from spearpp.cli.models import model_of
-from spearpp.config import FAIL_ON
 from spearpp.errors import OptionError
-from spearpp.update import KINDS
 
 if TYPE_CHECKING:
     from spearpp.integrations.watch import Watch
@@ -34,10 +29,9 @@ def watch(
     kind: options.Kind = "weights",
     lr: options.Rate = None,
     steps: options.Steps = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Number of samples each client trained on, if known.", show_default=False)
-    ] = None,
-    budget: Annotated[str, typer.Option(help="Time limit for one update: 60s, 2m or 1h.")] = "60s",
+    batch_size: options.BatchSize = None,
+    loss: options.ClientLoss = "cross-entropy",
+    budget: options.Budget = "60s",
     memory: options.Memory = "8G",
     history: Annotated[
         int,
@@ -49,14 +43,15 @@ def watch(
     ] = 0,
     interval: Annotated[float, typer.Option(help="Seconds between two scans of the folder.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Exit when all files in the folder are processed.")] = False,
-    config: ConfigFile = None,
+    config: options.ConfigFile = None,
     fail_on: options.FailOn = "never",
     redact: options.Redact = "none",
     seed: options.Seed = 0,
 ) -> None:
     """Audit update files as they appear in a folder, and write one report per file.
 
-    Press Ctrl-C to stop. A restart skips files that were already audited.
+    Press Ctrl-C to stop. A restart skips files that were already audited. Audits run on the CPU, one after the other.
+    Use spearpp audit for one file on a GPU, or with --shape, --vocabulary or --truth.
 
     \b
     spearpp watch updates --model mlp
@@ -72,24 +67,22 @@ def watch(
     from spearpp.integrations.common.job import Settings
     from spearpp.integrations.watch import Watch
 
-    options.one_of("--fail-on", fail_on, FAIL_ON)
     if not interval > 0:
         raise OptionError(f"--interval {interval}: expected a positive number of seconds")
-    content = options.one_of("--kind", kind, KINDS)
-    redaction = options.one_of("--redact", redact, REDACTIONS)
     settings = Settings(
-        *(None, options.seconds(budget), out, redaction, seed),
+        *(None, options.seconds(budget), out, redact, seed),
         about={"model": None if model == "none" else model},
         memory=options.size(memory),
         history=history,
         config=config,
         fail_on=fail_on,
+        loss=loss,
     )
     watched = Watch(
         folder,
         settings,
         before=before,
-        kind=content,
+        kind=kind,
         lr=lr,
         steps=steps,
         samples=batch_size,

@@ -203,6 +203,32 @@ class Axis:
         """Return the value of this parameter; 0 if it is None."""
         return float(getattr(defence, self.name) or 0.0)
 
+    @classmethod
+    def parse(cls, text: str) -> "tuple[Axis, list[float] | None]":
+        """Parse a command-line argument: a parameter, and its values if they are given.
+
+        Raises:
+            OptionError: if there is no such parameter, or a value is not valid.
+
+        >>> Axis.parse("bits=4,8")[1]
+        [4.0, 8.0]
+        """
+        name, equals, numbers = text.partition("=")
+        if name not in AXES:
+            raise OptionError(
+                f"--axis {text}: expected one of {', '.join(AXES)}, optionally with values as in bits=4,8"
+            )
+        if not equals:
+            return AXES[name], None
+        try:
+            values = [float(each) for each in numbers.split(",")]
+        except ValueError as error:
+            raise OptionError(f"--axis {text}: expected comma-separated numbers, as in bits=4,8") from error
+        whole = AXES[name].whole
+        if not all(0 < value < float("inf") for value in values) or (whole and any(value % 1 for value in values)):
+            raise OptionError(f"--axis {text}: expected positive{' whole' if whole else ''} numbers")
+        return AXES[name], values
+
 
 AXES = {
     axis.name: axis

@@ -130,6 +130,24 @@ def load(
     )
 
 
+def parse_starts(text: str | None) -> int | dict[int, int] | None:
+    """Parse a command-line argument: a number of starts, or one number per width.
+
+    >>> parse_starts("65536"), parse_starts("200:1000000,4000:20000")
+    (65536, {200: 1000000, 4000: 20000})
+    """
+    if text is None:
+        return None
+    try:
+        if ":" not in text:
+            return int(text)
+        return {int(width): int(count) for width, count in (each.split(":") for each in text.split(","))}
+    except ValueError as error:
+        raise OptionError(
+            f"--starts {text}: expected a number, or one per width as in 200:1000000,4000:20000"
+        ) from error
+
+
 def _fits(row: Mapping[str, Any], scale: Scale, chosen: Mapping[str, Any]) -> bool:
     if scale == "small":
         return bool(row["m"] <= chosen["widest"])

@@ -87,6 +87,7 @@ class AuditFilter(DXOFilter):
         waiting: int = 4,
         seed: int = 0,
         salt: str | None = None,
+        loss: str = "cross-entropy",
     ) -> None:
         """Create the filter. NVFlare writes these arguments into the configuration of a job.
 
@@ -103,21 +104,16 @@ class AuditFilter(DXOFilter):
             waiting: Largest number of audits in the worker's queue. Further audits are dropped.
             seed: Random seed of the audits.
             salt: Secret for the pseudonyms of clients in folder names. None draws a random salt.
+            loss: Loss of the clients: "cross-entropy", "mse", "bce" or "unknown".
         """
         kinds = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
         super().__init__(supported_data_kinds=kinds, data_kinds_to_filter=kinds)
         if not wait and policy != "warn":
             raise OptionError(f'wait=False requires policy="warn", but policy={policy!r}')
-        settings = Settings(model, budget, out, redact, seed, {"platform": "NVFlare"})
+        settings = Settings(model, budget, out, redact, seed, {"platform": "NVFlare"}, loss=loss)
         self.policy, self.noise, self.every, self.budget, self.out = policy, noise, every, budget, out
-        self.model, self.redact, self.wait, self.waiting, self.seed, self.salt = (
-            model,
-            redact,
-            wait,
-            waiting,
-            seed,
-            salt,
-        )
+        self.model, self.redact, self.wait, self.waiting = model, redact, wait, waiting
+        self.seed, self.salt, self.loss = seed, salt, loss
         self._gate = Gate(policy, settings, has_noise=noise is not None)
         self._auditor = Auditor(settings, waiting=waiting)
         self._sampler = RoundSampler(None, every)

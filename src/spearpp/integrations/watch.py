@@ -176,10 +176,15 @@ class Watch:
             yield outcome
 
     def _show(self, outcome: Outcome) -> None:
-        """Add a finished audit to the timeline. A timeline that cannot be written does not stop the audits."""
+        """Add a finished audit to the timeline, and a file that cannot be read only once.
+
+        A timeline that cannot be written does not stop the audits.
+        """
         self._verdicts.add(outcome.verdict)
+        entry = outcome.entry(self.out, self.settings.config)
         try:
-            timeline.add(self.out, [outcome.entry(self.out, self.settings.config)])
+            if entry.verdict is not None or not timeline.contains(self.out, entry):
+                timeline.add(self.out, [entry])
         except (SpearError, OSError) as error:
             LOGGER.warning("cannot write the timeline: %s", error)
 

@@ -30,6 +30,7 @@ import torch
 from torch.func import grad
 
 from spearpp.errors import RankError
+from spearpp.inversion.chain import signals_of, slope
 from spearpp.inversion.factors import Factors, decompose
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.spans import Span, norm
@@ -70,7 +71,7 @@ class Network:
     """The gradient of the bias of the output layer: the sum of the signals at the outputs; None if there is no bias."""
     input_noise: Float[Tensor, "b m"] | None = None
     """Maps the pre-activations of a sample to σ Σ⁻¹p, whose norm is the noise in the entries of its input; None if this
-    noise is rounding (``spearpp.inversion.input_noise``)."""
+    noise is rounding (``spearpp.inversion.levels``)."""
     notes: list[str] = field(default_factory=list)
     """Why some later layers give no equations."""
 
@@ -114,17 +115,28 @@ class Network:
         inputs: list[Tensor] = []
         signals: list[Tensor] = []
         for rest, z in zip(self.rests, preactivations.chunk(len(self.rests), dim=1), strict=True):
-
-            def total(shifts: list[Tensor], rest: Rest = rest, z: Tensor = z) -> tuple[Tensor, list[Tensor]]:
-                later = dict(zip(rest.layers, shifts[1:], strict=True))
-                inputs, outputs = rest(z + shifts[0], later, widths)
-                return loss.total(outputs, labels), inputs
-
-            sizes = [z.shape[1], *(len(self.weights[name]) for name in rest.layers)]
-            shifts = [z.new_zeros(len(z), size) for size in sizes]
-            (first, *later), seen = grad(total, has_aux=True)(shifts)
+            seen, (first, *later) = self._replay_round(rest, loss, z, labels, widths)
             own, inputs, signals = [*own, first], [*inputs, *seen], [*signals, *later]
         return inputs, [own[0] if len(own) == 1 else torch.cat(own, dim=1), *signals]
+
+    def _replay_round(
+        self, rest: Rest, loss: Loss, z: Tensor, labels: Tensor, widths: Mapping[str, float] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the inputs of the later layers of one round, and the signals of the layer and of the later layers."""
+        if rest.is_chain:
+            steps, inputs, outputs = rest.steps(z, widths)
+            slopes = [slope(function, argument) for argument, function in steps]
+            weights = [rest.weight(name, z.dtype) for name in rest.layers]
+            return inputs, signals_of(loss, outputs, labels, weights, slopes)[0]
+
+        def total(shifts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+            later = dict(zip(rest.layers, shifts[1:], strict=True))
+            inputs, outputs = rest(z + shifts[0], later, widths)
+            return loss.total(outputs, labels), inputs
+
+        sizes = [z.shape[1], *(len(self.weights[name]) for name in rest.layers)]
+        signals, inputs = grad(total, has_aux=True)([z.new_zeros(len(z), size) for size in sizes])
+        return inputs, signals
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
         """Copy the weights of all rounds to a device and dtype."""

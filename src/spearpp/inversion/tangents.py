@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import jvp, vjp, vmap
 
+from spearpp.inversion.chain import signals_of, slope_and_bend
 from spearpp.inversion.network import Network
 from spearpp.inversion.spans import Span
 from spearpp.model.loss import Loss
@@ -134,8 +135,12 @@ def _chain(
     deepest = min((span.layer for span in spans if span.signals), default=-1)
     if deepest < 0:  # the forward equations need no later layers
         loss, count = None, max(span.layer for span in spans)
-    first, second = zip(*(_derivatives(function, argument) for argument, function in steps[:count]), strict=True)
-    signals, bends = _signals(loss, outputs, labels, weights, first, second, deepest)
+    first, second = zip(*(slope_and_bend(function, argument) for argument, function in steps[:count]), strict=True)
+    signals: list[Tensor] = []
+    bends: dict[int, Tensor] = {}
+    if loss is not None:
+        signals, sent = signals_of(loss, outputs, labels, weights, first, deepest)
+        bends = {layer: (second[layer] * each)[:, None] for layer, each in sent.items()}
     slopes = [each[:, None] for each in first]
 
     def push(directions: Tensor) -> list[Tensor]:
@@ -176,30 +181,3 @@ def _chain(
         return sums[0]
 
     return Linearised(Network.of_spans(inputs, signals, spans), push, pull)
-
-
-def _signals(
-    loss: Loss | None,
-    outputs: Tensor,
-    labels: Tensor,
-    weights: list[Tensor],
-    first: Sequence[Tensor],
-    second: Sequence[Tensor],
-    deepest: int,
-) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Return the signals of all layers, and φ''(z_l) (W_{l+1}ᵀ d_{l+1}) by layer, both down to the deepest layer."""
-    if loss is None:
-        return [], {}
-    signals = [outputs] * len(weights) + [grad(lambda o: loss.total(o, labels))(outputs)]
-    bends = {}
-    for layer in range(len(weights) - 1, deepest - 1, -1):
-        sent = signals[layer + 1] @ weights[layer]
-        signals[layer], bends[layer] = first[layer] * sent, (second[layer] * sent)[:, None]
-    return signals, bends
-
-
-def _derivatives(function: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and second derivative of a function that acts on every entry on its own."""
-    slope = grad(lambda each: function(each).sum())
-    first, second, *_ = jvp(slope, (argument,), (torch.ones_like(argument),))
-    return first, second

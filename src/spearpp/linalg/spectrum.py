@@ -8,12 +8,13 @@ from spearpp.types import Float, Tensor
 def rank_above(matrix: Float[Tensor, "n e"], threshold: float) -> int:
     """Return the number of singular values above a threshold.
 
-    If AᵀA minus the squared threshold has a Cholesky factor, all e are. A margin covers rounding errors.
+    If AᵀA, or A Aᵀ if it is smaller, minus the squared threshold has a Cholesky factor, all of them are. A margin
+    covers rounding errors.
 
     >>> rank_above(torch.diag(torch.tensor([3.0, 2.0, 1e-3])), 0.1)
     2
     """
-    product = matrix.T @ matrix
+    product = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
     margin = torch.finfo(product.dtype).eps * len(product) * float(product.diagonal().sum())
     product.diagonal().sub_(threshold**2 + margin)
     if int(torch.linalg.cholesky_ex(product)[1]) == 0:

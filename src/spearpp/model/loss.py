@@ -1,6 +1,7 @@
 """Losses whose derivative at the outputs of a network is known for each label."""
 
 from enum import StrEnum
+from typing import Literal, get_args
 
 import torch
 from torch.nn import functional
@@ -8,8 +9,9 @@ from torch.nn import functional
 from spearpp.errors import OptionError
 from spearpp.types import Float, Int, Tensor
 
-UNKNOWN = "unknown"
-"""The name of a loss that is not known."""
+LossName = Literal["cross-entropy", "mse", "bce", "unknown"]
+"""The names that ``Loss.named`` accepts."""
+LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
 
 
 class Loss(StrEnum):
@@ -38,7 +40,7 @@ class Loss(StrEnum):
         >>> Loss.named("mse"), Loss.named("unknown")
         (<Loss.MSE: 'mse'>, None)
         """
-        if name == UNKNOWN:
+        if name == "unknown":
             return None
         if name not in LOSS_NAMES:
             raise OptionError(f"loss={name!r}: expected {', '.join(LOSS_NAMES)}")
@@ -86,7 +88,3 @@ class Loss(StrEnum):
             return torch.zeros_like(tangents)
         chances = outputs.sigmoid()[:, None]
         return tangents * (chances * (1 - chances) / outputs.shape[1])
-
-
-LOSS_NAMES = (*(str(each) for each in Loss if each is not Loss.ONE_OUTPUT), UNKNOWN)
-"""The names that ``Loss.named`` accepts."""

@@ -4,16 +4,19 @@ result = spearpp.audit(update, model)
 spearpp.report.write("audit", result)
 """
 
+import datetime
+import hashlib
 import json
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from spearpp.about import __version__
 from spearpp.auditing import AuditResult
 from spearpp.auditing.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
 from spearpp.config import Config
@@ -22,7 +25,6 @@ from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
 from spearpp.report.decision import decide
 from spearpp.report.html import page
-from spearpp.report.identity import fingerprints, now
 from spearpp.report.junit import junit
 from spearpp.report.presentation import Presentation, shown_width, shows_features
 from spearpp.report.sarif import sarif
@@ -42,6 +44,9 @@ __all__ = [
     "why_not_compared",
     "write",
 ]
+MAX_FILES = 1000
+"""Largest number of files of one audit that are hashed. Design choice: a folder of rounds has fewer, and a wrong folder
+does not take minutes."""
 PAGE, SARIF, JUNIT, TRUTH = "report.html", "report.sarif", "report.junit.xml", "truth.safetensors"
 
 
@@ -95,7 +100,7 @@ def write(
         "truth_not_compared": not_compared,
         **(about or {}),
     }
-    content["files"] = fingerprints(content["source"])
+    content["files"] = _fingerprints(content["source"])
     content |= decide({**result.to_dict(), **content}, config, fail_on)
     path = Path(folder)
     result.save(path, redact=redact, shape=presentation.shape, about=content)
@@ -210,10 +215,44 @@ def _originals(truth: Batch, presentation: Presentation, redact: Redaction) -> T
 
 
 def _versions() -> dict[str, str]:
-    versions = {}
-    for name in ("spearpp", "torch", "numpy", "scipy", "safetensors"):
+    versions = {"spearpp": __version__}
+    for name in ("torch", "numpy", "scipy", "safetensors"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
     return {**versions, "python": platform.python_version(), "platform": platform.platform()}
+
+
+def now() -> str:
+    """Return the time in UTC, as ISO 8601 with seconds."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _fingerprints(sources: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the name, size and SHA-256 hash of each file.
+
+    Args:
+        sources: Files, or folders with files, such as the rounds of a client. A source that does not exist is skipped.
+    """
+    found: list[dict[str, Any]] = []
+    for path in _files(sources):
+        if len(found) == MAX_FILES:
+            break
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            found.append({"name": str(path), "bytes": path.stat().st_size, "sha256": digest})
+        except OSError:
+            continue  # The file was deleted or cannot be read any more. The audit itself is not affected.
+    return found
+
+
+def _files(sources: Iterable[str]) -> Iterator[Path]:
+    """Yield the named files and the files in the named folders, without hidden files in folders."""
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            yield from (each for each in sorted(path.iterdir()) if each.is_file() and not each.name.startswith("."))
+        elif path.is_file():
+            yield path

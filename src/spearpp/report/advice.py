@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from spearpp.auditing import AuditResult, LayerAudit, Verdict
+from spearpp.auditing import AuditResult, LayerAudit
 
 RECOVERED_RATIO = 0.7
 """Largest measured number of samples per neuron that were recovered: 140 samples with 200 neurons, and three hidden
@@ -33,25 +33,6 @@ def defences() -> dict[str, Any]:
     return json.loads(resources.files("spearpp.report").joinpath("defences.json").read_text("utf-8"))
 
 
-NOT_APPLICABLE = (
-    Advice(
-        "Test other attacks too",
-        "No layer of this update could be inverted. This result does not cover attacks that guess inputs by "
-        "optimisation, and it does not cover the updates of other rounds.",
-    ),
-)
-NOT_FOUND = (
-    Advice(
-        "Allow more time",
-        "Run the audit again with a larger --budget, audit several clients, and audit the rounds of one client "
-        "together (--rounds).",
-    ),
-    Advice(
-        "Do not call this update safe",
-        "If the batch is small compared with the width of a layer, assume that a better search recovers it. Choose a "
-        "measure from the table of defences.",
-    ),
-)
 NOISE = Advice(
     "Add calibrated noise before the update leaves the client",
     "Of all measures in the table below, only noise stopped this attack. The necessary amount depends on the model and "
@@ -74,8 +55,6 @@ PERSONAL_DATA = Advice(
     "Anyone who can read an update and the weights of its round can repeat this attack. Encrypt updates in transit and "
     "at rest, log who reads them, and delete them after aggregation.",
 )
-
-
 VOCABULARY = Advice(
     "Move every row of the embedding, or none",
     "Only the rows that a client uses get a gradient, at any batch size. Freeze the embedding, add calibrated noise to "
@@ -85,15 +64,15 @@ VOCABULARY = Advice(
 
 
 def advice(result: AuditResult) -> list[Advice]:
-    """Return recommendations for the owner of the audited system, most important first."""
+    """Return recommendations for the owner of the audited system, most important first.
+
+    Without a leak there are none: the action of the decision says what to do.
+    """
     if result.best is None and any(each.leaks for each in result.vocabulary):
         return [VOCABULARY, PERSONAL_DATA]
-    if result.verdict is Verdict.NOT_APPLICABLE:
-        return list(NOT_APPLICABLE)
-    if result.verdict is Verdict.NOT_FOUND and not result.fitting:
-        return list(NOT_FOUND)
-    more = [] if result.shown is None else [_more_samples(result.shown)]
-    return [NOISE, *more, ROUNDS, ROUNDING, PERSONAL_DATA]
+    if result.shown is None:
+        return []
+    return [NOISE, _more_samples(result.shown), ROUNDS, ROUNDING, PERSONAL_DATA]
 
 
 def _more_samples(audited: LayerAudit) -> Advice:

@@ -62,7 +62,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
             *_layers(before, after),
             *_claims(before, after),
             *_settings(before, after),
-            *_between("file", _files(before), _files(after)),
+            *_between("file", *(_files(content) for content in (before, after))),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"one of the two reports is damaged: {error!r}") from error
@@ -144,5 +144,6 @@ def _acceptances(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _files(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hash of each audited file by its name."""
-    return {str(each["name"]): str(each["sha256"]) for each in content.get("files") or []}
+    """Return the hash of each audited file by its name, and the order of the files if there are several."""
+    files = {str(each["name"]): str(each["sha256"]) for each in content.get("files") or []}
+    return files | ({"order of the files": ", ".join(files)} if len(files) > 1 else {})

@@ -14,7 +14,7 @@ from spearpp.report.advice import advice, defences
 from spearpp.report.decision import count_checks
 from spearpp.report.glossary import explained, glossary
 from spearpp.report.presentation import Presentation, shown_width, shows_features
-from spearpp.report.wording import describe_layer_input, evidence, headline, meaning, number
+from spearpp.report.wording import describe_layer_input, evidence, headline, number
 from spearpp.types import Tensor
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def page(
             leaks=result.verdict is Verdict.LEAKS,
             replay_meaning="" if result.replay is None else result.replay.meaning,
             headline=headline(result),
-            meaning=meaning(result),
             layers=[_layer(each) for each in result.layers],
             samples=samples[:MAX_SAMPLES],
             not_shown=max(0, len(samples) - MAX_SAMPLES),
@@ -242,7 +241,7 @@ def _plots(result: AuditResult) -> list[dict[str, str]]:
         "Singular values of the gradient. The number of large values equals the number of samples.": plots.spectrum(
             inversion.spectrum.tolist(), inversion.batch_size
         ),
-        "Share of the neurons that receive no gradient from each sample. A wrong direction has a small share.": (
+        "Share of the neurons that receive no gradient from each candidate input. Wrong ones have a small share.": (
             plots.sparsity(inversion.zeros.tolist(), layer.layer.neurons, inversion.batch_size)
         ),
     }

@@ -44,8 +44,9 @@ def junit(content: Mapping[str, Any]) -> str:
     root = ElementTree.Element("testsuites", {"name": "spearpp", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "spearpp audit", **counts, "skipped": skipped})
     properties = ElementTree.SubElement(suite, "properties")
-    source = " and ".join(str(each) for each in content.get("source") or [])
-    for name, value in (("verdict", content["verdict"]), ("summary", content["summary"]), ("source", source)):
+    described = {name: content.get(name) or "" for name in ("verdict", "summary", "client", "model")}
+    described["source"] = " and ".join(str(each) for each in content.get("source") or [])
+    for name, value in described.items():
         ElementTree.SubElement(properties, "property", {"name": name, "value": _clean(value)})
     suite.extend(cases)
     ElementTree.indent(root)
@@ -60,11 +61,12 @@ def _at(found: list[dict[str, Any]], where: str, *, vocabulary: bool = False) ->
 def _layer(layer: Mapping[str, Any], found: list[dict[str, Any]], gate: Mapping[str, Any]) -> ElementTree.Element:
     """Return the test case of one layer."""
     name = f"layer {layer['name']} ({layer['neurons']} x {layer['features']}) reveals no training data"
-    if found:
-        return _leaking(name, found, layer["outcome"], gate)
     if layer["inversion"] is None:
         return _case(name, skipped=layer["outcome"])
-    return _case(name, text=f"{layer['outcome']}. {NOT_SAFE}")
+    seconds = sum(layer["inversion"]["stats"]["seconds"].values())
+    if found:
+        return _leaking(name, found, layer["outcome"], gate, seconds)
+    return _case(name, text=f"{layer['outcome']}. {NOT_SAFE}", seconds=seconds)
 
 
 def _table(table: Mapping[str, Any], found: list[dict[str, Any]], gate: Mapping[str, Any]) -> ElementTree.Element:
@@ -75,17 +77,22 @@ def _table(table: Mapping[str, Any], found: list[dict[str, Any]], gate: Mapping[
     return _case(name, text=f"{table['reason']}. {NOT_SAFE}")
 
 
-def _leaking(name: str, found: list[dict[str, Any]], text: str, gate: Mapping[str, Any]) -> ElementTree.Element:
+def _leaking(
+    name: str, found: list[dict[str, Any]], text: str, gate: Mapping[str, Any], seconds: float = 0.0
+) -> ElementTree.Element:
     """Return a test case that fails, or that is skipped if the gate lets all of its leaks pass."""
     failures = refused(found, gate.get("thresholds", {}), gate.get("fail_on", "never"))
     if failures:
-        return _case(name, failure="; ".join(describe(each) for each in failures), text=text)
-    return _case(name, skipped="; ".join(passed(found, gate)))
+        return _case(name, failure="; ".join(describe(each) for each in failures), text=text, seconds=seconds)
+    return _case(name, skipped="; ".join(passed(found, gate)), seconds=seconds)
 
 
-def _case(name: str, *, failure: str = "", skipped: str = "", text: str = "") -> ElementTree.Element:
+def _case(
+    name: str, *, failure: str = "", skipped: str = "", text: str = "", seconds: float = 0.0
+) -> ElementTree.Element:
     """Return a test case that failed, was skipped, or passed."""
-    case = ElementTree.Element("testcase", {"classname": "spearpp.audit", "name": _clean(name), "time": "0"})
+    attributes = {"classname": "spearpp.audit", "name": _clean(name), "time": f"{seconds:.3f}"}
+    case = ElementTree.Element("testcase", attributes)
     if failure:
         ElementTree.SubElement(case, "failure", {"message": _clean(failure), "type": "leak"}).text = _clean(text)
     elif skipped:

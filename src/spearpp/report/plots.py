@@ -59,10 +59,10 @@ def spectrum(values: Sequence[float], batch_size: int) -> str:
 
 
 def sparsity(zeros: Sequence[int], neurons: int, batch_size: int) -> str:
-    """Plot the share of neurons that receive no gradient from each recovered sample.
+    """Plot the share of neurons that receive no gradient from each candidate.
 
     Args:
-        zeros: number of neurons without a gradient, for each recovered sample.
+        zeros: number of neurons without a gradient, for each candidate.
         neurons: number of neurons of the layer.
         batch_size: number of samples b. Any direction can have b - 1 zeros by chance; the plot marks this level.
 
@@ -75,12 +75,12 @@ def sparsity(zeros: Sequence[int], neurons: int, batch_size: int) -> str:
     chance = min(1.0, max(0, batch_size - 1) / neurons)
     ends = ((1.0, "1"), (float(len(shares)), str(len(shares)))) if len(shares) > 1 else ((1.0, "1"),)
     return draw(
-        f"Share of the {neurons} neurons that receive no gradient from each sample: {min(shares):.0%} to "
+        f"Share of the {neurons} neurons that receive no gradient from each candidate: {min(shares):.0%} to "
         f"{max(shares):.0%}. A direction that is not a sample reaches {chance:.0%} by chance.",
-        Axis("recovered samples, sparsest first", least=0.5, most=len(shares) + 0.5, labels=ends, grid=False),
+        Axis("candidate inputs, sparsest first", least=0.5, most=len(shares) + 0.5, labels=ends, grid=False),
         Axis("silent neurons", least=0, most=1, labels=tuple((level / 4, f"{25 * level} %") for level in range(5))),
         [Series("", tuple(Point(i + 1, s) for i, s in enumerate(shares)), "none", 2.6, css_class="signal")],
-        reference_lines=[ReferenceLine(chance, "reached by any direction")],
+        reference_lines=[ReferenceLine(chance, "reached by chance")],
         size=SIZE,
         embedded=True,
     )

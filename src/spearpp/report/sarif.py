@@ -8,6 +8,32 @@ from spearpp.report.decision import passed
 
 LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
 FEATURES_RULE, VOCABULARY_RULE = "spearpp/features", "spearpp/vocabulary"
+NOISE = "Add noise (DP-SGD) before an update leaves the client, or sum the updates of more clients."
+RULES = {
+    LEAK_RULE: (
+        "Training data can be recovered from a client's update",
+        "Training inputs can be computed from this update and the weights that the client received.",
+        NOISE,
+    ),
+    FEATURES_RULE: (
+        "Features of training data can be recovered from a client's update",
+        "What an inner layer of the model computes from single training samples can be recovered. The inputs "
+        "themselves were not recovered.",
+        NOISE,
+    ),
+    VOCABULARY_RULE: (
+        "An update reveals which words, categories or items a client holds",
+        "The rows of an embedding table that moved are the rows that the client's training looked up. No complete "
+        "inputs were recovered.",
+        "Freeze the embedding, add noise to all of its rows, or use secure aggregation.",
+    ),
+    UNPROVED_RULE: (
+        "Computed inputs fit a client's update, but they are not proved to be training data",
+        "Computed inputs fit this update. They may be training samples or means of several samples.",
+        "The report says why the inputs are not certified. Treat them as a likely leak.",
+    ),
+}
+"""The title, the explanation and the advice of each rule."""
 
 
 def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,56 +68,17 @@ def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
         {"level": each["level"], "message": {"text": f"{each['about']}: {each['message']}"}}
         for each in content["findings"]
     ]
-    driver = {
-        "name": "spearpp",
-        "version": str(content.get("versions", {}).get("spearpp", "")),
-        "rules": [
-            {
-                "id": LEAK_RULE,
-                "shortDescription": {"text": "Training data can be recovered from a client's update"},
-                "fullDescription": {
-                    "text": "Training inputs can be computed from this update and the weights that the client received."
-                },
-                "defaultConfiguration": {"level": "error"},
-                "help": {
-                    "text": "Add noise (DP-SGD) before an update leaves the client, or sum the updates of more clients."
-                },
-            },
-            {
-                "id": FEATURES_RULE,
-                "shortDescription": {"text": "Features of training data can be recovered from a client's update"},
-                "fullDescription": {
-                    "text": "What an inner layer of the model computes from single training samples can be recovered. "
-                    "The inputs themselves were not recovered."
-                },
-                "defaultConfiguration": {"level": "error"},
-                "help": {
-                    "text": "Add noise (DP-SGD) before an update leaves the client, or sum the updates of more clients."
-                },
-            },
-            {
-                "id": VOCABULARY_RULE,
-                "shortDescription": {"text": "An update reveals which words, categories or items a client holds"},
-                "fullDescription": {
-                    "text": "The rows of an embedding table that moved are the rows that the client's training looked "
-                    "up. No complete inputs were recovered."
-                },
-                "defaultConfiguration": {"level": "error"},
-                "help": {"text": "Freeze the embedding, add noise to all of its rows, or use secure aggregation."},
-            },
-            {
-                "id": UNPROVED_RULE,
-                "shortDescription": {
-                    "text": "Computed inputs fit a client's update, but they are not proved to be training data"
-                },
-                "fullDescription": {
-                    "text": "Computed inputs fit this update. They may be training samples or means of several samples."
-                },
-                "defaultConfiguration": {"level": "warning"},
-                "help": {"text": "The report says why the inputs are not certified. Treat them as a likely leak."},
-            },
-        ],
-    }
+    rules = [
+        {
+            "id": rule,
+            "shortDescription": {"text": short},
+            "fullDescription": {"text": full},
+            "defaultConfiguration": {"level": "warning" if rule == UNPROVED_RULE else "error"},
+            "help": {"text": advice},
+        }
+        for rule, (short, full, advice) in RULES.items()
+    ]
+    driver = {"name": "spearpp", "version": str(content.get("versions", {}).get("spearpp", "")), "rules": rules}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",

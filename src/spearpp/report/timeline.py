@@ -71,6 +71,13 @@ def add(folder: Path, entries: Iterable[Entry]) -> Path:
     return render(folder)
 
 
+def contains(folder: Path, entry: Entry) -> bool:
+    """Return whether the list in a folder has an audit with the same name and the same summary."""
+    if not (folder / ENTRIES).exists():
+        return False
+    return any((each.name, each.summary) == (entry.name, entry.summary) for each in read(folder)[0])
+
+
 def _ends_with_newline(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)

@@ -42,38 +42,6 @@ def headline(result: AuditResult) -> str:
     return f"This update leaks training data: {what} were recovered {how_exactly(best)}{through}."
 
 
-def meaning(result: AuditResult) -> str:
-    """Explain the verdict in one to three sentences."""
-    if result.best is not None and result.best.layer.sees == "features":
-        return (
-            "Anyone who has this update and the weights that the client received can compute the inner features of "
-            "these samples. The features are not the data itself, but they contain everything that the later layers "
-            "use to recognise a sample."
-        )
-    if result.verdict is Verdict.LEAKS and result.best is None:
-        return (
-            "Anyone who has this update and the weights that the client received can see which rows of an embedding "
-            "table the client used: which words, categories or items are in its data. The audit recovered no complete "
-            "inputs."
-        )
-    if result.verdict is Verdict.LEAKS:
-        return (
-            "Anyone who has this update and the weights that the client received can compute these training samples. "
-            "The computation involves no guessing and needs no access to the client."
-        )
-    if result.fitting:
-        return (
-            f"The audit does not certify these inputs: {result.why_not_certified}. Treat them as a likely leak until "
-            "you know more. A gate with --fail-on leak rejects this update."
-        )
-    if result.verdict is Verdict.NOT_FOUND:
-        return (
-            "This result does not prove that the update is safe. A longer search, another attack or another round may "
-            "recover data. An audit can prove that data leaks, but never that it does not."
-        )
-    return "No layer can be inverted. The table below gives the reason for each layer. Other attacks may still work."
-
-
 STATES = {
     Kind.ONE: ("certified", "one sample"),
     Kind.ONE_OR_MEAN: ("certified", "one sample or a mean"),

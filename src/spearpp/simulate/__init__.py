@@ -4,10 +4,9 @@ from spearpp.simulate.backbones import backbone
 from spearpp.simulate.batch import Batch, Dataset
 from spearpp.simulate.clients import DPSGD, Change, Client, FedAvg, FedSGD, OpacusDPSGD, SumOfClients
 from spearpp.simulate.data import breast_cancer, cifar10, digits, photographs, random_batch
-from spearpp.simulate.federation import play_rounds
+from spearpp.simulate.federation import LayerGradient, fedsgd, linear_layers, play_rounds
 from spearpp.simulate.files import image_folder, table, torchvision_cifar10
 from spearpp.simulate.models import mlp
-from spearpp.simulate.rounds import LayerGradient, fedsgd, linear_layers
 from spearpp.simulate.wire import Cast, Quantise, TopK
 
 __all__ = [

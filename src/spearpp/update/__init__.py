@@ -1,9 +1,8 @@
 """A client's update together with the weights that the server sent: everything that an audit needs."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,15 +18,12 @@ from spearpp.update.coerce import (
     parameters_and_buffers,
     plain_lr_and_steps,
 )
-from spearpp.update.files import FileName, open_tensors, write_tensors
-from spearpp.update.lazy import Lazy, Named, elementwise, pick, tensor_specs
+from spearpp.update.files import FileName, open_tensors
+from spearpp.update.lazy import Lazy, Named, elementwise, tensor_specs
 from spearpp.update.names import Tensors, match
+from spearpp.update.saved import KINDS, THREAT_MODEL, Kind, fields_of_saved, write_saved
 
-FORMAT = 1
-"""Version of the files that ``ClientUpdate.save`` writes. ``load`` rejects other versions."""
-Kind = Literal["gradients", "weights", "deltas"]
-KINDS: tuple[Kind, ...] = ("gradients", "weights", "deltas")
-THREAT_MODEL = "the server sees one client's update and the weights it sent"
+__all__ = ["KINDS", "ClientUpdate", "Kind"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,21 +226,9 @@ class ClientUpdate:
             OptionError: if the name has another ending.
             DataError: if the file cannot be written.
         """
-        tensors = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
-        tensors |= {f"gradients/{name}": tensor for name, tensor in self.gradients.items()}
-        header = {
-            "format": FORMAT,
-            "kind": self.kind,
-            "lr": self.lr,
-            "steps": self.steps,
-            "clients": self.clients,
-            "threat_model": self.threat_model,
-            "buffers": self.buffers,
-            "order": list(self.weights),
-        }
         if not str(path).endswith(".safetensors"):
             raise OptionError(f"{path}: an update is written as .safetensors")
-        write_tensors(path, tensors, header)
+        write_saved(path, self)
 
     @classmethod
     def load(
@@ -280,49 +264,16 @@ class ClientUpdate:
             if lr is not None or steps is not None:
                 why = "a file that spearpp wrote also says what is known about lr and steps"
                 raise OptionError(f"{path}: {why}. Leave out lr and steps", hint="leave out --lr and --steps")
-            return _from_own_file(tensors, header, path)
+            return cls(**fields_of_saved(tensors, header, path))
         if kind not in KINDS:
             raise OptionError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
         if before is None:
             why = "does not hold the weights that the client started from, so a second file is needed"
             how = "--before in spearpp watch, before= in Python"
-            raise OptionError(f"{path} {why} ({how})", hint="give both files: spearpp audit BEFORE AFTER")
+            raise OptionError(f"{path} {why} ({how})", hint="give both files: spearpp audit BEFORE UPDATE")
         if isinstance(before, str | os.PathLike):
             sent, sent_header = open_tensors(before)
-            before = _from_own_file(sent, sent_header, before).weights if sent_header else sent
+            before = fields_of_saved(sent, sent_header, before)["weights"] if sent_header else sent
         if kind == "gradients":
             return cls.from_gradients(before, tensors)
         return cls.from_weights(before, tensors, lr=lr, steps=steps, deltas=kind == "deltas")
-
-
-def _from_own_file(tensors: Lazy, header: Mapping[str, Any], path: FileName) -> ClientUpdate:
-    """Return the update of a file that ``ClientUpdate.save`` wrote, after checking every field of its header."""
-    if header.get("format") != FORMAT:
-        raise DataError(f"{path} has format {str(header.get('format'))[:20]}, this version reads {FORMAT}")
-    groups: dict[str, dict[str, str]] = {"weights": {}, "gradients": {}}
-    for name, spec in tensor_specs(tensors).items():
-        group, _, parameter = name.partition("/")
-        if group not in groups or not parameter or not spec.dtype.is_floating_point:
-            raise DataError(f"{path} holds {name[:80]!r}, which is neither a weight nor a gradient")
-        groups[group][parameter] = name
-    lr, steps, clients, kind = (header.get(name) for name in ("lr", "steps", "clients", "kind"))
-    buffers, order = header.get("buffers") or [], header.get("order")
-    if not isinstance(clients, int) or isinstance(clients, bool) or clients < 1 or not isinstance(buffers, list):
-        raise DataError(f"{path} has a header with invalid clients or buffers")
-    if kind not in KINDS:
-        raise DataError(f"{path} has a header with an invalid kind: {str(kind)[:20]}")
-    lr, steps = plain_lr_and_steps(lr, steps)
-    names = groups["weights"]
-    if isinstance(order, list) and sorted(map(str, order)) == sorted(names):
-        names = {str(name): names[str(name)] for name in order}
-    weights = pick(tensors, names)
-    return ClientUpdate(
-        weights,
-        match(weights, pick(tensors, groups["gradients"]), str(path)),
-        kind,
-        lr=lr,
-        steps=steps,
-        clients=clients,
-        threat_model=str(header.get("threat_model", THREAT_MODEL)),
-        buffers=tuple(str(name) for name in buffers),
-    )

@@ -77,7 +77,7 @@ def dense(name: str, tensor: object) -> Tensor:
     if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) or tensor.is_meta:
         raise DataError(f"{name[:80]!r} is not initialised: run the model once, or load its weights")
     if tensor.is_quantized or tensor.is_complex() or tensor.is_nested:
-        raise DataError(f"{name[:80]!r} is quantised, complex or nested: send floating-point numbers")
+        raise DataError(f"{name[:80]!r} is quantised, complex or nested: only floating-point tensors are supported")
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
@@ -118,7 +118,7 @@ def match(parameters: Named, given: Named, what: str) -> Named:
     unknown = [name for name in order if name not in wanted]
     if unknown:
         why = f"{what} has names that are not in the model: {_some(unknown)}; the model has {_some(wanted)}"
-        raise DataError(why, hint="both files must come from the same model: first BEFORE, then AFTER")
+        raise DataError(why, hint="both files must come from the same model: first BEFORE, then UPDATE")
     for name, own in order.items():
         if found[own].shape != wanted[name].shape:
             shapes = f"shape {tuple(found[own].shape)}, in the model it has {tuple(wanted[name].shape)}"

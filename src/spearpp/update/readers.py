@@ -48,8 +48,8 @@ DTYPES = {
     "C64": torch.complex64,
 }
 """Supported dtypes by their names in the safetensors format."""
-STATE_DICT = "save only the state dict: torch.save(model.state_dict(), path)"
-"""Hint for a pickle that contains code."""
+STATE_DICT = "save only the state dict: torch.save(model.state_dict(), path). Check that the file is what its name says"
+"""Hint for a pickle that contains code, or for a file that is no pickle."""
 COPY_AGAIN = "copy or download the file again, and compare its size with the original"
 """Hint for a file that PyTorch cannot read."""
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "weights", "params", "gradients", "grads")

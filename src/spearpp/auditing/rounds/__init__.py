@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from spearpp.auditing.history import History, RoundSummary
-from spearpp.auditing.memory import INVERTED
+from spearpp.auditing.limits import INVERTED, Budget
 from spearpp.auditing.plan import Plan, make_plan
 from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
 from spearpp.auditing.rounds.joined import Joined, join_rounds
 from spearpp.auditing.rounds.union import Union, of_layer, unite
-from spearpp.auditing.run import Budget
 from spearpp.auditing.vocabulary import Vocabulary, unite_vocabularies
 from spearpp.auditing.wording import Context, caveats, summary
 from spearpp.errors import DataError, OptionError

@@ -103,7 +103,8 @@ def looked_up(update: ClientUpdate, table: Table) -> tuple[Bool[Tensor, "rows"],
     for explain in (view.by_rounding, view.by_decay, view.by_sign):
         found = explain(rows)
         if found is not None:
-            return found[0] & view.usable, found[1]
+            padding = "" if table.padding is None else "; the padding row is not counted"
+            return found[0] & view.usable, found[1] + padding
     dense = "noise, a dense regulariser or a table that the loss uses as a whole moves every row"
     still = int((~view.per_row(lambda _, d: (d != 0).any(1)).bool() & view.usable).sum())
     if not still:

@@ -15,12 +15,13 @@ from torch import nn
 import spearpp.report as reports
 from spearpp.auditing import AuditResult, audit
 from spearpp.auditing.folder import REDACTIONS, Redaction
-from spearpp.auditing.memory import MEMORY, check_memory
+from spearpp.auditing.limits import MEMORY, check_memory
 from spearpp.auditing.rounds import audit_rounds
 from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.federation import RoundStore, Training
 from spearpp.integrations.common.outcome import Outcome
+from spearpp.model.loss import Loss
 from spearpp.report.leaks import leaks
 from spearpp.types import Tensor
 from spearpp.update import KINDS, ClientUpdate, Kind
@@ -55,6 +56,8 @@ class Settings:
     """Accepted leaks and thresholds of ``spearpp.toml``. None accepts nothing."""
     fail_on: str = "never"
     """What fails the gate, for the reports: "leak", "certified" or "never"."""
+    loss: str = Loss.CROSS_ENTROPY
+    """Loss of the clients: "cross-entropy", "mse", "bce" or "unknown"."""
 
     def __post_init__(self) -> None:
         if self.redact not in REDACTIONS:
@@ -62,6 +65,7 @@ class Settings:
         if self.budget is not None and not self.budget > 0:
             raise OptionError(f"budget={self.budget}: expected a positive number of seconds, or None for no limit")
         check_memory(self.memory)
+        Loss.named(self.loss)
         if isinstance(self.history, bool) or not isinstance(self.history, int) or self.history < 0:
             raise OptionError(f"history={self.history!r}: expected the number of earlier rounds to keep, or 0")
         if self.history and self.out is None:
@@ -162,7 +166,7 @@ def perform(job: Job, settings: Settings) -> Outcome:
         verdict=str(result.verdict),
         summary=result.summary,
         recovered=len(result.inputs),
-        fitting=result.fitting,
+        fitting=result.fitting if best is None else best.fitting,
         batch_estimate=max(sizes, default=0) if best is None else best.batch_size or 0,
         seconds=result.seconds,
         folder=None if folder is None else str(folder),
@@ -182,6 +186,7 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
             budget=seconds,
             memory=settings.memory,
             batch_size=job.samples,
+            loss=settings.loss,
             generator=generator,
         )
 
@@ -202,6 +207,7 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
         budget=settings.budget,
         memory=settings.memory,
         batch_size=job.samples,
+        loss=Loss.named(settings.loss),
         generator=torch.Generator().manual_seed(settings.seed),
     )
 

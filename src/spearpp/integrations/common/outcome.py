@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from spearpp.config import Config
+from spearpp.report import now
 from spearpp.report.decision import describe, judge, why_refused
-from spearpp.report.identity import now
 from spearpp.report.leaks import Leak
 from spearpp.report.timeline import Entry
 

@@ -31,6 +31,7 @@ def audit_mod(
     kind: Kind = "weights",
     redact: Redaction = "omit",
     seed: int = 0,
+    loss: str = "cross-entropy",
 ) -> Mod:
     """Create a mod that audits a client's update before it is sent. Put it first in the list of mods.
 
@@ -45,13 +46,15 @@ def audit_mod(
         kind: Content of the replies: "weights" after training, "deltas" or "gradients".
         redact: How reports hide recovered inputs: "omit", "blur" or "none".
         seed: Random seed of the audits.
+        loss: Loss of the client: "cross-entropy", "mse", "bce" or "unknown".
 
     Returns:
         A mod for ``flwr.clientapp.ClientApp``.
     """
     if kind not in KINDS:
         raise OptionError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
-    gate = Gate(policy, Settings(model, budget, out, redact, seed, {"platform": "Flower"}), has_noise=noise is not None)
+    settings = Settings(model, budget, out, redact, seed, {"platform": "Flower"}, loss=loss)
+    gate = Gate(policy, settings, has_noise=noise is not None)
     sampler = RoundSampler(None, every)
 
     def mod(message: Message, context: Context, call_next: Next) -> Message:

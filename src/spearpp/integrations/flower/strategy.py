@@ -79,6 +79,7 @@ class AuditStrategy(Strategy):
         history: int = 0,
         seed: int = 0,
         salt: str | None = None,
+        loss: str = "cross-entropy",
     ) -> None:
         """Wrap a strategy.
 
@@ -99,6 +100,7 @@ class AuditStrategy(Strategy):
             seed: Random seed of the choice of replies and of the audits.
             salt: Secret for the pseudonyms of clients in folder names. The same salt gives the same names. None draws a
                 random salt.
+            loss: Loss of the clients: "cross-entropy", "mse", "bce" or "unknown".
         """
         if not isinstance(inner, Strategy):
             raise OptionError(f"inner is a {type(inner).__name__}: expected a flwr.serverapp.strategy.Strategy")
@@ -106,7 +108,7 @@ class AuditStrategy(Strategy):
             raise OptionError(f"kind={kind!r}: expected one of {', '.join(KINDS)}")
         self.inner = inner
         about = {"platform": "Flower", "model": None if model is None else type(model).__name__}
-        settings = Settings(model, budget, out, redact, seed, about, history=history)
+        settings = Settings(model, budget, out, redact, seed, about, history=history, loss=loss)
         self.auditor = Auditor(settings, waiting=waiting)
         self._sampler = RoundSampler(sample, every, seed)
         self.kind, self.wait = kind, wait

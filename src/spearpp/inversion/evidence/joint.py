@@ -48,7 +48,7 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
         new, more = judge_points(problem, network, moved, others)
         better = new.holds & (new.error < evidence.error[rows])
         found = replace_rows(found, rows[better], select_rows(moved, better))
-        evidence = evidence.replaced(rows[better], new.rows(better))
+        evidence = replace_rows(evidence, rows[better], select_rows(new, better))
         if more is None or not bool(new.exact.any()):
             break
         information[rows[better]] = more[better]
@@ -89,7 +89,9 @@ def _orthogonal(
 
 def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogonal) -> Solutions:
     """Minimise the residuals of the network and of the other samples together, from the given points."""
-    equations, weights, (origin, basis) = weighted_equations(problem, network, start)
+    preactivations, _ = coordinates_of(problem)
+    levels = network.levels(start.coordinates @ preactivations.T, start.labels)[1]
+    equations, weights, (origin, basis) = weighted_equations(problem, network, levels)
     linear = others.rows @ basis
     constant = others.residuals(origin.expand_as(start.coordinates))
 
@@ -106,6 +108,5 @@ def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogo
     t = (start.coordinates - origin) @ basis
     t, _, _ = levenberg_marquardt(squared, normal, t, steps=STEPS, damping=1e-9, patience=0)
     points = origin + t @ basis.T
-    preactivations, _ = coordinates_of(problem)
     signals = network.replay(points @ preactivations.T, start.labels)[1][0]
     return Solutions(points, start.labels, sphere.retract(signals @ problem.factors.left))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence.evidence import WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence.evidence import ABOVE_NOISE, WHOLE_NETWORK, Evidence
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
@@ -36,8 +36,6 @@ from spearpp.types import Bool, Float, Tensor
 PROBES = 3
 """Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
 found, and the points of one span can show at most as many equations as there are points."""
-VIOLATED = 10.0
-"""How many times its noise level the violation of an equation must be to count. Design choice: well above noise."""
 
 LARGEST = 400
 """Largest batch whose samples help each other. Design choice: this needs b matrices of b times b numbers, 0.5 GB."""
@@ -72,7 +70,7 @@ def judge_points(
     excess = (shares / levels).amax(0)
     if others is not None:
         excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
-    spread, information = _spread(problem, network, found, others)
+    spread, information = _spread(problem, network, found, levels, others)
     factors = problem.factors
     columns = factors.right.shape[1]
     rows = columns**0.5 * row_deviation(factors, found.coordinates)
@@ -140,7 +138,7 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     ):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # The level is the norm of the noise of all equations of the span, for one point.
-        threshold = VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
+        threshold = ABOVE_NOISE * float(level) * (len(points) / span.equations) ** 0.5
         key = (0 if span.layer == 0 else 1 + (span.layer - 1) % later, span.signals)
         ranks[key] = max(ranks.get(key, 0), rank_above(torch.nan_to_num(units @ span.complement), threshold))
     return sum(ranks.values())
@@ -158,13 +156,13 @@ def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bo
 
 
 def _spread(
-    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None
+    problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"], others: Orthogonal | None
 ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
     """Return the standard deviation of each point, inf if it is not determined, and the matrices JᵀJ if they are kept.
 
     Chunks of points bound the memory.
     """
-    equations, weights, (origin, basis) = weighted_equations(problem, network, found)
+    equations, weights, (origin, basis) = weighted_equations(problem, network, levels)
     t = (found.coordinates - origin) @ basis
     spreads, kept = [], []
     for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2)):
@@ -178,7 +176,7 @@ def _spread(
 
 
 def weighted_equations(
-    problem: Problem, network: Network, found: Solutions
+    problem: Problem, network: Network, levels: Float[Tensor, "s k"]
 ) -> tuple[Residuals, Float[Tensor, "k s"], tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]]:
     """Return all equations, the weights that divide those of each point by their noise, and origin and basis of points.
 
@@ -189,7 +187,6 @@ def weighted_equations(
     equations = Residuals(network, network.equations, preactivations, torch.float64)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
     equations.place(origin, basis)
-    levels = network.levels(found.coordinates @ preactivations.T, found.labels)[1]
     sizes = torch.tensor([span.equations for span in network.equations], device=levels.device)
     return equations, (sizes[:, None].sqrt() / levels).T, (origin, basis)
 

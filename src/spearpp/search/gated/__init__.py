@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.inversion.pairs import Pairs, no_pairs
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Pairs, no_pairs
 from spearpp.linalg import sphere
 from spearpp.search.base import Proposals, check_options
 from spearpp.search.gated.backward import BackwardRounds
@@ -96,13 +96,16 @@ class Gated:
             raise OptionError(f"Gated(seconds={self.seconds}): expected a positive number of seconds, or None")
 
     def place(self, problem: Problem) -> Problem:
-        """A small problem without a next layer on the CPU, where selection is faster; descents stay on the GPU."""
+        """Return a small problem without a next layer on the CPU, where selection is faster.
+
+        Its descents stay on the GPU.
+        """
         alone = problem.next_layer is None and problem.outputs is None
         small = problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL_FOR_GPU
         return problem.on(torch.device("cpu")) if small else problem
 
     def efforts_for(self, problem: Problem) -> tuple[Effort, ...]:
-        """The efforts of successive rounds, from the cheapest to the most careful."""
+        """Return the efforts of successive rounds, from the cheapest to the most careful."""
         if self.efforts is not None:
             return self.efforts
         b, neurons = problem.batch_size, int(problem.factors.live.sum(-1).max())
@@ -173,7 +176,7 @@ class Gated:
     def _next_layer(
         self, problem: Problem, peeled: Pairs
     ) -> "TwoLayerRounds | BackwardRounds | BackwardOverRounds | None":
-        """The rounds that use the next layer, if it was given and is informative."""
+        """Return the rounds that use the next layer, if it was given and is informative."""
         starts = self.round_starts or LEAST_STARTS
         if problem.next_layer is not None:
             return TwoLayerRounds(problem, problem.next_layer, starts, self.dtype)

@@ -10,9 +10,9 @@ import torch
 
 from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.next_layer import FewOutputs
-from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Pairs
 from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import independent, min_masked_residual

@@ -12,9 +12,9 @@ signs at up to a fifth of the neurons. ``solve_columns`` corrects them.
 import torch
 
 from spearpp.inversion.next_layer import FewOutputs
-from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Pairs
 from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size

@@ -1,12 +1,18 @@
-"""Estimate how much memory a layer needs, and skip what does not fit into the limit."""
+"""The limits of an audit: how its time is divided, and which layers do not fit into its memory."""
 
-from dataclasses import replace
+import math
+import time
+from dataclasses import dataclass, replace
 
 from spearpp.errors import OptionError
 from spearpp.model import Layer
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
+LEAST_SECONDS = 0.5
+"""Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
+SEARCH_SHARE = 0.9
+"""Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
 MEMORY = 2**33
 """Default limit for the work on one layer, in bytes. A design choice: 8 GiB fit on most machines."""
 INVERTED = 52
@@ -16,6 +22,40 @@ gradient without dead neurons (8), the singular vectors with their workspace (16
 REPLAYED = 24
 """Bytes per weight of a model whose update is replayed. Derived: a copy of the model, the gradients of the model and
 the gradients of the update, each up to 8 bytes."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time budget of an audit."""
+
+    seconds: float | None
+    began: float
+
+    def share(self, layers: int) -> float | None:
+        """Seconds for each of the remaining layers; None without a budget."""
+        if self.seconds is None:
+            return None
+        return max(LEAST_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
+
+    @property
+    def deadline(self) -> float:
+        """The end of the budget on the clock ``time.monotonic``; inf without a budget."""
+        return math.inf if self.seconds is None else self.began + self.seconds
+
+    @property
+    def of_search(self) -> "Budget":
+        """The part of the budget that the searches may use."""
+        return self if self.seconds is None else replace(self, seconds=SEARCH_SHARE * self.seconds)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is used up."""
+        return self.seconds is not None and time.monotonic() - self.began >= self.seconds
+
+    def rest(self, most: float) -> float:
+        """The remaining seconds, but not more than ``most``."""
+        share = self.share(1)
+        return most if share is None else min(most, share)
 
 
 def check_memory(memory: int | None) -> None:
