@@ -37,8 +37,8 @@ Design choice: starts are random, so a few empty rounds say little."""
 STEPS = 40
 """Largest number of steps of a start. Measured: samples of smooth networks take 5 to 10."""
 PATIENCE = 15
-"""Number of steps after which a start must make progress in every step. Design choice: more than the 5 to 10
-steps that samples of smooth networks take."""
+"""Number of steps after which a start is done if a step hardly changes its residual. Design choice: more than the 5 to
+10 steps that samples of smooth networks take."""
 LEFT = 0.1
 """Share of the starts of a round that is not waited for. Design choice: starts that take much longer than others mostly
 fail."""

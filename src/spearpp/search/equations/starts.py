@@ -45,7 +45,7 @@ class Starts:
         most = TRIAL if first else STARTS
         if self._device.type == "cuda":
             most = max(STARTS, min(MANY, int(SMALL / equations.multiplications(1, unknowns))))
-        return min(most, 4 * unknowns + 10)
+        return min(most, 6 * unknowns + 10)
 
     def draw(
         self, count: int, unknowns: int, found: Solutions, empty: int, *, smoothed: bool
