@@ -108,8 +108,8 @@ def check(
         r, jacobian = residual(t[row]), jacrev(residual)(t[row])
         for square in (error, again):
             torch.testing.assert_close(square[row], r @ r)
-        for each in (slope, gradient):
-            torch.testing.assert_close(each[row], jacobian.T @ r)
+        for computed in (slope, gradient):
+            torch.testing.assert_close(computed[row], jacobian.T @ r)
         torch.testing.assert_close(hessian[row], jacobian.T @ jacobian)
         torch.testing.assert_close(product(direction)[row], jacobian.T @ jacobian @ direction[row])
 

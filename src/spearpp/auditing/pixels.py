@@ -32,7 +32,7 @@ from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.model import Layer, Sees, unwrapped
 from spearpp.model.front import FrontEnd
 from spearpp.model.loss import Loss
-from spearpp.types import Bool, Float, Int, Tensor, select_rows
+from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 from spearpp.update import ClientUpdate
 
 SMALLEST_NOISE = 1e-6
@@ -256,7 +256,7 @@ def _counts(equations: Int[Tensor, "k"]) -> str:
 
 def _rows_of(found: Inversion, evidence: Evidence, rows: Tensor, pictures: Pictures) -> Inversion:
     """Return the inversion of some features, with pictures as its inputs."""
-    chosen = evidence.rows(rows.to(evidence.error.device)).to(torch.device("cpu"))
+    chosen = to_device(select_rows(evidence, rows.to(evidence.error.device)), torch.device("cpu"))
     equations = {"equations": pictures.equations.cpu(), "feature_residual": pictures.residual.cpu()}
     return replace(
         found,

@@ -1,7 +1,7 @@
 """Assemble the recovered inputs and their evidence from what a search found."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -22,7 +22,7 @@ from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish,
 from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, fits
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
-from spearpp.types import Bool, Tensor, to_device
+from spearpp.types import Bool, Tensor, select_rows
 
 NEAR_ZERO = 0.02
 """Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
@@ -38,11 +38,6 @@ class Recovered:
     directions: Tensor
     evidence: Evidence | None
     score: float
-
-    def to(self, device: torch.device) -> "Recovered":
-        """Return the same result on another device."""
-        evidence = None if self.evidence is None else self.evidence.to(device)
-        return replace(to_device(replace(self, evidence=None), device), evidence=evidence)
 
     def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
         """Return which inputs fit the gradient: they give no gradient to their inactive neurons, beyond chance.
@@ -142,5 +137,5 @@ def _most_certified(first: Recovered, other: Recovered) -> Recovered:
 
 def _certified_first(inputs: Tensor, directions: Tensor, evidence: Evidence, score: float) -> Recovered:
     order = evidence.exact.int().argsort(descending=True, stable=True)
-    evidence = evidence.rows(order)
+    evidence = select_rows(evidence, order)
     return Recovered(inputs[order], evidence.exact, directions[order], evidence, score)

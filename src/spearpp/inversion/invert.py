@@ -164,7 +164,7 @@ def _inversion(
     zeros = problem.tolerance.zeros(recovered.directions @ problem.factors.left.T, recovered.directions)
     zeros = (zeros & problem.factors.live).sum(1).to(seen.device)
     fits = recovered.certified if bool(recovered.certified.all()) else recovered.certified | recovered.fits(problem)
-    recovered, factors = recovered.to(seen.device), to_device(problem.factors, seen.device)
+    recovered, factors = to_device(recovered, seen.device), to_device(problem.factors, seen.device)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
         certified=recovered.certified,

@@ -5,7 +5,7 @@ are explained in ``next_layer``.
 """
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -14,7 +14,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.linalg.time_limit import check_time
-from spearpp.types import Bool, Float, Tensor, replace_rows, select_rows
+from spearpp.types import Bool, Float, Tensor, join_rows, replace_rows, select_rows
 
 SPREAD = 4.0
 """Factor between the error along the direction of p that is determined worst and the error along all directions.
@@ -53,8 +53,7 @@ class Matches:
 
     def join(self, other: "Matches") -> "Matches":
         """Return these inputs followed by the other ones."""
-        names = [field.name for field in fields(self)]
-        return Matches(**{name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names})
+        return join_rows(self, other)
 
 
 def no_matches(problem: Problem) -> Matches:

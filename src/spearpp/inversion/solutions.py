@@ -6,7 +6,7 @@ import torch
 
 from spearpp.inversion.problem import Problem
 from spearpp.linalg.nullspace import complement
-from spearpp.types import Bool, Float, Int, Tensor
+from spearpp.types import Bool, Float, Int, Tensor, join_rows
 
 ILL_CONDITIONED = 1e6
 """Largest condition number of the matrix of products q_i·p_j of unit vectors, which is near the identity for right
@@ -86,11 +86,7 @@ class Solutions:
 
     def join(self, other: "Solutions") -> "Solutions":
         """Return these samples followed by the other ones."""
-        return Solutions(
-            torch.cat([self.coordinates, other.coordinates]),
-            torch.cat([self.labels, other.labels]),
-            torch.cat([self.directions, other.directions]),
-        )
+        return join_rows(self, other)
 
 
 def no_solutions(problem: Problem) -> Solutions:

@@ -113,7 +113,7 @@ def check_options(search: object, starts: int, sparsity: float | None, chunk: in
         raise OptionError(f"{name}(chunk={chunk}): a chunk has at least one start")
 
 
-def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
+def one_dimensional_kernels(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
     """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
 
     Args:

@@ -1,8 +1,7 @@
 """The one type of evidence, the one rule that turns it into certificates, and how likely agreement is by chance."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,9 +14,9 @@ picture, but the norm of a dark picture is smaller.) All other modules import th
 WHOLE_NETWORK = 3
 """Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
 ABOVE_NOISE = 10.0
-"""By how many times the noise every other solution must violate the equations of an input. For one layer, these are its
-zero rows, and every other vector than its direction must have a larger image. A design choice: ten times the bound that
-noise exceeds with probability 1e-3."""
+"""By how many times the noise a wrong solution must violate an equation of an input for the equation to count. For one
+layer, the equations are its zero rows, and every vector other than its direction must have a larger image. A design
+choice: ten times the bound that noise exceeds with probability 1e-3."""
 UNLUCKY = 1e-6
 """Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
 choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
@@ -56,38 +55,11 @@ class Evidence:
         together = torch.ones_like(self.holds[:1]) if self.layers > 1 else self.holds.all()[None]
         return self.consistent & (self.error <= EXACT) & together
 
-    def rows(self, which: Tensor) -> "Evidence":
-        """Return the evidence for some of the inputs, or in another order."""
-        return self._with(lambda column: column[which])
-
-    def replaced(self, which: Tensor, other: "Evidence") -> "Evidence":
-        """Return this evidence with the rows ``which`` replaced by those of another one."""
-        columns = other.columns
-        details = {name: each.index_copy(0, which, columns[name]) for name, each in self.details.items()}
-        named = ("holds", "determined", "error", "share")
-        return replace(
-            self, details=details, **{name: getattr(self, name).index_copy(0, which, columns[name]) for name in named}
-        )
-
-    def to(self, device: torch.device) -> "Evidence":
-        """Return the same evidence on another device."""
-        return self._with(lambda column: column.to(device))
-
     @property
     def columns(self) -> dict[str, Tensor]:
         """All tensors by name."""
         named = ("holds", "determined", "error", "share")
         return {**{name: getattr(self, name) for name in named}, **self.details}
-
-    def _with(self, change: Callable[[Tensor], Tensor]) -> "Evidence":
-        return replace(
-            self,
-            holds=change(self.holds),
-            determined=change(self.determined),
-            error=change(self.error),
-            share=change(self.share),
-            details={name: change(each) for name, each in self.details.items()},
-        )
 
 
 def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
