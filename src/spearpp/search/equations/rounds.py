@@ -189,7 +189,7 @@ class Rounds:
         equations.place(origin, basis)
         unknowns = basis.shape[1]
         starts = self.starts.number(equations, unknowns, first=way.new is None)
-        t = self.starts.draw(starts, unknowns, self.found, self.empty).to(equations.dtype)
+        t = self.starts.draw(starts, unknowns, self.found, self.empty, smoothed=way.widest > 0).to(equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), way.widest)
@@ -211,7 +211,8 @@ class Rounds:
             steps += taken
         order = error.argsort()
         order = order[error[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
-        self.starts.adapt(len(order) / starts)
+        if not way.widest:
+            self.starts.adapt(len(order) / starts)
         ends = origin + t[order].to(basis) @ basis.T
         return (ends, labels[order] if labelled else None), starts, steps
 
