@@ -10,15 +10,16 @@
 The data are CIFAR-10 test images (SPEARPP_DATA). Each batch has its own seed (1000, 1001, ...) and a fresh
 3072-m-…-m-10 network, unless the row says otherwise. Gradients are float32. A batch is exact if all its inputs are
 certified. An input is approximate if its evidence holds with a stated error between 1e-3 and 0.1. A certified or
-approximate input is wrong if it is farther than three times its stated error from every sample. The last column is the
-time over that of the float64 singular values of the first layer's gradient, measured after each batch.
+approximate input is wrong if it is farther than three times its stated error from every sample. "Determined" counts
+samples that are certified if the search starts at the truth; it is measured for trained networks. The last column is
+the time over that of the float64 singular values of the first layer's gradient, measured after each batch.
 """
 
 import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -29,8 +30,12 @@ from benchmarks import command
 from spearpp import simulate
 from spearpp.auditing.claims import MAX_ERROR
 from spearpp.errors import RankError
+from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
 from spearpp.model.following import ACTIVATIONS, Following
+from spearpp.search import Equations
+from spearpp.search.base import Proposals
+from spearpp.search.equations.rounds import Rounds
 from spearpp.simulate import Batch
 from spearpp.types import LayerTensors
 
@@ -72,6 +77,9 @@ class Row:
     """Batches of which every visible sample is certified."""
     visible: int
     """Samples that the gradients show."""
+    determined: int
+    """Samples that are certified if the search starts at the true samples. Counted for trained networks only: noise
+    hides the others."""
     certified: int
     approximate: int
     wrong: int
@@ -133,8 +141,32 @@ def trained(setting: Setting, data: str | None, device: torch.device) -> nn.Sequ
     return model
 
 
-Attacked = tuple[Batch, Inversion, float, float]
-"""A batch, its inversion, the seconds of the inversion and of an SVD."""
+@dataclass(frozen=True)
+class Attacked:
+    """What one batch gave."""
+
+    batch: Batch
+    result: Inversion
+    seconds: float
+    svd: float
+    """Seconds of the singular values of the gradient."""
+    determined: int
+
+
+@dataclass(frozen=True, eq=False)
+class FromTruth(Equations):
+    """Solve the equations from the true samples."""
+
+    batch: Batch = field(kw_only=True)
+
+    def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
+        """Propose the true samples that satisfy the equations."""
+        assert problem.network is not None
+        rows = problem.factors.right / problem.factors.singular_values[:, None]
+        inputs = self.batch.inputs.to(rows)
+        points = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1) @ rows.T
+        found = Rounds(problem, problem.network, generator).finish(points, self.batch.labels)
+        yield Proposals(rows[:0, : problem.batch_size], len(points), 0, solutions=found)
 
 
 def attack(setting: Setting, seed: int, data: str | None, device: torch.device) -> Attacked:
@@ -181,11 +213,12 @@ def _timed(setting: Setting, batch: Batch, first: LayerTensors, following: Follo
     if device.type == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    began = time.perf_counter()
-    torch.linalg.svdvals(first[0].double())
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return batch, result, seconds, time.perf_counter() - began
+    svd = command.seconds(lambda: torch.linalg.svdvals(first[0].double()), device)
+    determined = result.batch_size
+    if setting.trained:
+        best = spearpp.invert(*first, following=following, search=FromTruth(batch=batch))
+        determined = int(best.certified.sum())
+    return Attacked(batch, result, seconds, svd, determined)
 
 
 def wrong(batch: Batch, result: Inversion, which: torch.Tensor | None = None) -> int:
@@ -207,38 +240,40 @@ def approximate(result: Inversion) -> torch.Tensor:
 
 def measure(setting: Setting, batches: int | None, first: int, data: str | None, device: torch.device) -> Row:
     """Attack all batches of a setting."""
-    exact = visible = certified = nearly = mistakes = starts = 0
+    exact = visible = determined = certified = nearly = mistakes = starts = 0
     times, ratios = [], []
     count = batches or setting.batches
     for seed in range(first, first + count):
         try:
-            batch, result, seconds, svd = attack(setting, seed, data, device)
+            attacked = attack(setting, seed, data, device)
         except RankError:  # the gradient does not show a rank below the width of the layer
             times.append(float("nan"))
             continue
+        batch, result = attacked.batch, attacked.result
         found = int(result.certified.sum())
+        determined += attacked.determined
         exact += found == result.batch_size
         visible, certified, starts = visible + result.batch_size, certified + found, starts + result.stats.starts
         nearly, mistakes = nearly + int(approximate(result).sum()), mistakes + wrong(batch, result)
         mistakes += wrong(batch, result, approximate(result))
-        times.append(seconds)
-        ratios.append(seconds / svd)
+        times.append(attacked.seconds)
+        ratios.append(attacked.seconds / attacked.svd)
     kind = f"trained, {setting.trained}" if setting.trained else "raw pixels" if setting.raw else "normalised"
     sizes = (setting.activation, setting.m, setting.hidden, setting.b, kind, count)
-    counts = (exact, visible, certified, nearly, mistakes)
+    counts = (exact, visible, determined, certified, nearly, mistakes)
     return Row(*sizes, *counts, starts / count, statistics.median(times), statistics.median(ratios or [float("nan")]))
 
 
 def rows(names: list[str], batches: int | None, first: int, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure blocks of rows, and print each row."""
-    heads = ["activation", "m", "hidden", "b", "data", "exact batches", "certified", "approximate", "wrong", "starts"]
-    heads += ["seconds", "SVDs"]
+    heads = ["activation", "m", "hidden", "b", "data", "exact batches", "certified", "determined", "approximate"]
+    heads += ["wrong", "starts", "seconds", "SVDs"]
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for name in names:
         for setting in ROWS[name]:
             row = measure(setting, batches, first, data, device)
             cells = (row.activation, row.m, row.hidden, row.b, row.data, f"{row.exact} of {row.batches}")
-            counts = (f"{row.certified} of {row.visible}", row.approximate, row.wrong)
+            counts = (f"{row.certified} of {row.visible}", row.determined, row.approximate, row.wrong)
             times = (f"{row.starts:.0f}", f"{row.seconds:.3g}", f"{row.svds:.0f}")
             print("| " + " | ".join(str(each) for each in (*cells, *counts, *times)) + " |", flush=True)
             yield row

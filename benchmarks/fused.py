@@ -23,9 +23,9 @@ from spearpp.inversion.observation import observe
 from spearpp.inversion.pool import admit, empty_pool
 from spearpp.inversion.problem import Problem, pose
 from spearpp.linalg import sphere
+from spearpp.linalg.chunks import BUSY_BYTES
 from spearpp.linalg.kernels.paper import for_descent, reference
 from spearpp.search import RiemannianAdam
-from spearpp.search.base import DEVICE_BYTES
 from spearpp.search.descent import Descent
 from spearpp.search.gated.descent import tensor_cores
 from spearpp.types import Tensor
@@ -239,7 +239,7 @@ def _rows(device: torch.device) -> Iterator[Row]:
 
 def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
     """Time both implementations of the whole search, and then the kernel with all block sizes."""
-    starts = DEVICE_BYTES // (4 * m)
+    starts = BUSY_BYTES // (4 * m)
     rows, points, *_ = _problem(b, m, starts, 1, device)
     wide = max(16, 2 ** (b - 1).bit_length())
     search = RiemannianAdam()

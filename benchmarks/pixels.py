@@ -10,12 +10,12 @@ normalised; for 28x28 networks, the grey centre of the image. Each batch has its
 network, unless the row says "trained". The update is one float32 gradient, computed on the CPU.
 
 A batch counts if every picture of it is recovered with more than 60 dB, on the [0, 1] scale. A picture is wrong if it
-is claimed and farther than its stated error from every sample.
+is claimed and farther than its stated error from every sample. What was missed, and why, goes to standard error.
 """
 
 import statistics
 import sys
-import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +25,8 @@ from torch import nn
 
 import spearpp
 from benchmarks import command
-from spearpp import simulate
+from spearpp import AuditResult, simulate
+from spearpp.model import Sees
 from spearpp.types import Tensor
 
 EPOCHS = 5
@@ -132,6 +133,17 @@ def psnr(found: Tensor, truth: Tensor, setting: Setting) -> Tensor:
     return -20 * torch.log10(torch.cdist(found * scale, truth * scale).clamp_min(1e-300) / len(scale) ** 0.5)
 
 
+def missed(b: int, result: AuditResult) -> str:
+    """Return what an audit recovered, and why the rest is missing: features without a claim, or without a picture."""
+    lines = [f"{result.summary} ({result.seconds:.0f} s)"]
+    for each in result.layers:
+        if each.claims and len(each.inputs) < b:
+            lines.append(f"  {each.layer.name}: {len(each.inputs)} of {b}; {each.reason}")
+            reasons = Counter(claim.why for claim in each.claims if not claim.recovered)
+            lines += [f"    {count} not claimed: {why}" for why, count in reasons.items()]
+    return "\n".join(lines)
+
+
 def measure(setting: Setting, seeds: range, budget: float, data: str | None, device: torch.device) -> Row:
     """Audit all batches of a setting."""
     exact = features = claimed = wrong = 0
@@ -142,22 +154,25 @@ def measure(setting: Setting, seeds: range, budget: float, data: str | None, dev
         loss = nn.functional.cross_entropy(model(inputs), labels)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         update = spearpp.ClientUpdate.from_gradients(model, list(gradients)).to(device)
-        began = time.perf_counter()
         result = spearpp.audit(update, model, batch_size=setting.b, budget=budget)
-        times.append(time.perf_counter() - began)
+        times.append(result.seconds)
         features += max(len(each.inputs) for each in result.layers)
         best, truth = result.best, inputs.flatten(1).double()
-        if best is None or best.layer.sees == "features" or best.inversion is None or best.inversion.evidence is None:
-            continue
-        found = result.inputs.double().cpu()
+        found, errors = truth[:0], truth.new_zeros(0)
+        if best is not None and best.layer.sees == Sees.PIXELS and best.inversion is not None:
+            found = result.inputs.double().cpu()
+            errors = torch.tensor([best.claims[row].error for row in result.rows.tolist()], dtype=torch.float64)
+            if best.inversion.evidence is not None:
+                equations += best.inversion.evidence.details["equations"][result.rows].tolist()
         reached = psnr(found, truth, setting)
         distance = torch.cdist(found, truth) / torch.linalg.vector_norm(truth, dim=1)
-        errors = torch.tensor([best.claims[row].error for row in result.rows.tolist()], dtype=torch.float64)
-        claimed += len(found)
-        wrong += int((distance.amin(1) > errors).sum())
-        exact += bool((reached.amax(0) > DECIBELS).all())
+        far = int((distance.amin(1) > errors).sum())
+        claimed, wrong = claimed + len(found), wrong + far
+        exact += len(found) > 0 and bool((reached.amax(0) > DECIBELS).all())
         decibels += reached.amax(1).tolist()
-        equations += best.inversion.evidence.details["equations"][result.rows].tolist()
+        print(
+            f"seed {seed}: {len(found)} pictures, {far} wrong. {missed(setting.b, result)}", file=sys.stderr, flush=True
+        )
     middle = [statistics.median(each) if each else float("nan") for each in (decibels, equations, times)]
     unknowns = setting.channels * setting.side**2
     counts = (setting.name, setting.b, len(seeds), exact, features, claimed, wrong)

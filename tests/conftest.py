@@ -1,4 +1,4 @@
-"""Checks every annotated shape in every call, and offers small clients that carry their own answer."""
+"""Checks annotated types and shapes (``checking``), and offers small clients that carry their own answer."""
 
 import os
 import signal
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxtyping import install_import_hook
+
+import checking
 
 with install_import_hook("spearpp", "checking.check"):
     import spearpp
@@ -34,6 +36,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The machines are noisy: no test depends on how long an example takes.
 settings.register_profile("noisy", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("noisy")
+
+
+def pytest_runtest_setup() -> None:
+    checking.CALLS.clear()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Runs commands and pages by forking from one process that has torch imported: seconds less for each of them.
+"""Run commands and pages in forks of one process that has imported torch, which saves seconds for each of them.
 
 ``python forking.py SOCKET`` serves; ``ask`` is what a client does. A request is a folder, an environment, arguments and
 three open files, and is answered with an exit code. Arguments that begin with ``--page`` run the blocks of a page.

@@ -1,4 +1,4 @@
-"""All kernels, run by Triton's interpreter where there is no GPU, in a process of its own.
+"""Run all kernels in Triton's interpreter, without a GPU, in a separate process.
 
 Triton decides when it is imported whether kernels are compiled. Prints how far each case is from the reference.
 """

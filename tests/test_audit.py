@@ -1,4 +1,4 @@
-"""From an update to a verdict, in settings as users have them."""
+"""Audits from an update to a verdict, for clients, models and transports that users have."""
 
 from collections.abc import Iterator
 

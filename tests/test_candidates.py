@@ -1,4 +1,4 @@
-"""What enters the pool, and in what state."""
+"""Which directions enter the pool, and in which form."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Certificates say yes to the truth and no to everything else."""
+"""The true inputs are certified, and nothing else is."""
 
 import random
 from dataclasses import replace

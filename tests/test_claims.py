@@ -1,4 +1,4 @@
-"""What an audit claims of an input follows from its replay, its weight and the number of samples."""
+"""Claims of an audit: they follow from the replay of each input, its weight and the number of samples."""
 
 import math
 

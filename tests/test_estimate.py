@@ -1,4 +1,4 @@
-"""How a client trained, told from its update alone: rightly, or not at all."""
+"""Estimates of learning rate, steps and momentum from an update: right, or not given."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from spearpp.auditing.estimate import Estimate, estimate
 
 
 def trained(rate: float, steps: int, momentum: float, *, mini_batch: int = 8, seed: int = 1) -> ClientUpdate:
-    """What a client sends of whom nothing else is known."""
+    """Return the update of a client whose learning rate and steps are not known."""
     batch = simulate.digits(8, generator=torch.Generator().manual_seed(seed))
     client = simulate.FedAvg(epochs=steps, mini_batch=mini_batch, rate=rate, momentum=momentum)
     update = client(net(), batch, torch.Generator().manual_seed(seed))

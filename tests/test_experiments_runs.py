@@ -1,4 +1,4 @@
-"""Runs that are killed, shared, resumed and scattered over machines lose nothing and mix nothing."""
+"""Runs of experiments that are killed, resumed, shared or distributed lose no result and mix no versions."""
 
 import json
 import os
@@ -83,7 +83,7 @@ def undisturbed() -> dict[int, dict[str, Any]]:
     return measured
 
 
-def test_a_run_killed_at_any_moment_keeps_what_was_done_and_goes_on(
+def test_a_run_killed_at_any_moment_keeps_what_was_done_and_two_processes_at_once_go_on(
     tmp_path: Path, script: Path, undisturbed: dict[int, dict[str, Any]]
 ) -> None:
     path = tmp_path / "cells.sqlite"
@@ -102,22 +102,14 @@ def test_a_run_killed_at_any_moment_keeps_what_was_done_and_goes_on(
         assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     wanted = max(before + 2, 6)
-    assert finished(start(script, path, wanted)).split() == [str(wanted - before), "0"]  # only the rest was measured
+    for process in [start(script, path, wanted), start(script, path, wanted)]:
+        missing, stale = map(int, finished(process).split())
+        assert 0 <= missing <= wanted - before  # only the rest was measured
+        assert stale == 0
     cells = cells_of(SLOWER, 6)
     with Store(path) as store:
         assert len(store) == wanted
         assert held(store, cells) == undisturbed
-
-
-def test_two_processes_on_one_store_do_no_harm(
-    tmp_path: Path, script: Path, undisturbed: dict[int, dict[str, Any]]
-) -> None:
-    path = tmp_path / "cells.sqlite"
-    for process in [start(script, path, 6), start(script, path, 6)]:
-        finished(process)
-    with Store(path) as store:
-        assert len(store) == 6
-        assert held(store, cells_of(SLOWER, 6)) == undisturbed
 
 
 def test_a_new_store_may_be_opened_by_several_at_the_same_moment(tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_training_is_read_from_the_configuration_or_told_from_the_update(
 
 
 def test_what_start_returns_has_the_audits_of_each_round() -> None:
-    """Audits end after their round, those of the last one after all: their metrics are there all the same."""
+    """Audits end after their round, and the last ones after the last round. Their metrics are still returned."""
     strategy = AuditStrategy(fedavg(), sample=2, waiting=2, out=None)
     metrics = federation(strategy, client(), rounds=4).train_metrics_clientapp
     counted = [{name: each[f"audits_{name}"] for name in ("done", "failed", "dropped")} for each in metrics.values()]

@@ -1,4 +1,4 @@
-"""The gated engine, stage by stage and on data harder than the paper's."""
+"""The gated search: each of its stages, and batches that are harder than those of the paper."""
 
 import subprocess
 import sys
@@ -12,11 +12,11 @@ import spearpp
 from conftest import Client, MakeClient, graded
 from spearpp import simulate
 from spearpp.errors import OptionError
-from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import init_filt, steadiest_first
+from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement
 from spearpp.metrics import Score
@@ -247,7 +247,7 @@ class TestGraded:
 
 
 class TestHarderData:
-    """Settings the paper does not have: in each the whole batch comes back, certified."""
+    """Settings that the paper does not have: in each of them the whole batch is recovered and certified."""
 
     def check(self, batch: Batch, seen: simulate.LayerGradient) -> Inversion:
         result = spearpp.invert(*seen, search=Gated(starts=4096))

@@ -1,4 +1,4 @@
-"""The same on a CUDA device. Run where there is one with ``pytest -m gpu``."""
+"""Searches and audits on a CUDA device. Run these tests on a machine that has one: ``pytest -m gpu``."""
 
 import pytest
 import torch

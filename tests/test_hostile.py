@@ -1,4 +1,4 @@
-"""Clients that try to break a certificate: nothing that is claimed of them is wrong.
+"""Hostile clients that try to break a certificate: no claim about them is wrong.
 
 ``benchmarks/hostile_clients.py`` defines the families; ``make bench NAME=hostile`` runs many more of each.
 """

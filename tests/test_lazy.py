@@ -1,4 +1,4 @@
-"""Updates in files: a layer is read when it is looked at, and what becomes of the file meanwhile is told."""
+"""Updates in files: a layer is read when it is needed, and a file that changes meanwhile is reported."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""Many layers at once: each comes back as if it had come alone."""
+"""Many layers at once: each is recovered as if it had been inverted alone."""
 
 from collections.abc import Sequence
 

@@ -20,9 +20,9 @@ from spearpp.inversion.evidence.two_layers import chance_of_another
 from spearpp.inversion.matches import Matches, SolvedInputs, confirm, forward_noise, no_matches, outside, solve_inputs
 from spearpp.inversion.next_layer import NextLayer, few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
-from spearpp.inversion.pairs import no_pairs
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Inversion, Progress
+from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.metrics import Score

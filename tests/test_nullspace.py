@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from conftest import MakeClient
 from spearpp.linalg.nullspace import _inverse, _largest, _starts, kernel_vectors, random_subsets
-from spearpp.search.base import lines
+from spearpp.search.base import one_dimensional_kernels
 
 
 @given(st.integers(2, 25), st.integers(-1, 12), st.integers(0, 10_000))
@@ -55,7 +55,7 @@ def test_lines_keeps_just_the_lines(make_client: MakeClient) -> None:
     one = problem.factors.left[silent[0]][:6]
     both = problem.factors.left[silent[0] & silent[1]][:6]
     none = problem.factors.left[:6]
-    found = lines(problem, torch.stack([one, both, none]))
+    found = one_dimensional_kernels(problem, torch.stack([one, both, none]))
     assert len(found) == 1
     assert float((found[0] @ q[0]).abs()) > 1 - 1e-9
 

@@ -1,4 +1,4 @@
-"""Inputs that single rows of the gradient give away."""
+"""Peeling: inputs that single rows of the gradient reveal."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ import spearpp
 from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.inversion.observation import observe
-from spearpp.inversion.pairs import Pairs, no_pairs
 from spearpp.inversion.problem import Problem, pose
+from spearpp.inversion.solutions import Pairs, no_pairs
 from spearpp.linalg import sphere
 from spearpp.search import Gated
 from spearpp.search.gated.peel import peel
@@ -136,7 +136,7 @@ def test_pairs_that_do_not_go_together_are_not_joined() -> None:
 
 
 def test_a_noisy_batch_that_was_found_is_not_given_up_for_its_open_rows() -> None:
-    """All ten inputs come back, to the noise, whether certified or not."""
+    """All ten inputs are returned, certified or not."""
     client = bright(10, 240, 3)
     seen = client.seen
     generator = torch.Generator().manual_seed(0)

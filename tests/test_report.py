@@ -1,4 +1,4 @@
-"""An audit as a folder: what is written comes back, says what is true, and keeps what it must."""
+"""An audit as a folder: it can be read again, its page is right, and inputs are redacted if required."""
 
 import base64
 import io

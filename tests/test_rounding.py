@@ -1,4 +1,4 @@
-"""Two roundings on planted sparse vectors: they find the plant, and the same."""
+"""Two roundings of approximate directions: both find the sparse vector that was planted."""
 
 from collections.abc import Callable
 

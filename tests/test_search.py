@@ -1,4 +1,4 @@
-"""Searches against geoopt, against the formula written out, and in their bookkeeping."""
+"""Searches of the paper, compared with geoopt and with the formulas written out, and how they count their work."""
 
 import math
 from collections.abc import Callable

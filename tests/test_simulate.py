@@ -1,4 +1,4 @@
-"""Clients and data: gradients by the chain rule, data as its sources have it, hostile files refused."""
+"""Simulated clients and data: gradients follow the chain rule, data equals its source, bad files are rejected."""
 
 import contextlib
 import tempfile

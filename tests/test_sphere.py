@@ -1,12 +1,26 @@
 """Laws of the sphere."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
 
+from checking import FIRST
 from spearpp.linalg import sphere
 
 shapes = st.tuples(st.integers(1, 20), st.integers(2, 30), st.integers(0, 10_000))
+
+
+def test_the_shapes_of_first_calls_are_checked() -> None:
+    """As all tests do, by the import hook of conftest."""
+    right, wrong = torch.ones(2, 3), torch.ones(2, 1)
+    for calls in range(FIRST + 1):
+        if calls < FIRST:
+            with pytest.raises(TypeCheckError, match="tangent"):
+                sphere.tangent(right, wrong)
+        else:
+            assert sphere.tangent(right, wrong).shape == right.shape
 
 
 def draw(points: int, dimension: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -96,8 +96,8 @@ def check(
     again, gradient, product = equations.products(t, labels, importance)
     values = equations(t, labels, importance)
     direction = torch.randn_like(t)
-    for each in rests:
-        each.is_chain = False  # so that torch.func computes the signals
+    for round_rest in rests:
+        round_rest.is_chain = False  # so that torch.func computes the signals
     torch.testing.assert_close(values, equations(t, labels, importance))
     for row in range(POINTS):
         one = slice(row, row + 1)
@@ -108,8 +108,8 @@ def check(
         r, jacobian = residual(t[row]), jacrev(residual)(t[row])
         for square in (error, again):
             torch.testing.assert_close(square[row], r @ r)
-        for each in (slope, gradient):
-            torch.testing.assert_close(each[row], jacobian.T @ r)
+        for computed in (slope, gradient):
+            torch.testing.assert_close(computed[row], jacobian.T @ r)
         torch.testing.assert_close(hessian[row], jacobian.T @ jacobian)
         torch.testing.assert_close(product(direction)[row], jacobian.T @ jacobian @ direction[row])
 

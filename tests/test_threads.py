@@ -1,4 +1,4 @@
-"""Small layers take one thread, and the caller's setting comes back."""
+"""Small layers use one thread, and the setting of the caller is restored."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Zero is where the client's neurons were silent, whatever the noise."""
+"""Entries count as zero exactly where the neurons of the client were inactive, with any noise."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Updates come in whole or not at all, from whatever wrote them, and nothing in a file is run."""
+"""Updates are read completely or rejected, from every format, and no code in a file is executed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Files of updates as they appear: each audited once, whatever becomes of files, runs and disks."""
+"""A watched folder: every update is audited once, even if files, runs or disks fail."""
 
 import json
 import os

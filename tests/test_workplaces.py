@@ -1,4 +1,4 @@
-"""The places where people meet an audit outside of the terminal: GitHub Actions, pre-commit, CI servers, containers."""
+"""Audits outside of a terminal: GitHub Actions, pre-commit, CI servers and containers."""
 
 import json
 import os

@@ -3,7 +3,7 @@
 Local steps move the weights, so the equations of the network hold only approximately. The inversion has three parts:
 
 1. the equations are solved with the weights halfway between those before and after the training
-   (``spearpp.inversion.halfway``). This gives all samples, about one percent off, and their labels;
+   (``spearpp.inversion.levels``). This gives all samples, about one percent off, and their labels;
 2. the samples are fitted to the update by repeating the training, with an unknown order of the mini-batches
    (``spearpp.inversion.local_fit``);
 3. the samples count only if the repeated training reproduces the whole update up to the rounding of the weights. Its
@@ -24,7 +24,7 @@ from spearpp.auditing.estimate import WEIGHT_ROUNDING
 from spearpp.auditing.replay import as_sent
 from spearpp.errors import OptionError, RankError
 from spearpp.inversion.evidence import WHOLE_NETWORK, Evidence
-from spearpp.inversion.halfway import halfway_network
+from spearpp.inversion.levels import halfway_network
 from spearpp.inversion.local_fit import LocalFit, Seen, fit_training
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.observation import Observation, observe

@@ -32,7 +32,7 @@ from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.model import Layer, Sees, unwrapped
 from spearpp.model.front import FrontEnd
 from spearpp.model.loss import Loss
-from spearpp.types import Int, Tensor, select_rows
+from spearpp.types import Float, Int, Tensor, select_rows, to_device
 from spearpp.update import ClientUpdate
 
 SMALLEST_NOISE = 1e-6
@@ -170,6 +170,7 @@ def _from_features(
     good = (solved & torch.isfinite(pictures.slope)).cpu()
     if not bool(good.any()):
         raise OptionError(_why_nothing(front, pictures, solved))
+    missed = pictures.residual[~good.to(features.device)]
     rows, pictures, errors = claimed[good], select_rows(pictures, good.to(features.device)), errors[good]
     inversion = _rows_of(found, found.evidence, rows, pictures)
     layer = replace(
@@ -185,8 +186,7 @@ def _from_features(
     claims = judge(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
-    missing = len(audited.inputs) - len(rows)
-    reason = layer.reason + (f"; {missing} feature vectors gave no input" if missing else "")
+    reason = layer.reason + _why_missing(missed)
     labels = None if signals is None else signals.labels
     return LayerAudit(layer, True, reason, inversion, labels, claims)
 
@@ -216,6 +216,19 @@ def _why_nothing(front: FrontEnd, pictures: Pictures, solved: Tensor) -> str:
     return why
 
 
+def _why_missing(residuals: Float[Tensor, "missing"]) -> str:
+    """Return how many feature vectors gave no input, and how near the search came to their features.
+
+    >>> _why_missing(torch.tensor([0.02]))
+    '; 1 feature vector gave no input: the best attempt leaves 2 % of the features unexplained'
+    """
+    if not len(residuals):
+        return ""
+    noun = "feature vector" if len(residuals) == 1 else "feature vectors"
+    left = ", ".join(f"{100 * each:.2g}" for each in residuals.tolist())
+    return f"; {len(residuals)} {noun} gave no input: the best attempt leaves {left} % of the features unexplained"
+
+
 def _shape(front: FrontEnd) -> str:
     """Return the shape of an input, and whether it is a guess."""
     return "x".join(map(str, front.shape)) + (" (a guess)" if front.guessed else "")
@@ -233,7 +246,7 @@ def _counts(equations: Int[Tensor, "k"]) -> str:
 
 def _rows_of(found: Inversion, evidence: Evidence, rows: Tensor, pictures: Pictures) -> Inversion:
     """Return the inversion of some features, with pictures as its inputs."""
-    chosen = evidence.rows(rows.to(evidence.error.device)).to(torch.device("cpu"))
+    chosen = to_device(select_rows(evidence, rows.to(evidence.error.device)), torch.device("cpu"))
     equations = {"equations": pictures.equations.cpu(), "feature_residual": pictures.residual.cpu()}
     return replace(
         found,

@@ -28,15 +28,10 @@ from spearpp.types import LayerTensors
 
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
-(``search.equations.rounds.TRIAL``), so that no activation takes long."""
+(``search.equations.starts.TRIAL``), so that no activation takes long."""
 LOADING_SECONDS = 3.0
 """Smallest rest of the budget with which PyTorch's compiler is loaded for a second search. Measured: loading takes 1.5
 to 2.5 s on a CPU core."""
-
-
-def load_derivatives() -> None:
-    """Load what ``torch.func`` imports when it first computes a derivative, so that no search has to wait for it."""
-    importlib.import_module("torch._dynamo")
 
 
 def _time_to_load(seconds: float) -> bool:
@@ -198,7 +193,6 @@ def _first_search(task: _Task, seconds: float | None, following: Following | Non
 
 def _by_equations(task: _Task) -> Inversion:
     """Solve the equations of the network, and repeat the local training of a client that sent weights."""
-    load_derivatives()
     steps = task.plan.update.steps
     found = task.repeat_training() if (steps or 1) > 1 else None
     if found is not None:
@@ -221,7 +215,6 @@ def _second_search(task: _Task, first: Inversion) -> tuple[Layer, Inversion]:
     if task.model is None:
         tries = layer.sees == "inputs" and not bool(first.certified.any())
         return (_other_activation(task) if tries else None) or (layer, first)
-    load_derivatives()
     with suppress(OptionError):
         more = task.solve(_following(layer, task.plan, task.model))
         if int(more.certified.sum()) > int(first.certified.sum()):
@@ -238,7 +231,6 @@ def _other_activation(task: _Task) -> tuple[Layer, Inversion] | None:
     Returns:
         The layer and its inversion with the first activation that fits, or None.
     """
-    load_derivatives()
     quiet = replace(task, progress=lambda _: None)
     for network in assumed_networks(task.plan.update)[1:]:
         if task.remaining is not None and task.remaining <= 0:
@@ -279,4 +271,8 @@ def _following(layer: Layer, plan: Plan, model: nn.Module | None) -> Following:
         return Following.of_output(layer.neurons, plan.loss)
     if model is None:
         raise OptionError("the equations of the network need a model")
-    return Following.of_model(as_sent(model, plan.update), plan.update, layer, plan.loss)
+    following = Following.of_model(as_sent(model, plan.update), plan.update, layer, plan.loss)
+    if not following.rest.is_chain:
+        # torch.func imports a compiler when it first computes a derivative. No search should have to wait for it.
+        importlib.import_module("torch._dynamo")
+    return following

@@ -26,15 +26,15 @@ Modules, in the order in which one layer passes through them:
 ``tolerance``             decide which numbers count as zero, given the noise
 ``problem``               all of the above in one object, which every search takes
 ``next_layer``            read the gradient of the next layer, if it is given
-``network``               the equations of the whole network, for any activation, with their noise levels
+``network``               the equations of the whole network, for any activation (``chain``, ``spans``)
+``levels``                how noisy inputs and moving weights disturb these equations
 ``residuals``             these equations for many points at once; ``tangents`` has their derivatives
 ``loop``                  run a search from ``spearpp.search`` and collect the directions that it proposes
 ``pool``, ``selection``   keep sparse directions, and select the b that belong together (``swaps`` scores exchanges)
-``matches``, ``pairs``    inputs that the next layer, or single rows of the gradient, determine one by one
-``solutions``             inputs that the network equations determine one by one
+``matches``               inputs that the next layer determines one by one
+``solutions``             inputs that single rows of the gradient, or the network equations, determine one by one
 ``evidence``              certify recovered inputs without ground truth
 ``assemble``, ``result``  put the result together
-``halfway``               after local training: the network equations with the weights halfway
 ``local_fit``             after local training: all samples fitted by repeating the training (``training``,
                           ``visit_order``)
 ``invert``, ``many``      the public functions for one layer and for many layers

@@ -1,7 +1,7 @@
 """Assemble the recovered inputs and their evidence from what a search found."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -17,13 +17,12 @@ from spearpp.inversion.evidence import (
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import inputs_of, solve_inputs
 from spearpp.inversion.network import Network
-from spearpp.inversion.pairs import CONFLICTS, Pairs, fits
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
-from spearpp.inversion.solutions import Solutions
+from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, fits
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
-from spearpp.types import Bool, Tensor, to_device
+from spearpp.types import Bool, Tensor, select_rows
 
 NEAR_ZERO = 0.02
 """Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
@@ -40,13 +39,8 @@ class Recovered:
     evidence: Evidence | None
     score: float
 
-    def to(self, device: torch.device) -> "Recovered":
-        """The same result on another device."""
-        evidence = None if self.evidence is None else self.evidence.to(device)
-        return replace(to_device(replace(self, evidence=None), device), evidence=evidence)
-
     def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
-        """Which inputs fit the gradient: their inactive neurons have no gradient from them, more often than by chance.
+        """Return which inputs fit the gradient: they give no gradient to their inactive neurons, beyond chance.
 
         To fit is weaker than to be certified. Inputs can fit despite Dropout, noise and samples that were not found.
         """
@@ -69,7 +63,7 @@ class Recovered:
 
 
 def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
-    """Inputs from all directions together if their evidence holds, else the inputs that two layers determine singly."""
+    """Return the inputs that all directions give together, or those that two layers determine if they certify more."""
     if outcome.solutions is not None and problem.network is not None:
         return _solved(problem, problem.network, outcome.solutions)
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
@@ -95,20 +89,25 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     return _certified_first(inputs_of(problem, solved.points), seen.directions, evidence, score)
 
 
+def no_inputs(problem: Problem) -> Recovered:
+    """Return a result without inputs."""
+    left, columns = problem.factors.left, problem.factors.right.shape[1] - problem.seen.has_bias
+    none = torch.zeros(0, dtype=torch.bool, device=left.device)
+    return Recovered(left.new_zeros(0, columns), none, left.new_zeros(0, left.shape[1]), None, 0.0)
+
+
 def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
-    """The inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
-    rows = problem.factors.right / problem.factors.singular_values[:, None]
-    columns = rows.shape[1] - problem.seen.has_bias
+    """Return the inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
     if not len(found):
-        none = torch.zeros(0, dtype=torch.bool, device=rows.device)
-        return Recovered((found.coordinates @ rows)[:, :columns], none, found.directions, None, 0.0)
+        return no_inputs(problem)
     found, evidence = certify_together(problem, network, found)
-    inputs = (found.coordinates @ rows)[:, :columns]
+    rows = problem.factors.right / problem.factors.singular_values[:, None]
+    inputs = (found.coordinates @ rows)[:, : rows.shape[1] - problem.seen.has_bias]
     return _certified_first(inputs, found.directions, evidence, len(found) / problem.batch_size)
 
 
 def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = None) -> Recovered:
-    """The inputs that all directions give together; without evidence if some directions were not found."""
+    """Return the inputs that all directions give together, without evidence if some directions were not found."""
     inputs = recover(problem, chosen)
     if chosen.full:
         evidence = evidence or certify(problem, chosen)
@@ -118,7 +117,7 @@ def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = N
 
 
 def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
-    """The inputs that single rows of the gradient revealed, if others were not found; None if no such input fits.
+    """Return the inputs that single rows of the gradient revealed; None if none of them fits the gradient.
 
     These inputs are not certified, because a faint sample may be hidden in such a row.
     """
@@ -132,11 +131,11 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
 
 
 def _most_certified(first: Recovered, other: Recovered) -> Recovered:
-    """The second result if it certifies more inputs than the first."""
+    """Return the second result if it certifies more inputs than the first, else the first."""
     return first if int(other.certified.sum()) <= int(first.certified.sum()) else other
 
 
 def _certified_first(inputs: Tensor, directions: Tensor, evidence: Evidence, score: float) -> Recovered:
     order = evidence.exact.int().argsort(descending=True, stable=True)
-    evidence = evidence.rows(order)
+    evidence = select_rows(evidence, order)
     return Recovered(inputs[order], evidence.exact, directions[order], evidence, score)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.inversion.assemble import assemble
-from spearpp.inversion.input_noise import with_input_noise
-from spearpp.inversion.loop import only_direction, search_loop
+from spearpp.inversion.assemble import Recovered, assemble, no_inputs
+from spearpp.inversion.levels import with_input_noise
+from spearpp.inversion.loop import SearchOutcome, nothing_to_find, only_direction, search_loop
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
@@ -123,8 +123,23 @@ def invert(
             equations = network_equations(rests, problem.factors, seen)
             problem = replace(problem, network=with_input_noise(equations, problem.factors, seen))
     if problem.batch_size == 0:
-        return _nothing(problem, reading.why, clock)
-    problem = search.place(problem)
+        outcome, recovered = nothing_to_find(problem), no_inputs(problem)
+    else:
+        problem = search.place(problem)
+        outcome, recovered = _search(problem, search, generator, seconds, progress, clock)
+    next_layer = reading.why if problem.next_layer is None else _use_of_next_layer(outcome.matches)
+    return _inversion(problem, outcome, recovered, next_layer, clock)
+
+
+def _search(
+    problem: Problem,
+    search: Search,
+    generator: torch.Generator,
+    seconds: float | None,
+    progress: Callable[[Progress], None] | None,
+    clock: Clock,
+) -> tuple[SearchOutcome, Recovered]:
+    """Run the search, if the gradient has more than one sample, and assemble the inputs from what it found."""
     left = problem.factors.left
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     with single_thread_if_small(left.numel(), left.device):
@@ -135,13 +150,21 @@ def invert(
                 outcome = search_loop(problem, search, generator, progress, clock, deadline)
         with clock("filter"):
             try:
-                recovered = assemble(problem, outcome)
+                return outcome, assemble(problem, outcome)
             except KeyboardInterrupt:  # the search is over, and certifying its result does not take long
                 outcome = replace(outcome, interrupted=True)
-                recovered = assemble(problem, outcome)
-    zeros = _zeros(problem, recovered.directions).to(seen.device)
+                return outcome, assemble(problem, outcome)
+
+
+def _inversion(
+    problem: Problem, outcome: SearchOutcome, recovered: Recovered, next_layer: str, clock: Clock
+) -> Inversion:
+    """Return the result on the device of the gradient."""
+    seen = problem.seen
+    zeros = problem.tolerance.zeros(recovered.directions @ problem.factors.left.T, recovered.directions)
+    zeros = (zeros & problem.factors.live).sum(1).to(seen.device)
     fits = recovered.certified if bool(recovered.certified.all()) else recovered.certified | recovered.fits(problem)
-    recovered, factors = recovered.to(seen.device), to_device(problem.factors, seen.device)
+    recovered, factors = to_device(recovered, seen.device), to_device(problem.factors, seen.device)
     return Inversion(
         inputs=recovered.inputs.to(seen.dtype),
         certified=recovered.certified,
@@ -153,7 +176,7 @@ def invert(
         spectrum=factors.spectrum,
         zeros=zeros,
         fits=fits.to(seen.device),
-        next_layer=reading.why if problem.next_layer is None else _use_of_next_layer(outcome.matches),
+        next_layer=next_layer,
         stats=Stats(
             starts=outcome.starts,
             steps=outcome.steps,
@@ -169,36 +192,12 @@ def invert(
 
 
 def _use_of_next_layer(matches: Matches | None) -> str:
-    """Whether the search used the next layer, in words."""
+    """Return whether the search used the next layer, in words."""
     if matches is None:
         return "not used by this search"
     if not len(matches):
         return "not used: no input matches it (Dropout or a skip connection between the layers, local steps, noise)"
     return "used"
-
-
-def _zeros(problem: Problem, directions: Tensor) -> Tensor:
-    """For each direction, the number of neurons that have a gradient but none from the input of that direction."""
-    zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
-    return (zeros & problem.factors.live).sum(1)
-
-
-def _nothing(problem: Problem, next_layer: str, clock: Clock) -> Inversion:
-    left, n = problem.factors.left, problem.seen.weight.shape[1] - problem.seen.has_bias
-    return Inversion(
-        inputs=left.new_zeros(0, n, dtype=problem.seen.dtype),
-        certified=torch.zeros(0, dtype=torch.bool, device=left.device),
-        score=0.0,
-        batch_size=0,
-        directions=left.new_zeros(0, 0),
-        scale_known=problem.seen.has_bias,
-        evidence=None,
-        spectrum=left.new_zeros(0),
-        zeros=torch.zeros(0, dtype=torch.int64, device=left.device),
-        fits=torch.zeros(0, dtype=torch.bool, device=left.device),
-        next_layer=next_layer,
-        stats=Stats(seconds=clock.seconds, stopped="the gradient is zero: no sample activates a neuron of this layer"),
-    )
 
 
 def _check_arguments(search: Search, generator: torch.Generator | None, seconds: float | None) -> None:

@@ -31,7 +31,7 @@ epochs, b samples have 3 b inputs and 3 b signals in every layer."""
 STEPS = 15
 """Largest number of Gauss-Newton steps. Measured: four to six until the residual stays the same."""
 PROGRESS = 0.98
-"""Factor of the residual up to which a step counts as progress. Design choice."""
+"""Factor of the residual up to which a step, or a change of the order, counts as progress. Design choice."""
 USUAL_MIXING, SPREAD = 0.4, 0.3
 """Mean and standard deviation of the mixing of two samples before anything is known. Derived: with S mini-batches the
 mean is (S - 1) / 2S, and over three epochs the standard deviation is 0.28 for S = 4."""
@@ -41,8 +41,6 @@ ORDERS = 4
 """Number of likely orders that are repeated exactly, each with all orders of its epochs. Design choice."""
 PERMUTATIONS = 24
 """Largest number of orders of the epochs that are tried. Derived: all of four epochs."""
-IMPROVED = 0.98
-"""Factor of the residual up to which a change of the order is kept. Design choice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +182,7 @@ class _Trials:
             improved = False
             for changed in _neighbours(order, self.training.passes):
                 value = self.residual(changed)
-                if value < IMPROVED * best:
+                if value < PROGRESS * best:
                     order, best, improved = changed, value, True
                     break
         return order

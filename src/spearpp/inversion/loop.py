@@ -13,12 +13,11 @@ import torch
 
 from spearpp.inversion.evidence import Evidence, certify, certify_whole
 from spearpp.inversion.matches import Matches
-from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Progress
 from spearpp.inversion.selection import Selection, initial, polish, select
-from spearpp.inversion.solutions import Solutions, no_solutions
+from spearpp.inversion.solutions import Pairs, Solutions, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Proposals, Search
 
@@ -112,15 +111,21 @@ def search_loop(
     return found
 
 
+def nothing_to_find(problem: Problem) -> SearchOutcome:
+    """Return the outcome for a gradient that is zero."""
+    why = "the gradient is zero: no sample activates a neuron of this layer"
+    return SearchOutcome(empty_pool(problem), None, why)
+
+
 def only_direction(problem: Problem) -> SearchOutcome:
-    """The outcome for a gradient of rank one, which has a single direction."""
+    """Return the outcome for a gradient of rank one, which has a single direction."""
     left = problem.factors.left
     one = left.new_ones(1, 1)
     return SearchOutcome(Pool(one, problem.tolerance.zeros(left.T, one)), None, "a single sample needs no search")
 
 
 def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Evidence | None]:
-    """The best b candidates, and their evidence if further search cannot improve the selection.
+    """Return the best b candidates, and their evidence if further search cannot improve the selection.
 
     The sparsest candidates are mostly right. If their evidence holds, or if there are no other candidates, the
     selection keeps them.
@@ -136,7 +141,7 @@ def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Sel
 
 
 def _final_evidence(problem: Problem, chosen: Selection) -> Evidence | None:
-    """The evidence of a selection with λ = 1 or with every input consistent; None for any other selection."""
+    """Return the evidence of a selection if λ = 1 or every input is consistent; None for any other selection."""
     if not chosen.full:
         return None
     return certify(problem, chosen) if chosen.score == 1.0 else certify_whole(problem, chosen)

@@ -22,19 +22,17 @@ from spearpp.inversion.selection import inputs_at
 from spearpp.inversion.swaps import agreeing
 from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
-from spearpp.linalg.nullspace import smallest_eigenvector
+from spearpp.linalg.nullspace import LEAST_BY_GRAM, smallest_eigenvector
 from spearpp.search import Gated
+from spearpp.search.gated import LEAST_STARTS_GPU
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import Effort, descend_many
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
-from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows
+from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows, to_device
 
-STARTS = 512
+STARTS = LEAST_STARTS_GPU[1]
 """Number of random starts in each layer. Measured for rounds on a GPU: 512 starts are as fast as 128 and find the whole
 batch in one round at b=20 (``docs/lab/notebook.md``, "Speed")."""
-INDEPENDENT_ENOUGH = 1e-4
-"""Smallest distance of a direction from the span of the directions before it. Design choice: stricter than
-``tolerance.INDEPENDENT``, because the distance is computed from a Gram matrix. Other layers go to ``invert``."""
 SPARE = 2
 """Number of end points that are refined, for each sample. Design choice: some end points are wrong, and refinement is
 the most expensive step."""
@@ -201,7 +199,7 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
                         batch_size=problem.batch_size,
                         directions=directions[i],
                         scale_known=seen.has_bias,
-                        evidence=evidence[i].to(seen.device),
+                        evidence=to_device(evidence[i], seen.device),
                         spectrum=problem.factors.spectrum[i],
                         zeros=evidence[i].details["zeros"].to(seen.device),
                         fits=evidence[i].exact.to(seen.device),
@@ -263,7 +261,7 @@ def _choose(
     one_missing = kept.sum(-1) == b - 1
     chosen[:, -1] = torch.where(one_missing[:, None], last, chosen[:, -1])
     factor, failed = torch.linalg.cholesky_ex(chosen @ chosen.mT)
-    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > INDEPENDENT_ENOUGH)
+    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > LEAST_BY_GRAM)
     return chosen, basis & ((kept.sum(-1) >= b) | (one_missing & last_accepted))
 
 

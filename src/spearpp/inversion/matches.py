@@ -5,7 +5,7 @@ are explained in ``next_layer``.
 """
 
 import itertools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -14,12 +14,8 @@ from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.linalg.time_limit import check_time
-from spearpp.types import Bool, Float, Tensor, replace_rows, select_rows
+from spearpp.types import Bool, Float, Tensor, join_rows, replace_rows, select_rows
 
-CLEAR_SIGN = 5.0
-"""Number of standard deviations by which a pre-activation must differ from zero to have a clear sign. Design choice:
-noise reaches five standard deviations once in two million. Neurons without a clear sign must not determine p: with
-them, three of 60 batches stalled (``docs/lab/notebook.md``, "Further decisive changes")."""
 SPREAD = 4.0
 """Factor between the error along the direction of p that is determined worst and the error along all directions.
 Measured: with a factor of 1, two of 7,168 certified inputs were slightly wrong, and with 4 none of 3,559
@@ -28,8 +24,10 @@ TRIED_BOTH_WAYS = 3
 """Largest number of neurons without a clear sign that are tried as active and as inactive. Design choice: eight
 solutions for each input."""
 SIGMAS = 5.0
-"""Number of standard deviations that noise may reach in the equations of a true input. Design choice: Gaussian noise
-exceeds it once in two million."""
+"""Number of standard deviations that noise may reach in the equations of a true input, and by which a pre-activation
+must differ from zero to have a clear sign. Design choice: Gaussian noise exceeds it once in two million. Neurons
+without a clear sign must not determine p: with them, three of 60 batches stalled (``docs/lab/notebook.md``, "Further
+decisive changes")."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +53,7 @@ class Matches:
 
     def join(self, other: "Matches") -> "Matches":
         """Return these inputs followed by the other ones."""
-        names = [field.name for field in fields(self)]
-        return Matches(**{name: torch.cat([getattr(self, name), getattr(other, name)]) for name in names})
+        return join_rows(self, other)
 
 
 def no_matches(problem: Problem) -> Matches:
@@ -146,9 +143,9 @@ def solve_inputs(
     if own:
         weights.fill_diagonal_(0.0)
     # A neuron that is active within noise must not determine p: p may have been changed until the neuron became active.
-    masks = z > CLEAR_SIGN * noise[:, None]
+    masks = z > SIGMAS * noise[:, None]
     solved, norms = _solve_masked(problem.preactivations, masks, next_layer.activations, others.directions, weights)
-    no_clear_sign = z.abs() <= CLEAR_SIGN * noise[:, None]
+    no_clear_sign = z.abs() <= SIGMAS * noise[:, None]
     norms[:, 1] = _smallest_gap(problem, next_layer, no_clear_sign, masks, others, weights, norms[:, 1])
     solved = solved * (solved[:, 0] * points).sum(1).sign()[:, None, None]
     unit = torch.linalg.vector_norm(solved[:, 0], dim=1)
@@ -195,7 +192,7 @@ def unclear(problem: Problem, next_layer: NextLayer, solved: SolvedInputs) -> Bo
     z = solved.points @ problem.preactivations.T
     loose = torch.linalg.vector_norm(solved.loose @ problem.preactivations.T, dim=1) / z.shape[1] ** 0.5
     noise = entry_noise(problem, next_layer, solved.points) + SPREAD * solved.turned * loose
-    return z.abs() <= CLEAR_SIGN * noise[:, None]
+    return z.abs() <= SIGMAS * noise[:, None]
 
 
 @dataclass(frozen=True, eq=False)

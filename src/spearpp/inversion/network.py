@@ -71,7 +71,7 @@ class Network:
     """The gradient of the bias of the output layer: the sum of the signals at the outputs; None if there is no bias."""
     input_noise: Float[Tensor, "b m"] | None = None
     """Maps the pre-activations of a sample to σ Σ⁻¹p, whose norm is the noise in the entries of its input; None if this
-    noise is rounding (``spearpp.inversion.input_noise``)."""
+    noise is rounding (``spearpp.inversion.levels``)."""
     notes: list[str] = field(default_factory=list)
     """Why some later layers give no equations."""
 

@@ -119,23 +119,12 @@ def read_next_layer(
         DtypeError: if a tensor is not a dense floating-point tensor, or is on another device than this layer.
         NonFiniteError: if a tensor contains NaN or Inf.
     """
-    neurons, batch_size = preactivations.shape
     if next_grad_weight is None and next_weight is None:
         return Reading("not given")
-    if next_grad_weight is None or next_weight is None:
-        missing = "next_grad_weight" if next_grad_weight is None else "next_weight"
-        raise ShapeError(f"{missing} is missing: pass both the gradient and the weight of the next layer, or neither")
-    seen = observe(next_grad_weight, None, next_weight, None, prefix="next_")
-    if next_weight.shape[1] != neurons:
-        raise ShapeError(
-            f"next_weight has shape {tuple(next_weight.shape)}, but this layer has {neurons} neurons: "
-            f"expected (outputs, {neurons})"
-        )
-    if next_weight.device != preactivations.device:
-        raise DtypeError(f"next_weight is on {next_weight.device}, weight on {preactivations.device}: use one device")
+    seen = _observe(next_grad_weight, next_weight, preactivations)
+    batch_size, outputs = preactivations.shape[1], len(seen.weight)
     if batch_size < 2:
         return Reading("not needed")
-    outputs = next_weight.shape[0]
     if rounds > 1:
         return _weights_only(seen, batch_size, "not used: its activations differ between the rounds", rounds)
     if outputs <= batch_size:
@@ -161,6 +150,25 @@ def read_next_layer(
         if bool(pivots.min() <= INDEPENDENT):
             return Reading(f"not used: {name} do not distinguish {batch_size} samples")
     return Reading("used", next_layer)
+
+
+def _observe(
+    next_grad_weight: Tensor | None, next_weight: Tensor | None, preactivations: Float[Tensor, "m b"]
+) -> Observation:
+    """Check the tensors of the next layer, and that the neurons of this layer are its inputs."""
+    if next_grad_weight is None or next_weight is None:
+        missing = "next_grad_weight" if next_grad_weight is None else "next_weight"
+        raise ShapeError(f"{missing} is missing: pass both the gradient and the weight of the next layer, or neither")
+    seen = observe(next_grad_weight, None, next_weight, None, prefix="next_")
+    neurons = len(preactivations)
+    if next_weight.shape[1] != neurons:
+        raise ShapeError(
+            f"next_weight has shape {tuple(next_weight.shape)}, but this layer has {neurons} neurons: "
+            f"expected (outputs, {neurons})"
+        )
+    if next_weight.device != preactivations.device:
+        raise DtypeError(f"next_weight is on {next_weight.device}, weight on {preactivations.device}: use one device")
+    return seen
 
 
 def _factors_at_clear_gap(seen: Observation) -> Factors | None:

@@ -13,9 +13,9 @@ from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Tensor
 
-SMALLEST_MAGNITUDE, LARGEST_MAGNITUDE = 1e-100, 1e100
-"""Range of the largest entry of a gradient that is used without scaling. Derived: squares of such numbers, and
-sums of many squares, stay within the range of float64, which is 1e-308 to 1e308."""
+LARGEST_MAGNITUDE = 1e100
+"""Largest entry of a gradient that is used without scaling, and one over the smallest. Derived: squares of such
+numbers, and sums of many squares, stay within the range of float64, which is 1e-308 to 1e308."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _scale_into_range(gradient: Tensor) -> Tensor:
     """
     smallest, largest = torch.aminmax(gradient)
     magnitude = max(-float(smallest), float(largest))
-    if magnitude == 0 or SMALLEST_MAGNITUDE < magnitude < LARGEST_MAGNITUDE:
+    if magnitude == 0 or 1 / LARGEST_MAGNITUDE < magnitude < LARGEST_MAGNITUDE:
         return gradient
     return torch.ldexp(gradient, torch.tensor(-math.frexp(magnitude)[1], device=gradient.device))
 

@@ -23,8 +23,6 @@ about a thousandth of what noise turns it."""
 _NEIGHBOUR_DISTANCE = 1e-4
 """Distance below which neighbouring directions are duplicates before they are refit. Design choice: far below the
 distance between different samples. Duplicates above it are found after the refit, with the noise as threshold."""
-_COMPARED_AT_ONCE = 2048
-"""Number of directions that are compared with each other at once. Design choice: their products need 32 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +151,7 @@ def _new_directions(pool: Pool, problem: Problem, found: Tensor, zeros: Tensor) 
     if len(pool) and len(found):
         order = order[~_same(problem, found[order], pool.directions).any(1)]
     new = order[:0]
-    for chunk in order.split(_COMPARED_AT_ONCE):
+    for chunk in order.split(chunk_size(found.device, 8 * max(1, len(order)))):
         if len(new):
             chunk = chunk[~_same(problem, found[chunk], found[new]).any(1)]
         repeated = _same(problem, found[chunk], found[chunk]).tril(-1).any(1)

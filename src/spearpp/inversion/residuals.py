@@ -14,8 +14,11 @@ from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
 SMALL = 2e11
-"""Number of multiplications up to which a step is recorded. Design choice: launching the kernels of a step takes about
-20 ms, and a large GPU makes about 1e13 multiplications in a second with TF32."""
+"""Number of multiplications that a GPU makes while it launches the kernels of a step. Design choice: launching takes
+about 10 ms, and a large GPU makes about 2e13 multiplications in a second with TF32."""
+RECORDED = 5 * SMALL
+"""Number of multiplications up to which a step is recorded. Design choice: recorded steps are taken by all points, also
+by those that are done, so larger steps are not worth it."""
 TANGENT_COPIES = 8
 """Tensors of the size of one layer's tangents that are in memory at the same time. Design choice: an estimate for
 networks with a few hidden layers."""
@@ -109,13 +112,13 @@ class Residuals:
 
     def is_small(self, t: Float[Tensor, "k u"]) -> bool:
         """Return whether a GPU takes longer to launch the kernels of all points at once than to run them."""
-        return t.is_cuda and len(t) <= self._points_at_once(t) and self.multiplications(t) <= SMALL
+        return t.is_cuda and len(t) <= self._points_at_once(t) and self.multiplications(*t.shape) <= RECORDED
 
-    def multiplications(self, t: Float[Tensor, "k u"]) -> float:
-        """Return the number of multiplications for the matrices JᵀJ of all points."""
+    def multiplications(self, points: int, unknowns: int) -> float:
+        """Return the number of multiplications for the matrices JᵀJ of some points."""
         weights = len(self.network.rests) * sum(each.numel() for each in self.network.weights.values())
-        products = 4 * weights + self.equations * (t.shape[1] + max(self._origin.shape[0], 1))
-        return float(len(t)) * t.shape[1] * products
+        products = 4 * weights + self.equations * (unknowns + max(self._origin.shape[0], 1))
+        return float(points) * unknowns * products
 
     def _points_at_once(self, t: Float[Tensor, "k u"]) -> int:
         """Return the number of points whose derivatives fit into a quarter of a GPU's free memory, or a CPU chunk."""

@@ -15,7 +15,7 @@ from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.swaps import agreeing, swap_scores
 from spearpp.inversion.tolerance import INDEPENDENT
-from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.chunks import chunk_size, small_chunk_size
 from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
@@ -23,9 +23,6 @@ from spearpp.types import Bool, Float, Int, Tensor
 RETRIED_PER_SAMPLE = 4
 """Number of candidates, for each sample of the batch, that ``greedy_filt`` tries again after its first pass. Design
 choice: candidates are sorted, and the samples of the batch are among the first candidates."""
-_CACHE_BYTES, _DEVICE_BYTES = 2**21, 2**28
-"""Memory of the swaps that are scored at once, on a CPU and on a GPU. Design choice: 2 MiB fit into the cache of a CPU
-core, and 256 MiB keep a GPU busy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +121,7 @@ def greedy_filt(
     b, m = zeros.shape
     best, score, best_before = merit(chosen), chosen.score, -1
     points, selected, tried = chosen.points, held.tolist(), order.tolist()
-    most_at_once = max(1, (_CACHE_BYTES if directions.device.type == "cpu" else _DEVICE_BYTES) // (8 * b * b * m))
+    most_at_once = small_chunk_size(directions.device, 8 * b * b * m)
     while best_before < best and score < 1:
         if best_before >= 0:
             tried = tried[: RETRIED_PER_SAMPLE * b]

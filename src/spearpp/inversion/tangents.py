@@ -136,7 +136,8 @@ def _chain(
     if deepest < 0:  # the forward equations need no later layers
         loss, count = None, max(span.layer for span in spans)
     first, second = zip(*(slope_and_bend(function, argument) for argument, function in steps[:count]), strict=True)
-    signals, bends = [], {}
+    signals: list[Tensor] = []
+    bends: dict[int, Tensor] = {}
     if loss is not None:
         signals, sent = signals_of(loss, outputs, labels, weights, first, deepest)
         bends = {layer: (second[layer] * each)[:, None] for layer, each in sent.items()}

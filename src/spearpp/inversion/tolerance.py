@@ -49,9 +49,10 @@ error of a sine that is computed from a float64 product, and far below the angle
 INDEPENDENT = 1e-7
 """Smallest distance of a unit direction from the span of others. Design choice: a few times 1.5e-8, the
 square root of the float64 precision, which is the error of a direction that is solved from a Gram matrix."""
-NOISE_ANGLE = 4.0
-"""Number of standard deviations that the angle between two estimates of one direction may have. Design choice: the
-stated error of an input uses the same number (``evidence.one_layer``)."""
+STATED_SIGMAS = 4.0
+"""Number of standard deviations of the stated error of an input (``evidence.one_layer``), and of the angle between two
+estimates of one direction. Design choice. Rounding is not Gaussian: in 3,000 hostile updates the true error of an input
+reached eight standard deviations, twice the stated error (``docs/results/hostile.md``)."""
 SMALLEST_KERNEL_BOUND = 1e-12
 """Smallest bound for a singular value of a kernel. Design choice for gradients without noise:
 some thousand times the float64 precision of rows with norm 1."""
@@ -117,7 +118,7 @@ class Tolerance:
     def angle(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
         """Return the largest sine of the angle between this direction and another that counts as the same."""
         entry = self.noise[..., None] * self.amplification(directions)
-        turned = NOISE_ANGLE * entry * (directions.shape[-1] / self.least_sparsity) ** 0.5
+        turned = STATED_SIGMAS * entry * (directions.shape[-1] / self.least_sparsity) ** 0.5
         return turned.clamp(SAME_DIRECTION, 0.5)  # never more than 30°, however strong the noise is
 
 

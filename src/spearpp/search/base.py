@@ -8,9 +8,9 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.matches import Matches
-from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import Solutions
+from spearpp.inversion.solutions import Pairs, Solutions
+from spearpp.linalg.chunks import small_chunk_size
 from spearpp.linalg.nullspace import kernel_vectors
 from spearpp.types import Float, Tensor
 
@@ -62,7 +62,7 @@ class Search(Protocol):
         ...
 
     def place(self, problem: Problem) -> Problem:
-        """The problem on the device where this search wants its proposals to be selected and checked.
+        """Return the problem on the device where the proposals of this search are to be selected and checked.
 
         Most searches return the problem unchanged.
         """
@@ -81,11 +81,8 @@ class Search(Protocol):
 
 
 FIRST_CHUNK = 2048
-"""Starts of the first chunk. A design choice: easy batches are found within so many starts, and stop there."""
-CACHE_BYTES = 2**22
-"""Working set of a chunk on a CPU: about the cache that one core has."""
-DEVICE_BYTES = 2**29
-"""Working set of a chunk on a GPU: large enough to occupy the GPU, small against its memory."""
+"""Starts of the first chunk. A design choice: easy batches are found within this number of starts, which ends the
+search."""
 
 
 def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | None) -> Iterator[int]:
@@ -94,8 +91,7 @@ def chunk_sizes(starts: int, row_bytes: int, device: torch.device, chunk: int | 
     The first chunk is small, so that easy batches stop early. The others are as large as a CPU's cache, or half a
     gigabyte of a GPU, allows. If ``chunk`` is given, all chunks have this size.
     """
-    bound = CACHE_BYTES if device.type == "cpu" else DEVICE_BYTES
-    limit = max(128, bound // row_bytes) if chunk is None else chunk
+    limit = max(128, small_chunk_size(device, row_bytes)) if chunk is None else chunk
     size = min(FIRST_CHUNK, limit) if chunk is None else chunk
     while starts > 0:
         yield min(size, starts)
@@ -117,7 +113,7 @@ def check_options(search: object, starts: int, sparsity: float | None, chunk: in
         raise OptionError(f"{name}(chunk={chunk}): a chunk has at least one start")
 
 
-def lines(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
+def one_dimensional_kernels(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
     """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
 
     Args:

@@ -82,7 +82,7 @@ class Descent(ABC):
         return points
 
     def place(self, problem: Problem) -> Problem:
-        """The problem unchanged: this search selects candidates on the device of the update."""
+        """Return the problem unchanged: candidates are selected on the device of the update."""
         return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:

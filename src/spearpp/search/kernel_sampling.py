@@ -8,7 +8,7 @@ import torch
 
 from spearpp.inversion.problem import Problem
 from spearpp.linalg.nullspace import random_subsets
-from spearpp.search.base import Proposals, check_options, chunk_sizes, lines
+from spearpp.search.base import Proposals, check_options, chunk_sizes, one_dimensional_kernels
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class KernelSampling:
         check_options(self, self.starts, self.sparsity, self.chunk)
 
     def place(self, problem: Problem) -> Problem:
-        """The problem unchanged: this search selects candidates on the device of the update."""
+        """Return the problem unchanged: candidates are selected on the device of the update."""
         return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
@@ -44,4 +44,4 @@ class KernelSampling:
         row_bytes = 8 * (3 * b * b + m)
         for size in chunk_sizes(self.starts, row_bytes, rows.device, self.chunk):
             chosen = random_subsets(size, m, b - 1, generator).to(rows.device)
-            yield Proposals(lines(problem, rows[chosen]), starts=size, steps=0)
+            yield Proposals(one_dimensional_kernels(problem, rows[chosen]), starts=size, steps=0)

@@ -8,11 +8,12 @@ import torch
 
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels.paper import for_descent
+from spearpp.linalg.kernels.paper.reference import BITS
 from spearpp.search.descent import Descent, Step
 from spearpp.search.losses import L1, LogCosh, SparsityLoss
 from spearpp.types import Float, Tensor
 
-ROUGH = 2.0**-11
+ROUGH = 2.0**-BITS
 """Smallest learning rate for which products on tensor cores are accurate enough. Derived: tensor cores round factors to
 11 bits, and a step must be longer than this rounding error. Measured: with 11 bits until the rate falls below this
 value, as many starts end at a true direction as in float32 (docs/lab/notebook.md, section "Speed of a step")."""

@@ -16,7 +16,7 @@ from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import random_subsets
-from spearpp.search.base import lines
+from spearpp.search.base import one_dimensional_kernels
 from spearpp.types import Float, Tensor
 
 
@@ -73,7 +73,7 @@ class SamplingRounding:
             smallest = (part @ rows.T).abs().topk(r, dim=1, largest=False).indices
             smallest = smallest.repeat_interleave(self.draws, dim=0)
             chosen = random_subsets(len(smallest), r, b, generator).to(rows.device)
-            found.append(lines(problem, rows[smallest.gather(1, chosen)]))
+            found.append(one_dimensional_kernels(problem, rows[smallest.gather(1, chosen)]))
         return torch.cat(found) if found else directions.double()
 
 

@@ -36,7 +36,7 @@ class Suggested:
         return None
 
     def place(self, problem: Problem) -> Problem:
-        """The problem stays on its device."""
+        """Return the problem unchanged."""
         return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:

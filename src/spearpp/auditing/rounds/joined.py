@@ -27,7 +27,7 @@ from spearpp.model import Layer
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.search import Search, Suggested
-from spearpp.types import Bool, Float, LayerTensors, Tensor
+from spearpp.types import Bool, Float, LayerTensors, Tensor, select_rows
 from spearpp.update import ClientUpdate
 
 SAME = 1e-2
@@ -230,7 +230,7 @@ def _in_round(found: Inversion, rows: Tensor, index: int, rounds: int) -> Invers
         inputs=found.inputs[rows],
         certified=found.certified[rows],
         directions=directions / size.clamp_min(torch.finfo(size.dtype).tiny).to(directions),
-        evidence=None if found.evidence is None else found.evidence.rows(rows),
+        evidence=None if found.evidence is None else select_rows(found.evidence, rows),
         zeros=found.zeros[rows],
         fits=found.fits[rows],
         factors=replace(

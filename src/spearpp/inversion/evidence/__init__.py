@@ -2,7 +2,7 @@
 
 ``one_layer`` uses the gradient of one layer and needs all b directions. It compares activation patterns with zeros
 (``patterns``), measures how likely agreement is by chance, and asks whether each direction is the only one
-with its zeros (``determined``). ``two_layers`` also uses the next layer, and ``network`` all later layers; both judge
+with its zeros. ``two_layers`` also uses the next layer, and ``network`` all later layers; both judge
 each input on its own. ``joint`` adds what certified inputs say about the others. All return ``Evidence``, which states
 what it means that an input is consistent or exact.
 If the model is known, replaying an input alone gives further evidence (``spearpp.auditing.signals``).

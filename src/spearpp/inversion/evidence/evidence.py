@@ -1,8 +1,7 @@
 """The one type of evidence, the one rule that turns it into certificates, and how likely agreement is by chance."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -14,6 +13,10 @@ error of a thousandth of the norm cannot be seen in an ordinary picture. (Half a
 picture, but the norm of a dark picture is smaller.) All other modules import this value."""
 WHOLE_NETWORK = 3
 """Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
+ABOVE_NOISE = 10.0
+"""By how many times the noise a wrong solution must violate an equation of an input for the equation to count. For one
+layer, the equations are its zero rows, and every vector other than its direction must have a larger image. A design
+choice: ten times the bound that noise exceeds with probability 1e-3."""
 UNLUCKY = 1e-6
 """Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
 choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
@@ -52,42 +55,15 @@ class Evidence:
         together = torch.ones_like(self.holds[:1]) if self.layers > 1 else self.holds.all()[None]
         return self.consistent & (self.error <= EXACT) & together
 
-    def rows(self, which: Tensor) -> "Evidence":
-        """The same evidence for some of the inputs, or in another order."""
-        return self._with(lambda column: column[which])
-
-    def replaced(self, which: Tensor, other: "Evidence") -> "Evidence":
-        """The same evidence with that of other inputs in some rows."""
-        columns = other.columns
-        details = {name: each.index_copy(0, which, columns[name]) for name, each in self.details.items()}
-        named = ("holds", "determined", "error", "share")
-        return replace(
-            self, details=details, **{name: getattr(self, name).index_copy(0, which, columns[name]) for name in named}
-        )
-
-    def to(self, device: torch.device) -> "Evidence":
-        """The same evidence on another device."""
-        return self._with(lambda column: column.to(device))
-
     @property
     def columns(self) -> dict[str, Tensor]:
         """All tensors by name."""
         named = ("holds", "determined", "error", "share")
         return {**{name: getattr(self, name) for name in named}, **self.details}
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> "Evidence":
-        return replace(
-            self,
-            holds=change(self.holds),
-            determined=change(self.determined),
-            error=change(self.error),
-            share=change(self.share),
-            details={name: change(each) for name, each in self.details.items()},
-        )
-
 
 def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
-    """The smallest count that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
+    """Return the smallest count that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
     exceeds = torch.special.gammainc((counts + 1).to(mean), mean[..., None])  # P(N > count)
     return (exceeds > UNLUCKY).sum(-1)
@@ -96,7 +72,9 @@ def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
 def coins(
     neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
 ) -> Float[Tensor, "*k"]:
-    """Number of fair coins that agree by chance as rarely as all inactive neurons lie among the zeros of a column.
+    """Return how unlikely it is that all inactive neurons lie among the zeros of a column by chance, in fair coins.
+
+    k coins stand for a probability of 2^-k.
 
     ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons beyond
     those. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
@@ -118,7 +96,9 @@ def coins(
 def chance_of_zeros(
     zeros: Int[Tensor, "*u b"], relative: Float[Tensor, "*u b m"], live: Bool[Tensor, "*u 1 m"], batch_size: int
 ) -> Float[Tensor, "*u b"]:
-    """Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
+    """Return a bound on the probability that a wrong vertex has as many zeros by chance.
+
+    It is Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
 
     A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are modelled as Gaussian with the root
     mean square of L q. Each is below its bound, ``relative`` to the root mean square, with probability

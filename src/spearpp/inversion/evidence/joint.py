@@ -48,7 +48,7 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
         new, more = judge_points(problem, network, moved, others)
         better = new.holds & (new.error < evidence.error[rows])
         found = replace_rows(found, rows[better], select_rows(moved, better))
-        evidence = evidence.replaced(rows[better], new.rows(better))
+        evidence = replace_rows(evidence, rows[better], select_rows(new, better))
         if more is None or not bool(new.exact.any()):
             break
         information[rows[better]] = more[better]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence.evidence import WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence.evidence import ABOVE_NOISE, WHOLE_NETWORK, Evidence
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
@@ -36,8 +36,6 @@ from spearpp.types import Bool, Float, Tensor
 PROBES = 3
 """Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
 found, and the points of one span can show at most as many equations as there are points."""
-VIOLATED = 10.0
-"""How many times its noise level the violation of an equation must be to count. Design choice: well above noise."""
 
 LARGEST = 400
 """Largest batch whose samples help each other. Design choice: this needs b matrices of b times b numbers, 0.5 GB."""
@@ -140,7 +138,7 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     ):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # The level is the norm of the noise of all equations of the span, for one point.
-        threshold = VIOLATED * float(level) * (len(points) / span.equations) ** 0.5
+        threshold = ABOVE_NOISE * float(level) * (len(points) / span.equations) ** 0.5
         key = (0 if span.layer == 0 else 1 + (span.layer - 1) % later, span.signals)
         ranks[key] = max(ranks.get(key, 0), rank_above(torch.nan_to_num(units @ span.complement), threshold))
     return sum(ranks.values())

@@ -17,16 +17,12 @@ import torch
 from spearpp.inversion.evidence.evidence import chance_of_zeros, coins, most_by_chance
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import fix_scale
+from spearpp.inversion.tolerance import STATED_SIGMAS
 from spearpp.types import Bool, Float, Int, Tensor
 
 CLEAR = 0.1
 """An entry of D is clear of noise if the noise bound is at most this share of the column's root mean square. A design
 choice: a tenth of the typical entry."""
-SIGMAS = 4.0
-"""The stated error is this many standard deviations of what the noise of the gradient implies.
-
-A design choice. Rounding is not Gaussian: in 3,000 hostile updates the true error reached eight standard deviations,
-twice the stated error (``docs/results/hostile.md``)."""
 HEAVIER = 4.0
 """Largest ratio of an entry to its noise bound at an inactive neuron that still counts as noise. Measured: 2.7 was the
 largest ratio on networks that fit their data (``docs/lab/notebook.md``)."""
@@ -95,23 +91,23 @@ def compare(
     reach = sides.norms[..., None] * problem.factors.row_norms[..., None, :]
     drift = _estimate_drift(problem, sides, conflicts, reach)
     slack = widened(sides.slack, drift[..., None, None], reach)
-    counts = _count_agreements(problem, sides, conflicts, slack)
-    rebuilt = _rebuild(problem, sides, inverse, slack, heavier)
+    agreeing, hidden, allowed = _count_agreements(problem, sides, conflicts, slack)
+    error, share, residual, noise = _rebuild(problem, sides, inverse, slack, heavier)
     zero_rows = sides.zeros & sides.live
     new_rows = sides.live & ~problem.repeated_rows[..., None, :]
     new_zeros = (sides.zeros & new_rows).sum(-1)
     return Comparison(
         zeros=zero_rows.sum(-1),
         chance=chance_of_zeros(new_zeros, sides.bound / sides.level, new_rows, problem.batch_size),
-        agreeing=counts.agreeing,
+        agreeing=agreeing,
         moved=conflicts.sum(-1),
-        hidden=counts.hidden,
-        allowed=counts.allowed,
+        hidden=hidden,
+        allowed=allowed,
         free=sides.free,
-        error=rebuilt.error,
-        share=rebuilt.share,
-        residual=rebuilt.residual,
-        noise=rebuilt.noise,
+        error=error,
+        share=share,
+        residual=residual,
+        noise=noise,
         heavier=heavier,
         drift=drift,
         inactive_zeros=zero_rows & (sides.z < -sides.slack),
@@ -215,17 +211,10 @@ def _estimate_drift(
     return drift
 
 
-@dataclass(frozen=True, eq=False)
-class _Counts:
-    agreeing: Int[Tensor, "*u b"]
-    hidden: Int[Tensor, "*u b"]
-    allowed: Int[Tensor, "*u b"]
-
-
 def _count_agreements(
     problem: Problem, sides: _Sides, conflicts: Bool[Tensor, "*u b m"], slack: Float[Tensor, "*u b m"]
-) -> _Counts:
-    """Step 4: count the neurons for and against each input. ``slack`` includes what drift may have moved."""
+) -> tuple[Int[Tensor, "*u b"], Int[Tensor, "*u b"], Int[Tensor, "*u b"]]:
+    """Step 4: return ``agreeing``, ``hidden`` and ``allowed``. ``slack`` includes what drift may have moved."""
     counted = sides.clear & (sides.z.abs() > slack) & ~problem.repeated_rows[..., None, :]
     agreeing = (counted & (sides.active != sides.zeros)).sum(-1)
     hidden = (counted & sides.active & sides.zeros).sum(-1)
@@ -239,15 +228,7 @@ def _count_agreements(
         agreeing = torch.where(conflicts.any(-1), 0, agreeing)
     dead = ~sides.live & (sides.z.abs() > slack) & (problem.rounds == 1)  # over rounds they are the same neurons
     dead_agreeing = ((dead & (sides.z < 0)).sum(-1) - (dead & (sides.z > 0)).sum(-1)).clamp_min(0)
-    return _Counts(agreeing + dead_agreeing, hidden, most_by_chance(expected))
-
-
-@dataclass(frozen=True, eq=False)
-class _Rebuilt:
-    error: Float[Tensor, "*u b"]
-    share: Float[Tensor, "*u b"]
-    residual: Float[Tensor, "*u"]
-    noise: Float[Tensor, "*u"]
+    return agreeing + dead_agreeing, hidden, most_by_chance(expected)
 
 
 def _rebuild(
@@ -256,25 +237,26 @@ def _rebuild(
     inverse: Float[Tensor, "*u b b"],
     slack: Float[Tensor, "*u b m"],
     heavier: Float[Tensor, "*u"],
-) -> _Rebuilt:
-    """Step 5: state the error of each input, and rebuild the gradient with D zero at inactive neurons."""
+) -> tuple[Float[Tensor, "*u b"], Float[Tensor, "*u b"], Float[Tensor, "*u"], Float[Tensor, "*u"]]:
+    """Step 5: rebuild the gradient, with D zero at inactive neurons.
+
+    Returns:
+        ``error``, ``share``, ``residual`` and ``noise`` of ``Comparison``.
+    """
     factors, tiny = problem.factors, torch.finfo(sides.z.dtype).tiny
     signals = sides.values * sides.scale[..., None]
     if problem.batch_size > 1:
         signals = torch.where(sides.active | (sides.z.abs() <= slack), signals, 0.0)
     length = sides.scale.abs().clamp_min(tiny)
     norms, columns = sides.norms / length, max(1, factors.right.shape[-1])
-    spread = (SIGMAS * heavier * problem.tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
+    spread = (STATED_SIGMAS * heavier * problem.tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
     spread = spread / sides.scale.abs()
     weight = torch.linalg.vector_norm(signals, dim=-1) * norms
     whole = torch.linalg.vector_norm(factors.row_norms, dim=-1)
     noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) * columns**0.5
-    return _Rebuilt(
-        error=spread / (norms / columns**0.5),
-        share=weight / weight.sum(-1, keepdim=True).clamp_min(tiny),
-        residual=factors.distance(signals.mT, sides.points / length[..., None]) / whole,
-        noise=noise / whole,
-    )
+    error, share = spread / (norms / columns**0.5), weight / weight.sum(-1, keepdim=True).clamp_min(tiny)
+    residual = factors.distance(signals.mT, sides.points / length[..., None]) / whole
+    return error, share, residual, noise / whole
 
 
 def _absent_rounds(zeros: Bool[Tensor, "k m"], rounds: int) -> Bool[Tensor, "k T"]:
@@ -293,5 +275,5 @@ def _ranks_of_rounds(left: Float[Tensor, "m b"], absent: Bool[Tensor, "k T"]) ->
 
 
 def widened(slack: Tensor, drift: Tensor | float, reach: Tensor) -> Float[Tensor, "*u b m"]:
-    """slack + η reach, slightly enlarged, so that it includes the neuron that defined η = (|z| - slack) / reach."""
+    """Return slack + η reach, slightly enlarged: it includes the neuron that defined η = (|z| - slack) / reach."""
     return slack + (1 + 1e-9) * drift * reach

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence.evidence import Evidence
+from spearpp.inversion.evidence.evidence import ABOVE_NOISE, Evidence
 from spearpp.inversion.matches import (
     SIGMAS,
     SPREAD,
@@ -31,16 +31,13 @@ from spearpp.types import Bool, Float, Int, Tensor
 INEXACT = 1e-4
 """Share outside a span that is accepted where noise is negligible, because vectors are solved to finite precision.
 
-A design choice: far below ``DETERMINED`` times the noise that a wrong input leaves."""
+A design choice: far below ``ABOVE_NOISE`` times the noise that a wrong input leaves."""
 TWINS = 2
 """Largest number of neurons in which two patterns differ and still count as one pattern: all mixtures of two samples
 with one pattern satisfy the same equations."""
 NARROW, NEAREST = 64, 3
 """A layer with up to NARROW neurons must determine an input without the NEAREST neurons closest to zero: patterns of
 narrow layers may differ in two or three neurons only."""
-DETERMINED = 10.0
-"""How many times the noise the second smallest singular value of the equations must be. A design choice: the same
-factor as ``determined.ABOVE_NOISE``."""
 
 
 def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, solved: SolvedInputs) -> Evidence:
@@ -80,7 +77,7 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
     fits_backward = backward <= (SIGMAS * back_noise).clamp_min(INEXACT)
     return Evidence(
         holds=fits_forward & fits_backward & torch.isfinite(error) & (chance <= RARE),
-        determined=(gap >= DETERMINED * torch.maximum(forward, noise)) & (twin > TWINS),
+        determined=(gap >= ABOVE_NOISE * torch.maximum(forward, noise)) & (twin > TWINS),
         error=error,
         share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
         layers=2,
@@ -98,7 +95,7 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
 
 
 def _gap_without_nearest(problem: Problem, next_layer: NextLayer, z: Float[Tensor, "k m"]) -> Float[Tensor, "k"]:
-    """Forward share of the next best solution without the neurons nearest to zero; inf for wide layers.
+    """Return the forward share of the next best solution without the neurons nearest to zero; inf for wide layers.
 
     Patterns of a narrow layer may differ in two or three neurons only. Some mixture of such samples also satisfies the
     equations of these neurons, and its pre-activations there are close to zero. Without these neurons the mixture is
@@ -120,7 +117,7 @@ def _gap_without_nearest(problem: Problem, next_layer: NextLayer, z: Float[Tenso
 
 
 def _twins(active: Bool[Tensor, "k m"]) -> Int[Tensor, "k"]:
-    """For each pattern, the number of neurons in which the most similar other pattern differs; m if there is none."""
+    """Return in how many neurons the most similar other pattern differs from each pattern; m if there is no other."""
     masks = active.double()
     distances = masks @ (1 - masks).T + (1 - masks) @ masks.T
     distances.fill_diagonal_(active.shape[1])
@@ -130,7 +127,7 @@ def _twins(active: Bool[Tensor, "k m"]) -> Int[Tensor, "k"]:
 def chance_of_another(
     problem: Problem, forward: Float[Tensor, "k"], backward: Float[Tensor, "k"]
 ) -> Float[Tensor, "k"]:
-    """2^m (r_f √b · r_b √b)^(m - 2b + 1) for each input; 1 where there are no equations to spare."""
+    """Return 2^m (r_f √b · r_b √b)^(m - 2b + 1) for each input; 1 if there are no more equations than unknowns."""
     m, b = problem.factors.live_neurons, problem.batch_size
     surplus = m - 2 * b + 1
     if surplus < 1:
@@ -141,7 +138,7 @@ def chance_of_another(
 
 
 def agreement(problem: Problem, seen: Matches, solved: SolvedInputs) -> float:
-    """λ over the matched inputs: the share of entries of D that are zero exactly where the neuron is inactive."""
+    """Return λ of the matched inputs: the share of entries of D that are zero exactly where the neuron is inactive."""
     values = seen.directions @ problem.factors.left.T
     reach = seen.turned[:, None] * torch.linalg.vector_norm(problem.factors.left, dim=1)
     zeros = values.abs() <= torch.maximum(problem.tolerance.entry(seen.directions), SIGMAS * reach)

@@ -91,7 +91,7 @@ def _scatter_rows(rows: Float[Tensor, "some ..."], where: Bool[Tensor, "all"]) -
 
 
 def _number_of_factors(rank: int | None, batch_size: int | None, spectrum: Tensor, seen: Observation) -> int:
-    """The number of samples that the gradient shows: its rank if that is clear, else the batch size if it is known.
+    """Return the number of samples that the gradient shows: its rank if this is clear, else the known batch size.
 
     A clear rank may be smaller than the batch size: samples may repeat, activate no neuron, or lie below the noise.
     """

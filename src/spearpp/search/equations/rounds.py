@@ -25,13 +25,9 @@ from spearpp.linalg import sphere
 from spearpp.model.loss import Loss
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.directions import directions_of
-from spearpp.types import Float, Int, Tensor
+from spearpp.search.equations.starts import Starts
+from spearpp.types import Bool, Float, Int, Tensor
 
-TRIAL = {"cpu": 16, "cuda": 240}
-"""Number of starts of the first round with a set of equations. A GPU needs about as long for 240 as for 16."""
-STARTS = {"cpu": 60, "cuda": 240}
-"""Number of starts of a round. Design choice: larger rounds find the same samples more often, but a GPU is hardly
-slower with them."""
 WORKS = 0.25
 """Share of new samples with which a set of equations is used without trying the others: new samples over starts, or
 over missing samples if these are fewer. Design choice: such a set leaves little to gain from the others."""
@@ -66,6 +62,9 @@ BELOW_NOISE = 0.1
 FINISH_STEPS = 12
 """Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
 because only points that passed every test reach these steps."""
+INFORMATIVE = 0.1
+"""Largest noise level of equations that say something about a point. Design choice: at 1, every point satisfies
+them."""
 SAME = 1e-2
 """Largest relative distance of two points that count as one sample. Design choice: samples that are closer are judged
 as one by the evidence."""
@@ -100,7 +99,7 @@ class Round:
 
 def run_rounds(problem: Problem, network: Network, generator: torch.Generator, deadline: float) -> Iterator[Round]:
     """Search for samples, round by round, until the whole batch is found or no set of equations finds more."""
-    search = _Rounds(problem, network, generator)
+    search = Rounds(problem, network, generator)
     if not search.ways:  # there are fewer equations than unknowns
         yield Round(search.found, 0, 0)
     while search.ways and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
@@ -109,7 +108,7 @@ def run_rounds(problem: Problem, network: Network, generator: torch.Generator, d
             return
 
 
-class _Rounds:
+class Rounds:
     """The state of a search."""
 
     def __init__(self, problem: Problem, network: Network, generator: torch.Generator) -> None:
@@ -132,9 +131,9 @@ class _Rounds:
                 if key not in made:
                     made[key] = Residuals(network, spans, self.a, torch.float32)
                 self.ways.append(_Way(made[key], widest))
-        self.finish = Residuals(network, self.spans, self.a, torch.float64)
-        self.finish.place(*affine(self._whole, self.one))
-        self.norm = _typical_norm(problem)
+        self._every = Residuals(network, self.spans, self.a, torch.float64)
+        self._every.place(*affine(self._whole, self.one))
+        self.starts = Starts(problem, generator)
 
     def round(self) -> Round:
         """Run one round with one set of equations."""
@@ -145,7 +144,7 @@ class _Rounds:
             ends, starts, steps = self._last(remaining), 1, 0
         else:
             ends, starts, steps = self._solve(way, remaining)
-        new = self._finish(*ends)
+        new = self.finish(*ends)
         missing = self.problem.batch_size - len(self.found)
         way.new, way.rate = len(new) / min(starts, missing), len(new) / max(1, steps)
         if len(new):
@@ -189,10 +188,8 @@ class _Rounds:
         origin, basis = affine(remaining, self.one)
         equations.place(origin, basis)
         unknowns = basis.shape[1]
-        most = (TRIAL if way.new is None else STARTS).get(self.a.device.type, STARTS["cpu"])
-        starts = min(most, 4 * unknowns + 10)
-        draw = torch.randn(starts, unknowns, generator=self.generator, device=self.generator.device)
-        t = self._spread() / unknowns**0.5 * draw.to(self.a.device, equations.dtype)
+        starts = self.starts.number(equations, unknowns, first=way.new is None)
+        t = self.starts.draw(starts, unknowns, self.found, self.empty).to(equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), way.widest)
@@ -214,16 +211,9 @@ class _Rounds:
             steps += taken
         order = error.argsort()
         order = order[error[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
+        self.starts.adapt(len(order) / starts)
         ends = origin + t[order].to(basis) @ basis.T
         return (ends, labels[order] if labelled else None), starts, steps
-
-    def _spread(self) -> float:
-        """Return the typical norm of an input for new starts: that of found samples, or else an estimate.
-
-        After rounds without a new sample it is halved, doubled, divided by four, and so on.
-        """
-        norm = float(torch.linalg.vector_norm(self.found.coordinates, dim=1).median()) if len(self.found) else self.norm
-        return norm * 2.0 ** ((self.empty + 1) // 2 * (-1 if self.empty % 2 else 1))
 
     def _draw_labels(self, count: int) -> Int[Tensor, "count"]:
         """Draw the labels of starts, in proportion to the labels of the samples that are missing if they are known.
@@ -244,8 +234,13 @@ class _Rounds:
     def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
         return self.network.replay(found.coordinates @ self.a.T, found.labels)
 
-    def _finish(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Solutions:
-        """Finish candidates with all equations in float64, and return new samples."""
+    def finish(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Solutions:
+        """Solve all equations in float64 from points close to samples, and return the new samples.
+
+        Args:
+            points: coordinates of the points.
+            labels: their labels; None to find them.
+        """
         if not len(points):
             return no_solutions(self.problem)
         chosen = _first_alike(points, labels).unique()
@@ -254,17 +249,25 @@ class _Rounds:
         origin, basis = affine(self._whole, self.one)
         weights = (1 / self.network.levels(points @ self.a.T, labels, tolerated=math.inf)[1]).T
         t = (points - origin) @ basis
-        t, _, _ = descend(self.finish, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
+        t, _, _ = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
         points = origin + t @ basis.T
         shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
         directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
-        right = (shares <= SIGMAS * levels).all(0) & determined
+        right = (shares <= SIGMAS * levels).all(0) & determined & self._informed(levels)
         if len(self.found):
             norms = torch.linalg.vector_norm(points, dim=1)
             right &= torch.cdist(points, self.found.coordinates).amin(1) > SAME * norms
         rows = torch.nonzero(right)[:, 0]
         rows = rows[_first_alike(points[rows], None).unique()][: self.problem.batch_size - len(self.found)]
         return Solutions(points[rows], labels[rows], directions[rows])
+
+    def _informed(self, levels: Float[Tensor, "s k"]) -> Bool[Tensor, "k"]:
+        """Return at which points enough equations are above their noise to determine the unknowns.
+
+        Far from all samples the softmax is saturated: the signals vanish, and noise explains any residual.
+        """
+        sizes = torch.tensor([span.equations for span in self.spans], device=levels.device)
+        return ((levels <= INFORMATIVE) * sizes[:, None]).sum(0) >= self.problem.batch_size - (self.one is not None)
 
     def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
         """Return the label whose signal lies closest to the column space of the layer's gradient."""
@@ -298,16 +301,3 @@ def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float
         widths.append({name: width * scale for name, scale in scales.items()})
         width *= SHARPER
     return widths
-
-
-def _typical_norm(problem: Problem) -> float:
-    """Return about the norm of an input, which the spread of the starts needs.
-
-    A row of the gradient is a sum of the inputs with some weights, and its bias gradient is the sum of these weights.
-    If the weights have random signs, both squares are on average sums of squares: Σ d_i² ‖x_i‖² and Σ d_i².
-    """
-    if not problem.seen.has_bias:
-        return float(problem.factors.left.shape[0]) ** 0.5
-    weights, biases = problem.seen.gradient[:, :-1], problem.seen.gradient[:, -1]
-    norm = float(torch.linalg.matrix_norm(weights) / torch.linalg.vector_norm(biases))
-    return norm if math.isfinite(norm) else 1.0

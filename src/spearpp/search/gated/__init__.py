@@ -8,7 +8,7 @@ One round minimises the ``objective`` from random starts (``descent``), solves t
 keeps those that fit (``accept``), and removes what was found from the problem (``rounds``). Before these rounds, the
 search tries cheaper sources: the equations of the next layer if its gradient is informative (``two_layers``),
 else inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with
-few outputs (``backward``).
+few outputs (``backward``, and ``over_rounds`` for several rounds of one client).
 """
 
 import math
@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.inversion.pairs import Pairs, no_pairs
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Pairs, no_pairs
 from spearpp.linalg import sphere
 from spearpp.search.base import Proposals, check_options
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
+from spearpp.search.gated.over_rounds import BackwardOverRounds
 from spearpp.search.gated.peel import peel
 from spearpp.search.gated.rounds import Pace, Rounds
 from spearpp.search.gated.two_layers import TwoLayerRounds
@@ -95,13 +96,16 @@ class Gated:
             raise OptionError(f"Gated(seconds={self.seconds}): expected a positive number of seconds, or None")
 
     def place(self, problem: Problem) -> Problem:
-        """A small problem without a next layer on the CPU, where selection is faster; descents stay on the GPU."""
+        """Return a small problem without a next layer on the CPU, where selection is faster.
+
+        Its descents stay on the GPU.
+        """
         alone = problem.next_layer is None and problem.outputs is None
         small = problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL_FOR_GPU
         return problem.on(torch.device("cpu")) if small else problem
 
     def efforts_for(self, problem: Problem) -> tuple[Effort, ...]:
-        """The efforts of successive rounds, from the cheapest to the most careful."""
+        """Return the efforts of successive rounds, from the cheapest to the most careful."""
         if self.efforts is not None:
             return self.efforts
         b, neurons = problem.batch_size, int(problem.factors.live.sum(-1).max())
@@ -169,11 +173,15 @@ class Gated:
             return LEAST_STARTS
         return LEAST_STARTS_GPU[problem.factors.left.is_cuda]
 
-    def _next_layer(self, problem: Problem, peeled: Pairs) -> TwoLayerRounds | BackwardRounds | None:
-        """The rounds that use the next layer, if it was given and is informative."""
+    def _next_layer(
+        self, problem: Problem, peeled: Pairs
+    ) -> "TwoLayerRounds | BackwardRounds | BackwardOverRounds | None":
+        """Return the rounds that use the next layer, if it was given and is informative."""
         starts = self.round_starts or LEAST_STARTS
         if problem.next_layer is not None:
             return TwoLayerRounds(problem, problem.next_layer, starts, self.dtype)
+        if problem.outputs is not None and problem.rounds > 1:
+            return BackwardOverRounds(problem, problem.outputs, starts, self.dtype, peeled)
         if problem.outputs is not None:
             return BackwardRounds(problem, problem.outputs, starts, self.dtype, peeled)
         return None

@@ -16,12 +16,14 @@ import time
 
 import torch
 
-from spearpp.inversion.pairs import Pairs, fits, no_pairs
+from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import ILL_CONDITIONED, Pairs, fits, no_pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import gather_weighted, independent, kernel_vectors
+from spearpp.search.gated.accept import SAME
 from spearpp.search.gated.refine import silent_neurons
 from spearpp.types import Float, Tensor
 
@@ -38,13 +40,6 @@ DETERMINED = 1e-3
 """Minimum second singular value of the silent rows. Measured together with ``ZEROS_PER_UNKNOWN``."""
 SINGULAR_RATIO = 0.05
 """Largest ratio of the first to the second singular value of the silent rows. Design choice: the first is noise."""
-MIN_PRODUCT = 1e-6
-"""Minimum product of a unit p with its unit q, because q is scaled to q·p = 1. Design choice: below it
-the scaled q would consist of rounding of float64, enlarged a million times."""
-NOISE_FACTOR = 5.0
-"""Minimum norm of a row relative to its noise. Design choice: five standard deviations."""
-DUPLICATE_COSINE = 1 - 1e-9
-"""Cosine above which two rows are the same candidate. Design choice: an angle of 4.5e-5."""
 
 
 def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
@@ -78,13 +73,13 @@ def _candidates(problem: Problem, pairs: Pairs) -> Float[Tensor, "k b"]:
     """Return the rows that may contain a single remaining sample, as unit vectors p with the sign of an input."""
     rows = pairs.rest(problem.factors.left)
     noise = problem.factors.row_noise * torch.linalg.vector_norm(1 / problem.factors.singular_values)
-    significant = problem.factors.live & (torch.linalg.vector_norm(rows, dim=1) > NOISE_FACTOR * noise)
+    significant = problem.factors.live & (torch.linalg.vector_norm(rows, dim=1) > SIGMAS * noise)
     points = sphere.retract(rows[significant])
     points = points * (points @ problem.factors.right[:, -1]).sign()[:, None]
     sample = points[:: max(1, -(-len(points) // SAMPLED_ROWS))]
     firing_rate = (sample @ problem.preactivations[significant].T > 0).double().mean(0)
     points = points[firing_rate <= FIRING_RATE]
-    return points[~((points @ points.T) > DUPLICATE_COSINE).tril(-1).any(1)]
+    return points[~((points @ points.T) > SAME).tril(-1).any(1)]
 
 
 def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tensor, "s b"], Float[Tensor, "s b"]]:
@@ -101,5 +96,5 @@ def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tens
     points, directions = points[determined], refit(problem, solved[determined])
     zeros = problem.tolerance.zeros(directions @ left.T, directions)
     scale = (points * directions).sum(1, keepdim=True)
-    single = fits(problem, points, zeros) & (scale[:, 0].abs() >= MIN_PRODUCT)
+    single = fits(problem, points, zeros) & (scale[:, 0].abs() * ILL_CONDITIONED >= 1)
     return points[single], directions[single] / scale[single]

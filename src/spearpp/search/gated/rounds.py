@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.pairs import Pairs
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement
 from spearpp.search.gated.accept import acceptable, new_directions

@@ -4,7 +4,7 @@ In one round, the signal of a sample is W₂ᵀ r before its activation pattern 
 output. In several rounds of one client it is s_t W₂,tᵀ r_t in round t. The outputs of a network change little from one
 round to the next, so r_t is nearly the same r in all rounds, and s_t is zero in rounds from which the sample is absent.
 The signal over T rounds then has only r + T unknowns instead of r·T. What the reflections find is solved again without
-this assumption (``backward``).
+this assumption (``over_rounds``).
 """
 
 import torch
@@ -19,9 +19,6 @@ PAIR_STARTS = 0.75
 Measured: with this share reflections found 186 of 234 columns at b=256. Random starts find the same columns again and
 again (docs/lab/notebook.md, section "The weights of an output layer").
 """
-REFLECTIONS, REFLECTIONS_OF_ROUNDS = 600, 200
-"""Reflections per start, in one round and in several. The first is a design choice. Measured for the second: with eight
-rounds, b=120, m=100, 600 reflections found as many columns as 200."""
 LOGITS = (0.0, 1.0, 4.0)
 """Sizes of the random outputs from which starts over several rounds compute softmax(o) - e_y. Design choice: outputs of
 a new network, of a network in training, and of a network that is confident."""
@@ -34,9 +31,6 @@ correct the rest."""
 
 class SignalsOfRound:
     """Signals of one round: the span of the weights of the next layer."""
-
-    reflections = REFLECTIONS
-    """Number of reflections per start."""
 
     def __init__(self, outputs: FewOutputs, dtype: torch.dtype) -> None:
         self.span, self.pairs = outputs.span.to(dtype), outputs.between()
@@ -57,9 +51,6 @@ class SignalsOfRound:
 
 class SignalsOfRounds:
     """Signals over several rounds, with nearly the same gradient of the outputs in each: s_t W₂,tᵀ r."""
-
-    reflections = REFLECTIONS_OF_ROUNDS
-    """Number of reflections per start."""
 
     def __init__(self, outputs: FewOutputs, dtype: torch.dtype) -> None:
         count = len(outputs.weight)
@@ -99,8 +90,3 @@ class SignalsOfRounds:
             common = common / torch.linalg.vector_norm(common, dim=1, keepdim=True).clamp_min(1e-20)
             strength = (coefficients * common).sum(2, keepdim=True).clamp_min(0)
         return ((strength * common) @ self.basis.mT).transpose(0, 1).flatten(1)
-
-
-def signals_of(outputs: FewOutputs, dtype: torch.dtype) -> SignalsOfRound | SignalsOfRounds:
-    """Return the signals of one round or of several rounds."""
-    return SignalsOfRound(outputs, dtype) if outputs.rounds == 1 else SignalsOfRounds(outputs, dtype)

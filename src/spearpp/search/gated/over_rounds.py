@@ -1,0 +1,221 @@
+"""Use the weights of a next layer with few outputs over several rounds of one client.
+
+In round t the signal of a sample is e_t = s_t W₂,tᵀ r before its activation pattern is applied, with nearly the same r
+in all rounds (``signals``). At every neuron either d = e and z > 0, or d = 0 and z ≤ 0, where d = L q and z = A p. The
+p of a new sample is orthogonal to the directions found so far. Samples that are known already therefore satisfy the
+equations of d and e, but not those of z.
+
+Reflections (``two_layers`` explains the method) find triples (d, e, z) near a sample. An end point still has wrong
+signs at up to a fifth of the neurons. ``solve_columns`` corrects them.
+"""
+
+import torch
+
+from spearpp.inversion.next_layer import FewOutputs
+from spearpp.inversion.pool import refit
+from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Pairs
+from spearpp.inversion.tolerance import SAME_DIRECTION
+from spearpp.linalg import sphere
+from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.nullspace import complement, independent
+from spearpp.linalg.recording import repeat
+from spearpp.linalg.time_limit import check_time
+from spearpp.search.base import Proposals
+from spearpp.search.gated.accept import sent_back
+from spearpp.search.gated.refine import DUPLICATE_COSINE, concentrated
+from spearpp.search.gated.signals import SignalsOfRounds
+from spearpp.search.gated.two_layers import SOLVED_COSINE
+from spearpp.types import Bool, Float, Tensor
+
+ALPHA = 1.5
+"""α: weight of d relative to e in the metric. Measured: with eight rounds, b=300, m=200, 22 of 128 starts ended near a
+true column, and 9 with α = 2 (docs/lab/notebook.md, section "Reflections over rounds")."""
+GAMMA = 0.6
+"""γ: weight of z relative to e in the metric. Measured: with half of 300 samples known, 128 starts ended near 21 new
+columns, with γ = 1 near 6, and with γ = 1.5 near none (same section)."""
+REFLECTIONS = 200
+"""Reflections per start. Measured: 600 reflections found as many columns (same section)."""
+MISMATCH = 0.28
+"""Largest relative difference between d and the masked e of an end point that is solved further. Measured on three
+clients: 0.08 to 0.28 for all but four of 138 end points near a true column, 0.25 and more for others."""
+REWEIGHTINGS, SHRINK = 12, 0.4
+"""Iterations of ``solve_columns``, and the factor by which δ shrinks in each. Measured: 30 of 31
+end points near a sample were solved, where solving each mask exactly gave 4 of 15 (same section)."""
+STABLE = 3
+"""Iterations without a changed mask after which a column is solved. Design choice."""
+LARGE_RESIDUALS = 0.9
+"""Quantile of the residuals at which δ starts. Design choice: a tenth of the neurons counts less than the others."""
+PATIENCE = 3
+"""Successive rounds of reflections without a new column after which the search ends. Design choice."""
+
+
+class BackwardOverRounds:
+    """Rounds of reflections that find columns of D from the weights of the next layer in several rounds of a client.
+
+    Args:
+        problem: the layer.
+        outputs: the weights of the next layer in all rounds.
+        size: half of the number of starts of a round.
+        dtype: precision of the reflections.
+        peeled: inputs that single rows revealed before.
+    """
+
+    def __init__(self, problem: Problem, outputs: FewOutputs, size: int, dtype: torch.dtype, peeled: Pairs) -> None:
+        self.problem, self.outputs, self.dtype = problem, outputs, dtype
+        self.signals = SignalsOfRounds(outputs, dtype)
+        self.size = 2 * size
+        """Starts of a round."""
+        self.known = sphere.retract(peeled.directions)
+        """Directions found so far."""
+        self.basis = peeled.apart
+        self.empty_rounds = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether no further round should follow. All other directions determine the p of the last sample."""
+        return len(self.known) >= self.problem.batch_size - 1 or self.empty_rounds == PATIENCE
+
+    def run(self, size: int, generator: torch.Generator) -> Proposals:
+        """Run one round and return the new directions."""
+        new = self._accept(*self._reflect(size, generator))
+        self.known = torch.cat([self.known, new])
+        self.empty_rounds = 0 if len(new) else self.empty_rounds + 1
+        return Proposals(new, starts=size, steps=size * REFLECTIONS)
+
+    def _reflect(
+        self, size: int, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "ends b"], Float[Tensor, "ends m"]]:
+        """Reflect random starts. Return the directions and signals of the good end points."""
+        rows, signals = (self.problem.factors.left @ self.basis).to(self.dtype), self.signals
+        gates, z = self._preactivations_of_others(size, generator)
+        e = signals.starts(size, generator, self.dtype)
+        d = ALPHA * e * (z > 0)
+
+        def step() -> None:
+            projected_d, projected_e, projected_z = (d @ rows) @ rows.T, signals.project(e), (z @ gates) @ gates.T
+            # The reflected point, times -1. In each neuron it is moved to the nearer case: firing, or silent.
+            minus_d = torch.sub(d, projected_d, alpha=2)
+            minus_e = torch.sub(e, projected_e, alpha=2)
+            minus_z = torch.sub(z, projected_z, alpha=2)
+            nearer = torch.sub(minus_d, minus_e, alpha=ALPHA).square_().div_(1 + ALPHA**2)
+            nearer.addcmul_(minus_d, minus_d, value=-1).addcmul_(minus_z, minus_z.abs(), value=GAMMA**2)
+            fires = (nearer < 0).to(d)
+            both = minus_e.add(minus_d, alpha=ALPHA).mul_(fires).div_(-1 - ALPHA**2)
+            d.sub_(projected_d).add_(both, alpha=ALPHA)
+            e.sub_(projected_e).add_(both).sub_(minus_e.mul_(1 - fires))
+            z.sub_(projected_z).sub_(minus_z.mul_(fires == (minus_z < 0)))
+            norm = torch.hypot(*(torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (d, e)))
+            d.div_(norm)
+            e.div_(norm)
+            z.div_(torch.linalg.vector_norm(z, dim=1, keepdim=True))
+
+        repeat(step, REFLECTIONS, rows.device)
+        q = d @ rows
+        d, e = q @ rows.T, ALPHA * signals.project(e)
+        firing = d.abs() > 0.5 * e.abs()
+        norm = torch.linalg.vector_norm(d, dim=1)
+        good = torch.linalg.vector_norm(d - firing * e, dim=1) <= MISMATCH * norm
+        scale = 1 / norm[good, None]
+        return (scale * q[good]).double() @ self.basis.T, (scale * e[good]).double()
+
+    def _preactivations_of_others(
+        self, size: int, generator: torch.Generator
+    ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "size m"]]:
+        """Return a basis of all z = A p with p orthogonal to the known directions, and random unit vectors z in it."""
+        basis = complement(self.known)
+        points = sphere.uniform(size, basis.shape[1], generator, dtype=basis.dtype, device=basis.device) @ basis.T
+        last = points @ self.problem.factors.right[:, -1:]
+        starts = sphere.retract((points * last.sign()) @ self.problem.preactivations.T)
+        return torch.linalg.qr(self.problem.preactivations @ basis)[0].to(self.dtype), starts.to(self.dtype)
+
+    def _accept(self, ends: Float[Tensor, "k b"], signals: Float[Tensor, "k m"]) -> Float[Tensor, "new b"]:
+        """Solve the end points exactly, and keep the new columns that fit."""
+        problem, live = self.problem, self.problem.factors.live
+        different = self._different(ends)
+        q, firing = solve_columns(problem, self.outputs, ends[different], signals[different])
+        if len(q):  # local steps turn columns out of the span, but leave their zeros
+            q = concentrated(problem, ~firing & live, q)[0]
+        duplicates = (q @ q.T).abs() > SOLVED_COSINE
+        q = refit(problem, q[~duplicates.tril(-1).any(1)])
+        zeros = (problem.tolerance.zeros(q @ problem.factors.left.T, q) & live).sum(1)
+        q = q[zeros >= problem.tolerance.least_zeros]
+        q = q[sent_back(problem, self.outputs, q)]  # the zeros of absent rounds prove nothing
+        directions = torch.cat([self.known, q])
+        kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
+        return directions[kept[len(self.known) :]]
+
+    def _different(self, ends: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
+        """Return which end points are near no earlier one and near no known direction."""
+        units = sphere.retract(ends)
+        known = ((units @ self.known.T).abs() > DUPLICATE_COSINE).any(1)
+        return ~known & ~((units @ units.T).abs() > DUPLICATE_COSINE).tril(-1).any(1)
+
+
+def solve_columns(
+    problem: Problem, outputs: FewOutputs, directions: Float[Tensor, "k b"], signals: Float[Tensor, "k m"]
+) -> tuple[Float[Tensor, "k b"], Bool[Tensor, "k m"]]:
+    """Solve q and the signal e of each column, and decide which neurons fire.
+
+    Minimise Σ_k min(|ℓ_k·q|, |ℓ_k·q - e_k|) by iteratively reweighted least squares, where e lies in the span that the
+    weights of the next layer allow, with one r_t for every round. The weights are 1/max(residual, δ), where δ shrinks.
+    Neurons with a wrong sign therefore lose their influence.
+
+    Args:
+        problem: the layer.
+        outputs: the weights of the next layer in all rounds.
+        directions: q near a sample.
+        signals: e near the signal of the sample, in the scale of L q.
+
+    Returns:
+        Unit directions, and the firing neurons.
+    """
+    left, span, live = problem.factors.left, outputs.span, problem.factors.live
+    system = torch.cat([left, -span], 1)
+    q, firing = sphere.retract(directions), torch.zeros_like(signals, dtype=torch.bool)
+    scale = torch.linalg.vector_norm(directions, dim=1, keepdim=True).clamp_min(1e-300)
+    for part in torch.arange(len(q), device=q.device).split(chunk_size(q.device, 8 * system.numel())):
+        q[part], firing[part] = _solve_columns(system, left.shape[1], live, q[part], signals[part] / scale[part])
+    return q, firing
+
+
+def _solve_columns(
+    system: Float[Tensor, "m u"],
+    b: int,
+    live: Bool[Tensor, "m"],
+    q: Float[Tensor, "k b"],
+    e: Float[Tensor, "k m"],
+) -> tuple[Float[Tensor, "k b"], Bool[Tensor, "k m"]]:
+    """Run the iterations of ``solve_columns`` for one chunk."""
+    left, span = system[:, :b], -system[:, b:]
+    firing, delta = torch.zeros_like(e, dtype=torch.bool), e.new_zeros(len(e), 1)
+    unchanged = torch.zeros(len(e), dtype=torch.long, device=e.device)
+    for iteration in range(REWEIGHTINGS):
+        check_time()
+        open_ = torch.nonzero(unchanged < STABLE)[:, 0]
+        if not len(open_):
+            break
+        d = q[open_] @ left.T
+        difference = (d - e[open_]).abs()
+        fires = (difference < d.abs()) & live
+        residual = torch.where(fires, difference, d.abs())
+        if iteration == 0:
+            delta = residual.quantile(LARGE_RESIDUALS, dim=1, keepdim=True)
+        weight = live / torch.maximum(residual, SHRINK**iteration * delta[open_]).clamp_min(1e-300)
+        rows = system * weight.sqrt()[:, :, None]
+        rows[:, :, b:] *= fires[:, :, None]
+        start = torch.cat([q[open_], (d * fires) @ span], 1)
+        solved = _inverse_step(rows.mT @ rows, start)
+        size = torch.linalg.vector_norm(solved[:, :b], dim=1, keepdim=True).clamp_min(1e-300)
+        q[open_], e[open_] = solved[:, :b] / size, (solved[:, b:] / size) @ span.T
+        unchanged[open_] = torch.where((fires != firing[open_]).any(1), 0, unchanged[open_] + 1)
+        firing[open_] = fires
+    return q, firing
+
+
+def _inverse_step(gram: Float[Tensor, "k u u"], start: Float[Tensor, "k u"]) -> Float[Tensor, "k u"]:
+    """Return the solution of one step of inverse iteration, or the start where the matrix is not positive definite."""
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    diagonal.add_(1e-12 * diagonal.mean(1, keepdim=True))
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    return torch.where((failed == 0)[:, None], torch.cholesky_solve(start[:, :, None], factor)[:, :, 0], start)
