@@ -26,7 +26,7 @@ from spearpp.model import Sees
 from spearpp.types import Tensor
 
 SIDE, CLASSES, COUNT = 12, 6, 4
-STEPS = (300, 700, 1400)
+STEPS = 300
 """Steps of the search for pictures. Small pictures need fewer than photographs."""
 
 

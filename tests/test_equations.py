@@ -220,6 +220,26 @@ def test_an_unknown_loss_leaves_the_forward_equations() -> None:
     assert bool((errors(result, batch) <= stated(result)).all())
 
 
+@pytest.mark.parametrize(("noise", "seed"), [(3e-6, 2), (1e-5, 1)])
+def test_the_stated_error_covers_the_bias_of_similar_samples_towards_their_mean(noise: float, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        *(nn.Linear(FEATURES, 400), nn.GELU(), nn.Linear(400, 400), nn.GELU(), nn.Linear(400, 10)),
+    )
+    generator, batch = torch.Generator().manual_seed(seed), batch_of(10, seed)
+    for row in range(0, 10, 2):
+        change = torch.randn(FEATURES, generator=generator) * batch.inputs[row].norm() / FEATURES**0.5
+        batch.inputs[row + 1] = batch.inputs[row] + 0.1 * change
+    noisy = []
+    for grad_weight, grad_bias, weight, bias in simulate.fedsgd(model, batch):
+        assert grad_bias is not None
+        drawn = [each.abs().max() * torch.randn(each.shape, generator=generator) for each in (grad_weight, grad_bias)]
+        noisy.append((grad_weight + noise * drawn[0], grad_bias + noise * drawn[1], weight, bias))
+    result = spearpp.invert(*noisy[0], following=Following.of_layers("gelu", noisy[1:], loss=None))
+    assert int(result.certified.sum()) >= 6
+    assert bool((errors(result, batch) <= stated(result)).all())
+
+
 def test_certified_samples_determine_samples_with_few_active_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some samples activate at most as many neurons as there are unknowns, so their own equations leave them open."""
     model, batch = network(nn.ReLU(), seed=1), batch_of(20, seed=2)

@@ -29,7 +29,7 @@ CLASSES = 6
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pictures need fewer steps."""
-    monkeypatch.setattr(pixels, "STEPS", (300, 700, 1400))
+    monkeypatch.setattr(pixels, "STEPS", 300)
 
 
 def cnn(*front: nn.Module, hidden: int = 80, features: int = 16 * 36, seed: int = 0) -> nn.Sequential:
@@ -121,6 +121,17 @@ def test_features_of_known_pictures_give_the_pictures(name: str) -> None:
     assert torch.allclose(found.inputs, inputs, atol=1e-6)
 
 
+def test_later_attempts_go_on_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, "STEPS", 60)
+    front = FrontEnd(pooled(), "4", (1, SIDE, SIDE))
+    features, noise = front(pictures(2).flatten(1).double()), torch.full((2,), 1e-9)
+    assert bool((solve(front, features, noise, generator=generator()).residual <= 1e-9).all())
+    monkeypatch.setattr(pixels, "ATTEMPTS", 1)
+    assert bool((solve(front, features, noise, generator=generator()).residual > 1e-3).all()), (
+        "one attempt is too short"
+    )
+
+
 def test_the_stated_error_follows_the_noise_of_the_features() -> None:
     front = FrontEnd(pooled(), "4", (1, SIDE, SIDE))
     inputs = pictures(2).flatten(1).double()
@@ -178,7 +189,7 @@ def test_a_front_end_with_a_symmetry_determines_nothing(
 ) -> None:
     # A second start may end at the same picture by chance, so the test does without.
     monkeypatch.setattr(pixels, "_same_from_elsewhere", lambda *_: True)
-    monkeypatch.setattr(pixels, "STEPS", (200, 200, 400))
+    monkeypatch.setattr(pixels, "STEPS", 200)
     side = 4
     psi = FrontEnd(cnn(*front, features=16 * 4), str(len(front) + 1), (1, side, side))
     features = psi(pictures(1, side=side).flatten(1).double())
@@ -242,6 +253,17 @@ class TestAudit:
         assert why in reasons[0]
         (leak,) = sarif(result.to_dict())["runs"][0]["results"]
         assert (leak["ruleId"], leak["properties"]["sees"]) == ("spearpp/features", "features")
+
+    def test_a_dark_picture_with_few_features_is_left_out_and_counted(self) -> None:
+        model = cnn(nn.Conv2d(1, 7, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), features=7 * 36, seed=4)
+        inputs = pictures(3, seed=4)
+        inputs[0] -= 3
+        assert int((model[:4](inputs[:1]) > 0).sum()) < SIDE * SIDE
+        result = spearpp.audit(update_of(model, inputs), model, batch_size=3)
+        (entry,) = from_features(result)
+        assert len(entry.inputs) == 2
+        assert "1 more feature vector does not determine an input" in entry.reason
+        assert bool((distances(result, inputs[1:]) < 1e-3).all())
 
     def test_batch_norm_in_training_mode_is_named_as_the_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = cnn(nn.Conv2d(1, 16, 5, padding=2), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))

@@ -32,7 +32,7 @@ from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.model import Layer, Sees, unwrapped
 from spearpp.model.front import FrontEnd
 from spearpp.model.loss import Loss
-from spearpp.types import Float, Int, Tensor, select_rows, to_device
+from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 from spearpp.update import ClientUpdate
 
 SMALLEST_NOISE = 1e-6
@@ -161,7 +161,8 @@ def _from_features(
     claimed = claimed[claimed < len(found.directions)]
     errors = torch.tensor([audited.claims[row].error for row in claimed.tolist()], dtype=torch.float64)
     features = found.inputs.to(update.gradients[audited.layer.weight].device)[claimed].double()
-    _check_counts(front, features, errors, limits.memory)
+    enough = _enough_equations(front, features, errors, limits.memory)
+    few, claimed, errors, features = int((~enough).sum()), claimed[enough], errors[enough], features[enough]
     if limits.deadline is not None and time.monotonic() >= limits.deadline:
         raise OptionError(OUT_OF_TIME)
     noise = (SAFETY_FACTOR * errors).clamp(SMALLEST_NOISE, NEAR).to(features)
@@ -170,7 +171,7 @@ def _from_features(
     good = (solved & torch.isfinite(pictures.slope)).cpu()
     if not bool(good.any()):
         raise OptionError(_why_nothing(front, pictures, solved))
-    missed = pictures.residual[~good.to(features.device)]
+    why_missing = _why_missing(few + int((solved.cpu() & ~good).sum()), pictures.residual[~solved])
     rows, pictures, errors = claimed[good], select_rows(pictures, good.to(features.device)), errors[good]
     inversion = _rows_of(found, found.evidence, rows, pictures)
     layer = replace(
@@ -186,22 +187,30 @@ def _from_features(
     claims = judge(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
-    reason = layer.reason + _why_missing(missed)
+    reason = layer.reason + why_missing
     labels = None if signals is None else signals.labels
     return LayerAudit(layer, True, reason, inversion, labels, claims)
 
 
-def _check_counts(front: FrontEnd, features: Tensor, errors: Tensor, memory: int | None) -> None:
-    """Raise an error if the features cannot determine an input, or if the Jacobian does not fit into memory."""
+def _enough_equations(
+    front: FrontEnd, features: Float[Tensor, "k m"], errors: Float[Tensor, "k"], memory: int | None
+) -> Bool[Tensor, "k"]:
+    """Return which feature vectors have more entries that are not zero than an input has unknowns.
+
+    Raises:
+        OptionError: if none has, or if the Jacobian does not fit into memory.
+    """
     large = features.abs() > (errors.to(features) * torch.linalg.vector_norm(features, dim=1))[:, None]
-    most = int(large.sum(1).max())
-    if most <= front.unknowns:
-        counts = f"at most {most:,} of {front.features:,} features are not zero, for {front.unknowns:,} unknowns"
-        raise OptionError(f"{counts} of an input of shape {_shape(front)}, so many inputs have the same features")
+    counts = large.sum(1).cpu()
+    if int(counts.max()) <= front.unknowns:
+        most = f"at most {int(counts.max()):,} of {front.features:,} features are not zero"
+        why = f"for {front.unknowns:,} unknowns of an input of shape {_shape(front)}"
+        raise OptionError(f"{most}, {why}, so many inputs have the same features")
     needed = JACOBIAN_COPIES * 8 * front.unknowns * max(front.unknowns, front.features)
     if memory is not None and needed > memory:
         size = f"{needed / 2**30:.3g} GiB for {front.features:,} equations and {front.unknowns:,} unknowns"
         raise OptionError(f"the equations take about {size}, more than memory= (--memory) allows")
+    return counts > front.unknowns
 
 
 def _why_nothing(front: FrontEnd, pictures: Pictures, solved: Tensor) -> str:
@@ -216,17 +225,18 @@ def _why_nothing(front: FrontEnd, pictures: Pictures, solved: Tensor) -> str:
     return why
 
 
-def _why_missing(residuals: Float[Tensor, "missing"]) -> str:
-    """Return how many feature vectors gave no input, and how near the search came to their features.
+def _why_missing(undetermined: int, residuals: Float[Tensor, "unsolved"]) -> str:
+    """Return how many feature vectors gave no input, and how near the searches for the others came.
 
-    >>> _why_missing(torch.tensor([0.02]))
-    '; 1 feature vector gave no input: the best attempt leaves 2 % of the features unexplained'
+    >>> _why_missing(0, torch.tensor([0.02]))
+    '; the search for 1 more ended with 2 % of its features unexplained'
     """
-    if not len(residuals):
-        return ""
-    noun = "feature vector" if len(residuals) == 1 else "feature vectors"
-    left = ", ".join(f"{100 * each:.2g}" for each in residuals.tolist())
-    return f"; {len(residuals)} {noun} gave no input: the best attempt leaves {left} % of the features unexplained"
+    left = ", ".join(f"{100 * each:.2g} %" for each in residuals.clamp(max=1).tolist())
+    verb = "vector does" if undetermined == 1 else "vectors do"
+    text = f"; {undetermined} more feature {verb} not determine an input" if undetermined else ""
+    if not left:
+        return text
+    return f"{text}; the search for {len(residuals)} more ended with {left} of its features unexplained"
 
 
 def _shape(front: FrontEnd) -> str:

@@ -82,7 +82,7 @@ Columns = Annotated[
     ),
 ]
 Redact = Annotated[
-    Redaction, typer.Option(help="How to hide recovered inputs. blur reduces images to 4 x 4 blocks, omit leaves out.")
+    Redaction, typer.Option(help="How to hide recovered inputs: blur reduces images to 4 x 4 blocks, omit writes none.")
 ]
 Truth = Annotated[
     Path | None,

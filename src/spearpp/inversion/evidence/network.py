@@ -11,7 +11,9 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them;
 - **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of each row of the layer's gradient
   adds to every entry of x̂ = V p. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio
-  of a share to its level if this exceeds 1. It also covers residuals that noise does not explain, in any direction.
+  of a share to its level if this exceeds 1. It also covers residuals that noise does not explain, in any direction, and
+  the bias of p: the noise of the spaces changes some vectors more than others, so that the smallest residuals lie
+  beside the sample, towards vectors with less noise. Two similar samples are biased towards their mean.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
@@ -28,10 +30,12 @@ from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
+from spearpp.inversion.spans import norm
+from spearpp.inversion.tangents import linearised
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.spectrum import rank_above, trace_of_inverse
-from spearpp.types import Bool, Float, Tensor
+from spearpp.types import Bool, Float, Int, Tensor
 
 PROBES = 3
 """Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
@@ -70,7 +74,7 @@ def judge_points(
     excess = (shares / levels).amax(0)
     if others is not None:
         excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
-    spread, information = _spread(problem, network, found, levels, others)
+    spread, bias, information = _spread(problem, network, found, levels, others)
     factors = problem.factors
     columns = factors.right.shape[1]
     rows = columns**0.5 * row_deviation(factors, found.coordinates)
@@ -78,7 +82,8 @@ def judge_points(
     size = torch.linalg.vector_norm(inputs, dim=1)
     length = torch.linalg.vector_norm(inputs[:, : columns - problem.seen.has_bias], dim=1)
     sigmas = SIGMAS * excess.clamp_min(1)
-    error = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * rows) / length
+    deviation = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * rows)
+    error = (deviation + bias) / length
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
@@ -157,22 +162,48 @@ def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bo
 
 def _spread(
     problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"], others: Orthogonal | None
-) -> tuple[Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
-    """Return the standard deviation of each point, inf if it is not determined, and the matrices JᵀJ if they are kept.
+) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
+    """Return the standard deviation and the bias of each point, and the matrices JᵀJ if they are kept.
 
-    Chunks of points bound the memory.
+    Both are inf if a point is not determined. Chunks of points bound the memory.
     """
     equations, weights, (origin, basis) = weighted_equations(problem, network, levels)
     t = (found.coordinates - origin) @ basis
-    spreads, kept = [], []
+    spreads, biases, kept = [], [], []
     for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2)):
         products = equations.normal_equations(t[rows], found.labels[rows], weights[rows])[1]
         if others is not None:
             linear = others.rows[rows] @ basis
             products = products + linear.mT @ linear
+        pulled = _pull_of_noise(network, equations, t[rows], found.labels[rows], levels[:, rows])
+        moved = torch.linalg.vector_norm(torch.linalg.solve_ex(products, pulled)[0], dim=1)
         spreads.append(trace_of_inverse(products).sqrt())
+        biases.append(torch.where(torch.isfinite(moved), moved, torch.inf))
         kept += [products] if problem.batch_size <= LARGEST else []
-    return torch.cat(spreads), torch.cat(kept) if kept else None
+    return torch.cat(spreads), torch.cat(biases), torch.cat(kept) if kept else None
+
+
+def _pull_of_noise(
+    network: Network,
+    equations: Residuals,
+    t: Float[Tensor, "k u"],
+    labels: Int[Tensor, "k"],
+    levels: Float[Tensor, "s k"],
+) -> Float[Tensor, "k u"]:
+    """Return half of the derivative of the squared residuals that noise of the spaces causes, in units of the noise.
+
+    A vector v in a space with the basis B and the singular values Σ has the noise σ √e ‖Σ⁻¹Bᵀv‖ / ‖v‖
+    (``spearpp.inversion.spans``), and the squared residuals of its e equations are divided by level² / e.
+    """
+    at = linearised(network, equations.preactivations(t), labels, network.equations)
+    images = []
+    for span, vectors, level in zip(network.equations, at.vectors, levels, strict=True):
+        units = vectors / norm(vectors)[:, None]
+        amplified = (units @ span.basis) / span.singular_values
+        change = (amplified / span.singular_values) @ span.basis.T - amplified.square().sum(1, keepdim=True) * units
+        image = (span.noise * span.equations / level).square()[:, None] * change / norm(vectors)[:, None]
+        images.append(image[:, None, : image.shape[1] - span.appended_one])
+    return at.pull(images)[:, 0] @ equations.basis
 
 
 def weighted_equations(

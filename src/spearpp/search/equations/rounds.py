@@ -37,8 +37,8 @@ Design choice: starts are random, so a few empty rounds say little."""
 STEPS = 40
 """Largest number of steps of a start. Measured: samples of smooth networks take 5 to 10."""
 PATIENCE = 15
-"""Number of steps after which a start must make progress in every step. Design choice: more than the 5 to 10
-steps that samples of smooth networks take."""
+"""Number of steps after which a start is done if a step hardly changes its residual. Design choice: more than the 5 to
+10 steps that samples of smooth networks take."""
 LEFT = 0.1
 """Share of the starts of a round that is not waited for. Design choice: starts that take much longer than others mostly
 fail."""
@@ -189,7 +189,7 @@ class Rounds:
         equations.place(origin, basis)
         unknowns = basis.shape[1]
         starts = self.starts.number(equations, unknowns, first=way.new is None)
-        t = self.starts.draw(starts, unknowns, self.found, self.empty).to(equations.dtype)
+        t = self.starts.draw(starts, unknowns, self.found, self.empty, smoothed=way.widest > 0).to(equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), way.widest)
@@ -211,7 +211,8 @@ class Rounds:
             steps += taken
         order = error.argsort()
         order = order[error[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
-        self.starts.adapt(len(order) / starts)
+        if not way.widest:
+            self.starts.adapt(len(order) / starts)
         ends = origin + t[order].to(basis) @ basis.T
         return (ends, labels[order] if labelled else None), starts, steps
 

@@ -1,7 +1,8 @@
 """Random starting points of the search that solves the equations of a network.
 
 Starts that lie as far from the mean as the samples do reach a sample in most cases. Starts that are spread wider reach
-more different samples, but fewer of them converge. So the spread is adapted to the share that converges.
+more different samples, but fewer of them converge. So the spread is adapted to the share that converges. With smoothed
+activations nearly all starts converge, and starts that are spread wider find fewer samples.
 """
 
 import math
@@ -44,9 +45,11 @@ class Starts:
         most = TRIAL if first else STARTS
         if self._device.type == "cuda":
             most = max(STARTS, min(MANY, int(SMALL / equations.multiplications(1, unknowns))))
-        return min(most, 4 * unknowns + 10)
+        return min(most, 6 * unknowns + 10)
 
-    def draw(self, count: int, unknowns: int, found: Solutions, empty: int) -> Float[Tensor, "count u"]:
+    def draw(
+        self, count: int, unknowns: int, found: Solutions, empty: int, *, smoothed: bool
+    ) -> Float[Tensor, "count u"]:
         """Draw points whose typical norm is that of the found samples, or else an estimate, times the reach.
 
         After rounds without a new sample the norm is halved, doubled, divided by four, and so on.
@@ -56,9 +59,10 @@ class Starts:
             unknowns: number of unknowns.
             found: the samples that are known.
             empty: number of rounds in a row without a new sample.
+            smoothed: whether the activations are smoothed. The reach is not used then.
         """
         norms = torch.linalg.vector_norm(found.coordinates, dim=1)
-        norm = self._reach * (float(norms.median()) if len(norms) else self._norm)
+        norm = (1.0 if smoothed else self._reach) * (float(norms.median()) if len(norms) else self._norm)
         norm *= 2.0 ** ((empty + 1) // 2 * (-1 if empty % 2 else 1))
         drawn = torch.randn(count, unknowns, generator=self._generator, device=self._generator.device)
         return norm / unknowns**0.5 * drawn.to(self._device)
