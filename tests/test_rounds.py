@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
-from spearpp.search import Suggested
+from spearpp.search import Gated, Suggested
 from spearpp.search.gated.over_rounds import BackwardOverRounds, solve_columns
 from spearpp.search.gated.signals import SignalsOfRounds
 from spearpp.simulate import Batch
@@ -244,6 +245,16 @@ def test_reflections_over_rounds_find_new_columns_and_no_others(
     cosines, which = (found @ true.T).abs().max(1)
     assert float(cosines.min()) > 1 - 1e-6
     assert len(set(which.tolist())) == len(found) > len(first)
+
+
+def test_reflections_that_find_something_do_not_use_up_the_starts(
+    columns: tuple[Problem, FewOutputs, torch.Tensor],
+) -> None:
+    """Large batches need more rounds of reflections than the number of starts would allow."""
+    search = Gated(starts=64, round_starts=16)
+    proposed = list(search.propose(columns[0], torch.Generator().manual_seed(0), time.monotonic() + 10))
+    assert sum(each.starts for each in proposed) > 64
+    assert sum(len(each.directions) for each in proposed) >= 39
 
 
 def test_columns_are_solved_from_end_points_with_wrong_signs(columns: tuple[Problem, FewOutputs, torch.Tensor]) -> None:

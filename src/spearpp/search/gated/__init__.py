@@ -58,7 +58,8 @@ class Gated:
     """
 
     starts: int = 16_384
-    """Largest number of starts, over all rounds."""
+    """Largest number of starts, over all rounds. Reflections over several rounds of a client that find something are
+    cheap and do not count."""
     seconds: float | None = None
     """Wall-clock budget in seconds; None for none. With a budget, the result depends on the speed of the machine."""
     round_starts: int | None = None
@@ -137,7 +138,8 @@ class Gated:
             tried = False
             while remaining > 0 and not first.over and time.monotonic() < deadline:
                 proposed, tried = first.run(min(remaining, first.size), generator), True
-                remaining -= proposed.starts
+                if not isinstance(first, BackwardOverRounds) or not len(proposed.directions):
+                    remaining -= proposed.starts
                 yield proposed
             known = first.known
             if isinstance(first, TwoLayerRounds) and len(known) and first.beyond_one_layer:
