@@ -232,6 +232,7 @@ def test_the_stated_error_covers_the_bias_of_similar_samples_towards_their_mean(
         batch.inputs[row + 1] = batch.inputs[row] + 0.1 * change
     noisy = []
     for grad_weight, grad_bias, weight, bias in simulate.fedsgd(model, batch):
+        assert grad_bias is not None
         drawn = [each.abs().max() * torch.randn(each.shape, generator=generator) for each in (grad_weight, grad_bias)]
         noisy.append((grad_weight + noise * drawn[0], grad_bias + noise * drawn[1], weight, bias))
     result = spearpp.invert(*noisy[0], following=Following.of_layers("gelu", noisy[1:], loss=None))
