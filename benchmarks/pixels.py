@@ -31,6 +31,8 @@ from spearpp.types import Tensor
 
 EPOCHS = 5
 """Number of epochs of the trained networks."""
+OPTIMISERS = {"sgd": (torch.optim.SGD, 0.05), "adam": (torch.optim.Adam, 1e-3)}
+"""Optimisers of the trained networks by name, with their learning rate."""
 DECIBELS = 60.0
 """Peak signal-to-noise ratio above which a picture counts."""
 GREY_MEAN, GREY_STD = 0.48, 0.24
@@ -47,7 +49,8 @@ class Setting:
     channels: int = 1
     hidden: int = 512
     classes: int = 10
-    trained: bool = False
+    trained: str = ""
+    """The optimiser of a trained network; an empty string for a fresh network."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,12 @@ ROWS = {
     "fedavg8": Setting("FedAvg CNN 28x28", 8),
     "fedavg16": Setting("FedAvg CNN 28x28", 16),
     "fedavg32": Setting("FedAvg CNN 28x28", 32),
-    "trained": Setting("FedAvg CNN 28x28, trained", 16, trained=True),
+    "trained": Setting("FedAvg CNN 28x28, trained with SGD", 16, trained="sgd"),
+    "adam": Setting("FedAvg CNN 28x28, trained with Adam", 16, trained="adam"),
     "leaf32": Setting("LEAF FEMNIST CNN", 32, hidden=2048, classes=62),
     "leaf100": Setting("LEAF FEMNIST CNN", 100, hidden=2048, classes=62),
     "cifar16": Setting("CNN 3x32x32", 16, side=32, channels=3),
-    "cifar-trained": Setting("CNN 3x32x32, trained", 16, side=32, channels=3, trained=True),
+    "cifar-trained": Setting("CNN 3x32x32, trained", 16, side=32, channels=3, trained="sgd"),
 }
 """Rows by name."""
 
@@ -113,10 +117,11 @@ def pictures(setting: Setting, count: int, seed: int, data: str | None) -> tuple
 
 @cache
 def trained(setting: Setting, data: str | None, device: torch.device) -> nn.Sequential:
-    """Return a network after training on all images with Adam."""
+    """Return a network after training on all images."""
     inputs, labels = (each.to(device) for each in pictures(setting, 10_000, 0, data))
     model = network(setting, 0).to(device)
-    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+    kind, rate = OPTIMISERS[setting.trained]
+    optimiser = kind(model.parameters(), rate)
     for _ in range(EPOCHS):
         for rows in torch.randperm(len(inputs), device=device).split(64):
             optimiser.zero_grad()

@@ -2,13 +2,14 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxtyping import install_import_hook
 
 import checking
+import forking
 
 with install_import_hook("spearpp", "checking.check"):
     import spearpp
@@ -132,6 +133,13 @@ def cifar_path() -> Path:
         if place and file.is_file():
             return file
     pytest.skip("no CIFAR-10: set SPEARPP_DATA to the npz file")
+
+
+@pytest.fixture(scope="session")
+def forking_server() -> Iterator[str]:
+    """The socket of a process that runs commands and audits in forks, without importing torch each time."""
+    with forking.serving() as place:
+        yield place
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Run commands and pages in forks of one process that has imported torch, which saves seconds for each of them.
 
 ``python forking.py SOCKET`` serves; ``ask`` is what a client does. A request is a folder, an environment, arguments and
-three open files, and is answered with an exit code. Arguments that begin with ``--page`` run the blocks of a page.
+three open files, and is answered with an exit code. Arguments that begin with ``--page`` run the blocks of a page, and
+``--audits`` serves audits as the worker of a federation does.
 """
 
 import contextlib
@@ -12,19 +13,40 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
-CLIENT = """#!{python} -IS
+CLIENT = """
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({socket!r})
-    asked = dict(arguments=sys.argv[1:], folder=os.getcwd(), environment=dict(os.environ))
+    asked = dict(arguments={arguments}, folder=os.getcwd(), environment=dict(os.environ))
     socket.send_fds(server, [b"?"], [0, 1, 2])
     server.sendall(json.dumps(asked).encode())
     server.shutdown(socket.SHUT_WR)
     sys.exit(int(server.recv(16) or 70))
 """
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """Start a server, and yield the path of its socket."""
+    paths = [str(Path(__file__).parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory() as folder:  # short, as the names of sockets have to be
+        place = str(Path(folder) / "socket")
+        server = subprocess.Popen(  # noqa: S603
+            [sys.executable, __file__, place],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if server.stdout is None or server.stdout.readline() != "ready\n":
+            raise RuntimeError("the server did not start")
+        yield place
+        server.kill()
+        server.communicate()
 
 
 def serve(place: str) -> None:
@@ -81,6 +103,12 @@ def _answer(asking: socket.socket) -> None:
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["--page"]:
         return run_page(json.loads(Path(arguments[1]).read_text()))
+    if arguments == ["--audits"]:
+        sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
+        from spearpp.integrations.common.worker import serve
+
+        serve()
+        return 0
     from spearpp.cli import main
 
     sys.argv = ["spearpp", *arguments]

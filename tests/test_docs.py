@@ -12,8 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,24 +111,13 @@ def run(place: Path, *command: str, folder: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="session")
-def command() -> Iterator[Path]:
+def command(forking_server: str) -> Path:
     """A folder with ``spearpp`` in it, which runs the command in a fork of one process."""
-    with tempfile.TemporaryDirectory() as folder:  # short, as the names of sockets have to be
-        place = Path(folder)
-        server = subprocess.Popen(  # noqa: S603
-            [sys.executable, str(ROOT / "tests" / "forking.py"), str(place / "socket")],
-            env=environment(place),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert server.stdout is not None
-        assert server.stdout.readline() == "ready\n"
-        client = place / "spearpp"
-        client.write_text(forking.CLIENT.format(python=sys.executable, socket=str(place / "socket")))
-        client.chmod(0o755)
-        yield place
-        server.kill()
-        server.communicate()
+    client = Path(forking_server).with_name("spearpp")
+    script = forking.CLIENT.format(socket=forking_server, arguments="sys.argv[1:]")
+    client.write_text(f"#!{sys.executable} -IS{script}")
+    client.chmod(0o755)
+    return client.parent
 
 
 @pytest.mark.parametrize(

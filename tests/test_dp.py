@@ -16,7 +16,7 @@ import spearpp
 from spearpp import ClientUpdate, simulate
 from spearpp.cli import main
 from spearpp.cli.options import stated_dp
-from spearpp.dp import KAPPA, StatedDP, compare, possible_noise, probability
+from spearpp.dp import DELTA, KAPPA, StatedDP, compare, possible_noise, probability
 from spearpp.dp.compare import MAX_SIDE
 from spearpp.errors import MissingExtraError, OptionError
 
@@ -68,15 +68,42 @@ def test_almost_no_noise_gives_a_bound_and_no_overflow() -> None:
         assert 0.1 < StatedDP(sigma, sample_rate=0.2, steps=3).bound <= 1
 
 
+@pytest.mark.parametrize(
+    ("sigma", "steps", "delta"), [(1.0, 1, 1e-5), (0.5, 8, 1e-3), (30.0, 3, 1e-6), (1e-4, 8, 1e-3)]
+)
+def test_the_composed_epsilon_of_full_steps_is_exact(sigma: float, steps: int, delta: float) -> None:
+    """The most powerful test between the two outputs: its power at ε must exceed e^ε times its size by exactly δ."""
+    stated = StatedDP(sigma, steps=steps, delta=delta)
+    mean = math.sqrt(steps) / sigma
+    threshold = stated.epsilon / mean + mean / 2  # a likelihood ratio of e^ε
+    size = math.exp(stated.epsilon + stats.norm.logsf(threshold))
+    assert stats.norm.sf(threshold, loc=mean) - size == pytest.approx(delta, rel=1e-3)
+    assert StatedDP(1e6).epsilon == 0.0
+
+
+def test_the_composed_epsilon_agrees_with_two_accountants() -> None:
+    pytest.importorskip("dp_accounting")
+    accountants = pytest.importorskip("opacus.accountants")
+    for sigma, rate, steps in ((1.0, 1.0, 8), (1.0, 0.1, 20), (0.6, 0.5, 4)):
+        renyi = accountants.RDPAccountant()
+        renyi.history = [(sigma, rate, steps)]
+        above = renyi.get_epsilon(1e-5)  # Rényi orders give an upper bound
+        epsilon = StatedDP(sigma, sample_rate=rate, steps=steps, delta=1e-5).epsilon
+        assert 0.5 * above < epsilon < above
+    nearly = StatedDP(1.0, sample_rate=1 - 1e-9, steps=8).epsilon  # by dp-accounting, not by the formula
+    assert nearly == pytest.approx(StatedDP(1.0, steps=8).epsilon, rel=1e-2)
+
+
 def test_without_the_package_subsampling_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
     assert StatedDP(1.0).bound < 0.4
+    assert 4.37 < StatedDP(1.0).epsilon < 4.38
     with pytest.raises(MissingExtraError, match=r"dp-accounting is not installed: pip install 'spearpp\[dp\]'"):
         _ = StatedDP(1.0, sample_rate=0.1).bound
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"clip": 0.0}, {"sample_rate": 0.0}, {"sample_rate": 1.1}, {"steps": 0}, {"kappa": 1.0}]
+    "wrong", [{"clip": 0.0}, {"sample_rate": 0.0}, {"sample_rate": 1.1}, {"steps": 0}, {"kappa": 1.0}, {"delta": 0.0}]
 )
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
@@ -196,11 +223,18 @@ def test_the_command_shows_the_bound_and_every_file_of_the_report_has_it(
 
 
 @pytest.mark.parametrize(
-    "numbers", [(1.0, 1.0, None, KAPPA), (None, 0.1, None, KAPPA), (None, 1.0, 3, KAPPA), (None, 1.0, None, 0.5)]
+    "numbers",
+    [
+        (1.0, 1.0, None, KAPPA, DELTA),
+        (None, 0.1, None, KAPPA, DELTA),
+        (None, 1.0, 3, KAPPA, DELTA),
+        (None, 1.0, None, 0.5, DELTA),
+        (None, 1.0, None, KAPPA, 1e-3),
+    ],
 )
 def test_numbers_about_noise_without_the_noise_multiplier_are_refused(
-    numbers: tuple[float | None, float, int | None, float],
+    numbers: tuple[float | None, float, int | None, float, float],
 ) -> None:
-    assert stated_dp(None, None, 1.0, None, KAPPA, default_steps=1) is None
+    assert stated_dp(None, None, 1.0, None, KAPPA, DELTA, default_steps=1) is None
     with pytest.raises(OptionError, match="pass --noise-multiplier too"):
         stated_dp(None, *numbers, default_steps=1)

@@ -32,6 +32,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
+import forking
 import spearpp
 from spearpp import AuditResult, simulate
 from spearpp.auditing.folder import DOCUMENT, read_document
@@ -178,6 +179,13 @@ def test_in_flowers_simulation_its_differential_privacy_stops_them(simulation: t
         assert len(AuditResult.load(report).inputs) == 0
 
 
+@pytest.fixture
+def forked_workers(forking_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audit workers that are forked from one process, where a test is not about their processes."""
+    entry = forking.CLIENT.format(socket=forking_server, arguments=["--audits"])
+    monkeypatch.setattr("spearpp.integrations.common.worker.ENTRY", entry)
+
+
 HALF: dict[str, Any] = {
     "fraction_evaluate": 0.0,
     "fraction_train": 0.5,
@@ -203,6 +211,7 @@ def server_adapts(**options: Any) -> Strategy:
     )
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("inner", [FedAvg, FedAdam, server_noise, server_adapts])
 def test_the_model_is_the_same_to_the_last_bit(inner: Callable[..., Strategy], tmp_path: Path) -> None:
     """Flower's own strategies: the mean, one with a state, and two kinds of DP around one."""
@@ -221,6 +230,7 @@ def test_the_model_is_the_same_to_the_last_bit(inner: Callable[..., Strategy], t
         assert AuditResult.load(report).inputs.numel() == 0, "reports hold no inputs unless asked for"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
     strategy = AuditStrategy(fedavg(), out=tmp_path, model=net(), redact="none", wait=True, salt="pepper")
     metrics = federation(strategy, client()).train_metrics_clientapp
@@ -253,6 +263,7 @@ def steps(message: Message, node: int) -> dict[str, Any]:
     return {name: each.detach().numpy() for name, each in model.state_dict().items()}
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("config", [{}, {"learning-rate": RATE, "local-epochs": 2, "momentum": 0.9}])
 def test_training_is_read_from_the_configuration_or_told_from_the_update(
     config: dict[str, Any], tmp_path: Path
@@ -300,6 +311,7 @@ def same_data_every_round(message: Message, node: int) -> dict[str, Any]:
     return {name: each.numpy() for name, each in model.state_dict().items()}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_history_of_rounds_gives_what_one_round_does_not(tmp_path: Path) -> None:
     def run(strategy: Strategy) -> Result:
         random.seed(7)
@@ -320,6 +332,7 @@ def test_a_history_of_rounds_gives_what_one_round_does_not(tmp_path: Path) -> No
     assert min(float(torch.cdist(last.inputs, each).amin(1).max()) for each in batches) < 1e-2
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_every_and_sample_choose() -> None:
     some = AuditStrategy(fedavg(), every=2, sample=2, out=None)
     federation(some, client(), rounds=4)
@@ -335,6 +348,7 @@ def test_the_choice_is_random_and_the_seeds() -> None:
     assert chosen[0] != chosen[1]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_deltas_are_audited_and_no_report_names_a_client(tmp_path: Path) -> None:
     class Own(Strategy):
         """A strategy from scratch: adds what its clients send to what it had sent them."""
@@ -394,6 +408,7 @@ def test_options_that_cannot_be_are_named(wrong: dict[str, Any]) -> None:
             audit_mod(**wrong)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_everything_else_is_the_inner_strategys() -> None:
     class Own(FedAvg):
         def start(self, *args: Any, **kwargs: Any) -> Result:
@@ -454,6 +469,7 @@ def faulty(message: Message, node: int) -> dict[str, Any]:
     return arrays
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_faulty_replies_are_logged_and_the_federation_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain = federation(Tolerant(fraction_evaluate=0.0), client(faulty), nodes=5)
     strategy = AuditStrategy(Tolerant(fraction_evaluate=0.0), sample=None, waiting=20, out=tmp_path, salt="s")

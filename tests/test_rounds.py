@@ -18,6 +18,8 @@ from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
 from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors
 from spearpp.cli import main
+from spearpp.dp import StatedDP
+from spearpp.dp.bound import rounded_up
 from spearpp.errors import DataError, OptionError
 from spearpp.integrations.common.federation import MAX_AGE, RoundStore
 from spearpp.integrations.common.job import Settings
@@ -369,10 +371,16 @@ class TestFolders:
         (folder / "net.py").write_text(f"from torch import nn\ndef Net(): return nn.Sequential({layers})\n")
         out = folder.parent / "report"
         command = ["audit", "--rounds", str(folder), "--model", f"{folder / 'net.py'}:Net", "--out", str(out)]
-        assert main([*command, "--budget", "20s", "--fail-on", "leak"]) == 1
-        assert "25 from 3 rounds together" in capsys.readouterr().out.replace("\n", " ")
+        noise = ["--noise-multiplier", "1", "--delta", "1e-3"]
+        assert main([*command, *noise, "--budget", "20s", "--fail-on", "leak"]) == 1
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "25 from 3 rounds together" in printed
+        epsilon = StatedDP(1.0, steps=3, delta=1e-3).epsilon
+        assert f"The composed ε is {rounded_up(epsilon)} at δ = 0.001." in printed
         page = (out / "report.html").read_text()
         assert "known so far" in page
+        assert "composed ε of these steps" in page
+        assert json.loads((out / "report.json").read_text())["dp"]["epsilon"] == epsilon
         stored = AuditResult.load(out)
         assert stored.history is not None
         assert len(stored.history.known_from) == 25

@@ -27,6 +27,7 @@ from typing import Any, Literal, get_args
 
 from spearpp.errors import DataError
 from spearpp.model.loss import LOSS_NAMES
+from spearpp.update.source import read_file
 
 NAME = "spearpp.toml"
 """Usual name of the file. A command reads the file only if the option ``--config`` names it."""
@@ -100,14 +101,7 @@ class Config:
 def _parse(path: Path) -> dict[str, Any]:
     """Return the TOML document in a file."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(content) > MAX_BYTES:
-        raise DataError(f"{path} is larger than the {MAX_BYTES:,} bytes allowed")
-    try:
-        return tomllib.loads(content.decode())
+        return tomllib.loads(read_file(path, MAX_BYTES).decode())
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid TOML: {error}", hint=EXAMPLE) from error
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from spearpp.errors import DataError, MissingExtraError
 from spearpp.update.files import FileName
+from spearpp.update.source import read_file
 
 MAX_BYTES = 2**28
 """Largest size of a vocabulary file. A design choice: 256 MiB are far more than any tokenizer needs."""
@@ -31,11 +32,7 @@ def read_words(path: FileName) -> list[str]:
     """
     file = Path(path)
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise DataError(f"{file} is larger than the {MAX_BYTES:,} bytes allowed for a vocabulary")
-        text = file.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
+        text = read_file(file, MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not a text file in UTF-8: {error}") from error
     if file.suffix != ".json":

@@ -162,7 +162,7 @@ def _clear_fit(training: "_Training", first: "_Fit") -> Estimate | None:
         exact = best.difference <= max(MAX_DIFFERENCE, training.rounding * best.steps**0.5)
         if best.steps < steps and exact and others[0].difference >= CLEARLY_WORSE * best.difference:
             momentum = None if best.steps == 1 else best.momentum
-            total = best.lr * _total_factor(best.steps, best.momentum)
+            total = best.lr * total_factor(best.steps, best.momentum)
             return Estimate(total, best.difference, best.lr, best.steps, momentum)
     return None
 
@@ -211,7 +211,7 @@ class _Training:
 
 def _fit_schedule(training: _Training, steps: int, product: float) -> _Fit:
     """Return the best lr and momentum for a number of steps, from several starting points."""
-    starts = [_Fit(steps, product / _total_factor(steps, each), each, 1.0) for each in FIRST_MOMENTA]
+    starts = [_Fit(steps, product / total_factor(steps, each), each, 1.0) for each in FIRST_MOMENTA]
     return min((_gauss_newton(training, each) for each in starts), key=lambda each: each.difference)
 
 
@@ -241,7 +241,7 @@ def _gauss_newton(training: _Training, start: _Fit) -> _Fit:
     return _Fit(start.steps, lr, momentum, float(torch.linalg.vector_norm(best) / size))
 
 
-def _total_factor(steps: int, momentum: float) -> float:
+def total_factor(steps: int, momentum: float) -> float:
     """Return how often all gradients together enter the weights: ``steps`` without momentum, more with momentum."""
     return sum(sum(momentum**age for age in range(steps - step)) for step in range(steps))
 

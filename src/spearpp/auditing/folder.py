@@ -4,7 +4,6 @@ The numbers are written first, and ``report.json`` contains their hash. If the p
 folder contains a complete audit, or ``load`` detects that the two files do not belong together.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from spearpp.model import Layer
 from spearpp.pictures import Shape, blur, guess_shape
 from spearpp.types import Tensor
 from spearpp.update.files import FileName, read_tensors, write_tensors, write_whole
+from spearpp.update.source import read_file, sha256_of
 
 Redaction = Literal["none", "blur", "omit"]
 REDACTIONS: tuple[Redaction, ...] = ("none", "blur", "omit")
@@ -77,7 +77,12 @@ def save(
     tensors = {name: each for i, layer in enumerate(result.layers) for name, each in _tensors(f"{i}", layer)}
     tensors["redacted"] = torch.tensor([REDACTIONS.index(redact)])  # so the file is never empty
     write_tensors(path / NUMBERS, tensors, {"audit": VERSION, "redacted": redact})
-    content = {**document(result), "redacted": redact, **plain(about or {}), "numbers_sha256": _hash(path / NUMBERS)}
+    content = {
+        **document(result),
+        "redacted": redact,
+        **plain(about or {}),
+        "numbers_sha256": sha256_of(path / NUMBERS),
+    }
     write_whole(path / DOCUMENT, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -111,7 +116,7 @@ def load(folder: FileName) -> AuditResult:
     """
     content = read_document(folder)
     numbers = Path(folder) / NUMBERS
-    if _hash(numbers) != content.get("numbers_sha256"):
+    if sha256_of(numbers) != content.get("numbers_sha256"):
         raise DataError(f"{numbers} does not belong to the {DOCUMENT} in the same folder")
     tensors, _ = read_tensors(numbers)
     trained = content.get("estimated")
@@ -141,15 +146,11 @@ def read_document(folder: FileName) -> dict[str, Any]:
         DataError: if there is no such file, or the file is not a report of this version.
     """
     file = Path(folder) / DOCUMENT
+    if not file.is_file():
+        why = f"there is no file {file}: is {folder} a folder of an audit?"
+        raise DataError(why, hint="spearpp audit --out DIR writes such a folder")
     try:
-        if file.stat().st_size > MAX_DOCUMENT_BYTES:
-            raise DataError(f"{file} is larger than the {MAX_DOCUMENT_BYTES:,} bytes allowed")
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise DataError(
-            f"{file} cannot be read: {error.strerror or error}; is {folder} a folder of an audit?",
-            hint="spearpp audit --out DIR writes such a folder",
-        ) from error
+        content = json.loads(read_file(file, MAX_DOCUMENT_BYTES))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
@@ -160,14 +161,6 @@ def read_document(folder: FileName) -> dict[str, Any]:
             hint="audit the update again to get a report of this version",
         )
     return content
-
-
-def _hash(file: Path) -> str:
-    """Return the SHA-256 hash of a file."""
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def _tensors(prefix: str, audited: LayerAudit) -> list[tuple[str, Tensor]]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from spearpp.auditing.after_layer import labels_of
 from spearpp.auditing.claim import Claim, Kind, Known
 from spearpp.auditing.claims import judge
-from spearpp.auditing.network import labels_of
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
 from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
@@ -64,7 +64,7 @@ def judge_all(
         if each.inversion is None or factors is None or not len(each.inversion.inputs):
             judged.append(each)
             continue
-        signals = None
+        signals, claimed = None, each
         for candidate in guesses if network is None else [network]:
             signals = _signals(candidate, update, each.layer, each.inversion, factors, loss)
             if network is None and signals is not None and bool((signals.mismatch <= PROVES_NETWORK).any()):
@@ -74,9 +74,9 @@ def judge_all(
             replayed[each.layer.name] = signals
             patterns = patterns_of(each.layer, each.inversion.inputs, update)
             claims = judge(each.inversion, patterns, signals, known_of(each.layer, update, batch_size, loss))
-            each = _exact_only(replace(each, claims=claims))
-        labels = None if network is None else _labels(network, update, each, factors, signals, loss)
-        judged.append(replace(each, labels=labels))
+            claimed = _exact_only(replace(each, claims=claims))
+        labels = None if network is None else _labels(network, update, claimed, factors, signals, loss)
+        judged.append(replace(claimed, labels=labels))
     return Judged(judged, network, replayed)
 
 

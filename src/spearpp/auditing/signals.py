@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spearpp.auditing.network import Network, observed_signals
+from spearpp.auditing.after_layer import AfterLayer, observed_signals
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
@@ -115,7 +115,7 @@ def replay_alone(
     """
     if not len(result.directions) or not result.scale_known:
         return None
-    network = Network(model, update, layer)
+    network = AfterLayer(model, update, layer)
     wrong = result.inputs[~result.fits][:WRONG_DIRECTIONS].double()
     if inputs is None:
         inputs = result.inputs[: len(result.directions)].double()
@@ -134,7 +134,7 @@ def replay_alone(
     return _moved_within_rounding(network, candidates, wrong, best, loss)
 
 
-def _fit(network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], loss: Loss) -> Signals:
+def _fit(network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n"], loss: Loss) -> Signals:
     """Replay inputs alone with one loss."""
     parts = []
     for rows in torch.arange(len(candidates.noise)).split(network.rows_at_once):
@@ -210,7 +210,7 @@ Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _along_outputs(
-    network: Network, outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"], loss: Loss
+    network: AfterLayer, outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"], loss: Loss
 ) -> Change:
     """Return the derivatives of the signal of a network with ReLU.
 
@@ -232,7 +232,7 @@ def _along_outputs(
 
 
 def _along_signals(
-    network: Network,
+    network: AfterLayer,
     outputs: Float[Tensor, "k c"],
     residual: Float[Tensor, "k c"],
     signal: Float[Tensor, "k m"],
@@ -283,7 +283,7 @@ def _derivatives(
 
 
 def _moved_within_rounding(
-    network: Network, candidates: _Candidates, wrong: Float[Tensor, "w n"], best: Signals, loss: Loss
+    network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n"], best: Signals, loss: Loss
 ) -> Signals:
     """Replay inputs with a mismatch again at random points within rounding of them, and keep the best replay.
 

@@ -28,7 +28,7 @@ from spearpp.cli.console import (
     uninterrupted,
 )
 from spearpp.cli.models import describe_model, with_model
-from spearpp.dp import KAPPA, compare
+from spearpp.dp import DELTA, KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
 from spearpp.report.decision import decide
@@ -82,6 +82,7 @@ def audit(
     sample_rate: options.SampleRate = 1.0,
     dp_steps: options.DPSteps = None,
     kappa: options.Kappa = KAPPA,
+    delta: options.Delta = DELTA,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     quiet: options.Quiet = False,
@@ -108,9 +109,7 @@ def audit(
     network = with_model(model, history[-1])[1]
     history = [with_model(model, each)[0] for each in history]
     words = options.vocabulary(vocabulary)
-    stated = options.stated_dp(
-        noise_multiplier, clip, sample_rate, dp_steps, kappa, default_steps=(steps or 1) * len(history)
-    )
+    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, delta, (steps or 1) * len(history))
     check_display(history[-1], network, batch, display)
     check_vocabulary(history[-1], network, words)
     settings: dict[str, Any] = {

@@ -162,7 +162,7 @@ def frontier(
         float | None, typer.Option("--clip", help="Norm C to which the gradient of each sample is clipped.")
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Number of local steps.")] = 1,
-    lr: Annotated[float | None, typer.Option("--lr", "--rate", help="Learning rate of the local steps.")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of the local steps.")] = None,
     mini_batch: Annotated[
         int | None,
         typer.Option("--mini-batch", min=1, help="Samples per local step. --steps then counts epochs."),
@@ -176,15 +176,10 @@ def frontier(
     ] = 1,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of batches measured per point.")] = 20,
     starts: Annotated[int, typer.Option("--starts", min=1, help="Limit on the starts of the search.")] = 2048,
-    layers_used: Annotated[
-        int, typer.Option("--layers-used", min=1, max=2, help="Number of layers whose gradients the attack uses.")
-    ] = 2,
     trainings: Annotated[
         int, typer.Option("--trainings", min=0, help="Training runs per point. 0: do not measure the accuracy.")
     ] = 3,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds per training run.")] = 60,
-    train: Annotated[int, typer.Option("--train", min=1, help="Samples in the training set.")] = 1000,
-    test: Annotated[int, typer.Option("--test", min=1, help="Samples in the test set.")] = 500,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -223,7 +218,11 @@ def frontier(
     plan = Plan(
         Source.parse(data, label=label),
         Gated(starts=starts),
-        *(layers_used, seeds, trainings, rounds, train, test, threshold, level),
+        seeds=seeds,
+        trainings=trainings,
+        rounds=rounds,
+        threshold=threshold,
+        level=level,
     )
     (first, values), others = axes[0], axes[1:]
     defences = [others[0][0].on(defence, value) for value in others[0][1] or []] if others else [defence]

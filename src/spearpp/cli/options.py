@@ -12,7 +12,7 @@ from spearpp.auditing.folder import Redaction
 from spearpp.cli.console import output
 from spearpp.config import DURATION, NAME, Config
 from spearpp.config import FailOn as FailOnValue
-from spearpp.dp import KAPPA, StatedDP
+from spearpp.dp import DELTA, KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
 from spearpp.model.loss import LossName
 from spearpp.pictures import Shape
@@ -82,7 +82,7 @@ Columns = Annotated[
     ),
 ]
 Redact = Annotated[
-    Redaction, typer.Option(help="How to hide recovered inputs. blur reduces images to 4 x 4 blocks, omit leaves out.")
+    Redaction, typer.Option(help="How to hide recovered inputs: blur reduces images to 4 x 4 blocks, omit writes none.")
 ]
 Truth = Annotated[
     Path | None,
@@ -151,6 +151,13 @@ Kappa = Annotated[
     float,
     typer.Option(
         help="Probability κ with which an attacker would guess a sample without the update.",
+        rich_help_panel=DP_PANEL,
+    ),
+]
+Delta = Annotated[
+    float,
+    typer.Option(
+        help="δ at which the composed ε of all DP-SGD steps is shown.",
         rich_help_panel=DP_PANEL,
     ),
 ]
@@ -297,6 +304,7 @@ def stated_dp(
     sample_rate: float,
     steps: int | None,
     kappa: float,
+    delta: float,
     default_steps: int,
 ) -> StatedDP | None:
     """Return what the client states about its DP-SGD, or None without a noise multiplier.
@@ -306,10 +314,10 @@ def stated_dp(
         MissingExtraError: If the bound needs a package that is not installed.
     """
     if noise_multiplier is None:
-        if clip is not None or steps is not None or sample_rate != 1 or kappa != KAPPA:
-            given = "--clip, --sample-rate, --dp-steps and --kappa"
+        if clip is not None or steps is not None or sample_rate != 1 or (kappa, delta) != (KAPPA, DELTA):
+            given = "--clip, --sample-rate, --dp-steps, --kappa and --delta"
             raise OptionError(f"{given} describe DP-SGD: pass --noise-multiplier too")
         return None
-    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa)
+    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa, delta)
     stated.check_packages()
     return stated

@@ -74,7 +74,7 @@ def simulate(
     wire: Annotated[NumberFormat, typer.Option(help="Number format of the transmitted update.")] = "float32",
     keep: Annotated[
         float,
-        typer.Option("--keep", "--prune", help="Share of the entries that pruning keeps: 0.1 keeps the largest 10 %."),
+        typer.Option(help="Share of the entries that pruning keeps: 0.1 keeps the largest 10 %."),
     ] = 1.0,
     seed: options.Seed = 0,
 ) -> None:

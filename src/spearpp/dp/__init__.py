@@ -5,7 +5,7 @@
 0.033898...
 """
 
-from spearpp.dp.bound import KAPPA, StatedDP, probability
+from spearpp.dp.bound import DELTA, KAPPA, StatedDP, probability
 from spearpp.dp.compare import Comparison, compare, possible_noise
 
-__all__ = ["KAPPA", "Comparison", "StatedDP", "compare", "possible_noise", "probability"]
+__all__ = ["DELTA", "KAPPA", "Comparison", "StatedDP", "compare", "possible_noise", "probability"]

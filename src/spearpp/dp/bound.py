@@ -8,6 +8,10 @@ update, succeeds with at most the probability γ afterwards. For one step with n
 
 and T such steps count as one step with σ/√T. For subsampled steps the bound is the smallest value of e^ε κ + δ(ε),
 where the package ``dp-accounting`` computes δ(ε) of all steps together.
+
+The composed ε of all steps at a given δ follows from the same two cases. Without subsampling, T steps are one Gaussian
+mechanism with σ/√T, whose δ(ε) is known exactly (Balle and Wang, "Improving the Gaussian Mechanism for Differential
+Privacy", 2018).
 """
 
 import math
@@ -15,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.optimize import brentq
+from scipy.special import log_ndtr, ndtr, ndtri
 
 from spearpp.errors import MissingExtraError, OptionError
 
@@ -23,6 +28,9 @@ KAPPA = 0.1
 """Default prior probability of success, as in the experiments of Hayes et al.: an attacker with ten candidates.
 
 The bound grows with κ, so it also holds for every attacker who knows less.
+"""
+DELTA = 1e-5
+"""Default δ of the composed ε, as in most work on DP-SGD. It should be well below one divided by the number of samples.
 """
 EPSILONS = np.linspace(-20.0, 20.0, 4001)
 """Values of ε of which the best is used. Each of them gives a valid bound; the steps of 0.01 cost at most 0.5 %."""
@@ -45,9 +53,12 @@ class StatedDP:
         sample_rate: probability with which a step draws a sample, within (0, 1].
         steps: number of DP-SGD steps on the client's data that the server has seen, over all rounds.
         kappa: κ, the probability with which an attacker would guess a sample without the update, within (0, 1).
+        delta: δ of the composed ε, within (0, 1).
 
     >>> StatedDP(noise_multiplier=1.0).bound
     0.3891436916453...
+    >>> round(StatedDP(noise_multiplier=1.0, steps=8).epsilon, 2)
+    15.46
     """
 
     noise_multiplier: float
@@ -55,6 +66,7 @@ class StatedDP:
     sample_rate: float = 1.0
     steps: int = 1
     kappa: float = KAPPA
+    delta: float = DELTA
 
     def __post_init__(self) -> None:
         if not 0 < self.noise_multiplier < math.inf:
@@ -64,6 +76,8 @@ class StatedDP:
         if not 0 < self.sample_rate <= 1 or not 0 < self.kappa < 1 or self.steps < 1:
             given = f"sample_rate={self.sample_rate:g}, steps={self.steps}, kappa={self.kappa:g}"
             raise OptionError(f"{given}: expected a rate within (0, 1], at least one step, and κ within (0, 1)")
+        if not 0 < self.delta < 1:
+            raise OptionError(f"delta={self.delta:g}: expected a number within (0, 1)")
 
     @property
     def bound(self) -> float:
@@ -77,8 +91,20 @@ class StatedDP:
             return every_step
         return min(every_step, self._bound_of_subsampled_steps())
 
+    @property
+    def epsilon(self) -> float:
+        """The composed ε of all steps at ``delta``.
+
+        Raises:
+            MissingExtraError: If ``sample_rate`` is below 1 and ``dp-accounting`` is not installed.
+        """
+        every_step = _epsilon_of_gaussian(math.sqrt(self.steps) / self.noise_multiplier, self.delta)
+        if self.sample_rate == 1 or self.noise_multiplier < SMALLEST_NOISE:
+            return every_step
+        return min(every_step, float(self._losses().get_epsilon_for_delta(self.delta)))
+
     def check_packages(self) -> None:
-        """Check that the bound can be computed.
+        """Check that the bound and ε can be computed.
 
         Raises:
             MissingExtraError: If ``sample_rate`` is below 1 and ``dp-accounting`` is not installed.
@@ -87,6 +113,10 @@ class StatedDP:
             _accounting()
 
     def _bound_of_subsampled_steps(self) -> float:
+        return min(1.0, float(np.min(np.exp(EPSILONS) * self.kappa + self._losses().get_delta_for_epsilon(EPSILONS))))
+
+    def _losses(self) -> Any:
+        """The distribution of the privacy loss of all subsampled steps together."""
         spread = math.sqrt(self.steps) * self.sample_rate / self.noise_multiplier
         losses = _accounting().from_gaussian_mechanism(
             self.noise_multiplier,
@@ -94,9 +124,7 @@ class StatedDP:
             sampling_prob=self.sample_rate,
             use_connect_dots=True,
         )
-        if self.steps > 1:
-            losses = losses.self_compose(self.steps)
-        return min(1.0, float(np.min(np.exp(EPSILONS) * self.kappa + losses.get_delta_for_epsilon(EPSILONS))))
+        return losses.self_compose(self.steps) if self.steps > 1 else losses
 
 
 def _accounting() -> Any:
@@ -107,11 +135,32 @@ def _accounting() -> Any:
     return privacy_loss_distribution
 
 
-def probability(value: float) -> str:
+def _epsilon_of_gaussian(mean: float, delta: float) -> float:
+    """Return ε of a Gaussian mechanism at δ. ``mean`` is the largest change that a sample causes, divided by σ."""
+
+    def excess(epsilon: float) -> float:
+        above, below = mean / 2 - epsilon / mean, -mean / 2 - epsilon / mean
+        return float(ndtr(above) - np.exp(epsilon + log_ndtr(below))) - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    return float(brentq(excess, 0.0, mean**2 / 2 - mean * float(ndtri(delta))))
+
+
+def rounded_up(value: float) -> str:
     """Round a bound up to three digits, so that it stays a bound.
+
+    >>> rounded_up(14.8718), rounded_up(0.0)
+    ('14.9', '0')
+    """
+    digit = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
+    return f"{math.ceil(value / digit - 1e-9) * digit:.3g}"
+
+
+def probability(value: float) -> str:
+    """Round a bound on a probability up to three digits.
 
     >>> probability(0.38914), probability(0.9999), probability(2.3451e-5)
     ('0.39', '1', '2.35e-05')
     """
-    digit = 10.0 ** (math.floor(math.log10(value)) - 2) if value > 0 else 1.0
-    return f"{min(1.0, math.ceil(value / digit - 1e-9) * digit):.3g}"
+    return rounded_up(min(1.0, value))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from spearpp.auditing import AuditResult
-from spearpp.dp.bound import StatedDP, probability
+from spearpp.dp.bound import StatedDP, probability, rounded_up
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import blocks, nonzero, tensor_specs
@@ -30,6 +30,8 @@ class Comparison:
     stated: StatedDP
     bound: float
     """Largest probability γ with which any attacker recovers a sample, if the statement is true."""
+    epsilon: float
+    """The composed ε of all stated steps at the stated δ."""
     recovered: float | None
     """Share of the samples that the audit recovered. None if the number of samples is not known."""
     stated_noise: float | None = None
@@ -50,7 +52,8 @@ class Comparison:
         return (
             f"With noise multiplier {stated.noise_multiplier:g}{sampled} and {steps} of DP-SGD, an attacker who would "
             f"guess a sample with probability κ = {stated.kappa:g} without the update succeeds with probability at "
-            f"most {probability(self.bound)} with it."
+            f"most {probability(self.bound)} with it. The composed ε is {rounded_up(self.epsilon)} at δ = "
+            f"{stated.delta:g}."
         )
 
     @property
@@ -76,11 +79,11 @@ def compare(stated: StatedDP, update: ClientUpdate, result: AuditResult, batch_s
         batch_size: number of samples of a step, by which the client divides the sum of the gradients. None if it is
             not known. The noise is then not compared.
     """
-    bound, share = stated.bound, _recovered_share(result, batch_size)
+    bound, epsilon, share = stated.bound, stated.epsilon, _recovered_share(result, batch_size)
     warnings = [] if share is None or share <= bound else [_too_many(share, bound)]
     not_checked = _why_not_checked(stated, update, batch_size)
     if not_checked is not None or stated.clip is None or batch_size is None:
-        return Comparison(stated, bound, share, not_checked=not_checked, warnings=tuple(warnings))
+        return Comparison(stated, bound, epsilon, share, not_checked=not_checked, warnings=tuple(warnings))
     steps = 1 if update.kind == "gradients" else update.steps or 1
     noise = stated.noise_multiplier * stated.clip / batch_size / math.sqrt(steps)
     possible = possible_noise(update)
@@ -97,7 +100,7 @@ def compare(stated: StatedDP, update: ClientUpdate, result: AuditResult, batch_s
                 f"The update has the norm {norm:.3g}, but clipping to {stated.clip:g} and the noise allow at most "
                 f"{largest:.3g}. The gradients are not clipped as stated, so the bound does not hold."
             )
-    return Comparison(stated, bound, share, noise, possible, None, tuple(warnings))
+    return Comparison(stated, bound, epsilon, share, noise, possible, None, tuple(warnings))
 
 
 def _too_many(share: float, bound: float) -> str:

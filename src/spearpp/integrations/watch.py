@@ -5,7 +5,6 @@ change between two scans and can be read. A list of audited files, identified by
 of reports. A restart therefore continues where the last run ended, and copies of an update are audited only once.
 """
 
-import hashlib
 import json
 import logging
 import shutil
@@ -26,6 +25,7 @@ from spearpp.report.leaks import Leak
 from spearpp.update import ClientUpdate, Kind
 from spearpp.update.files import READERS, FileName, open_tensors, write_whole
 from spearpp.update.rounds import by_number
+from spearpp.update.source import sha256_of
 
 LOGGER = logging.getLogger("spearpp.integrations")
 MEMORY = "watched.json"
@@ -143,7 +143,7 @@ class Watch:
         """Audit a file. Yield a result if the file is finished: audited, or skipped after ``TRIES`` attempts."""
         state.tries += 1
         try:
-            content = _hash(path)
+            content = sha256_of(path)
             if content in self.memory:
                 state.done = True
                 LOGGER.info("%s: already audited, %s", path, self.memory[content].get("summary"))
@@ -268,8 +268,3 @@ def _remembered(content: str, entry: dict[str, Any]) -> Outcome:
     return Outcome(
         str(entry.get("file")), entry.get("verdict"), str(entry.get("summary")), found=tuple(found), sha256=content
     )
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

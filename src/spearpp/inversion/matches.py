@@ -5,6 +5,7 @@ are explained in ``next_layer``.
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.linalg.time_limit import check_time
-from spearpp.types import Bool, Float, Tensor, join_rows, replace_rows, select_rows
+from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
 
 SPREAD = 4.0
 """Factor between the error along the direction of p that is determined worst and the error along all directions.
@@ -177,14 +178,21 @@ def _smallest_gap(
     if not len(rows):
         return gap
     neurons = no_clear_sign[rows].int().argsort(dim=1, descending=True, stable=True)[:, :TRIED_BOTH_WAYS]
-    for signs in itertools.product((False, True), repeat=neurons.shape[1]):
-        check_time()
-        tried = masks[rows].scatter(1, neurons, torch.tensor(signs, device=masks.device).expand_as(neurons))
-        tried = torch.where(no_clear_sign[rows], tried, masks[rows])
+    for tried in _with_either_sign(masks[rows], no_clear_sign[rows], neurons):
         known = others.directions, weights[rows]
         _, norms = _solve_masked(problem.preactivations, tried, next_layer.activations, *known)
         gap = gap.index_copy(0, rows, torch.minimum(gap[rows], norms[:, 1]))
     return gap
+
+
+def _with_either_sign(
+    masks: Bool[Tensor, "k m"], no_clear_sign: Bool[Tensor, "k m"], neurons: Int[Tensor, "k n"]
+) -> Iterator[Bool[Tensor, "k m"]]:
+    """Yield activation patterns with all combinations of signs of those neurons that have no clear sign."""
+    for flipped in itertools.product((False, True), repeat=neurons.shape[1]):
+        check_time()
+        flip = no_clear_sign.gather(1, neurons) & torch.tensor(flipped, device=masks.device)
+        yield masks.scatter(1, neurons, masks.gather(1, neurons) ^ flip)
 
 
 def unclear(problem: Problem, next_layer: NextLayer, solved: SolvedInputs) -> Bool[Tensor, "k m"]:
@@ -230,11 +238,7 @@ def confirm(problem: Problem, next_layer: NextLayer, solved: SolvedInputs, other
     no_clear_sign = unclear(problem, next_layer, solved)
     rows = torch.nonzero(no_clear_sign.any(1) & ~best.fits)[:, 0]
     nearest = z[rows].abs().argsort(dim=1)[:, :TRIED_BOTH_WAYS]
-    for flipped in itertools.product((False, True), repeat=nearest.shape[1]):
-        check_time()
-        flip = no_clear_sign[rows].gather(1, nearest) & torch.tensor(flipped, device=z.device)
-        masks = z[rows] > 0
-        masks = masks.scatter(1, nearest, masks.gather(1, nearest) ^ flip)
+    for masks in _with_either_sign(z[rows] > 0, no_clear_sign[rows], nearest):
         tried = _confirm(problem, next_layer, masks, known)
         better = tried.left_over < best.left_over[rows]
         best = replace_rows(best, rows[better], select_rows(tried, better))

@@ -5,14 +5,15 @@ spearpp.report.write("audit", result)
 """
 
 import datetime
-import hashlib
 import json
 import platform
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from spearpp.report.sarif import sarif
 from spearpp.simulate import Batch
 from spearpp.types import Tensor
 from spearpp.update.files import FileName, write_whole
+from spearpp.update.source import sha256_of
 
 __all__ = [
     "DOCUMENT",
@@ -236,15 +238,9 @@ def _fingerprints(sources: Iterable[str]) -> list[dict[str, Any]]:
         sources: Files, or folders with files, such as the rounds of a client. A source that does not exist is skipped.
     """
     found: list[dict[str, Any]] = []
-    for path in _files(sources):
-        if len(found) == MAX_FILES:
-            break
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found.append({"name": str(path), "bytes": path.stat().st_size, "sha256": digest})
-        except OSError:
-            continue  # The file was deleted or cannot be read any more. The audit itself is not affected.
+    for path in islice(_files(sources), MAX_FILES):
+        with suppress(DataError, OSError):  # A file that was deleted meanwhile does not affect the audit.
+            found.append({"name": str(path), "bytes": path.stat().st_size, "sha256": sha256_of(path)})
     return found
 
 

@@ -97,7 +97,18 @@ def judge(
         today: The day for which acceptances must hold. The default is today in UTC.
     """
     today = today or datetime.datetime.now(datetime.UTC).date()
-    return [_judge(each, config, hashes, today) for each in found]
+    entries = []
+    for leak in found:
+        states = [
+            (_status(leak, each, today), each)
+            for each in config.accepted
+            if each.leak == leak.id and (each.sha256 is None or each.sha256 in hashes)
+        ]
+        order = ("accepted", "expired", "exceeded")
+        status, acceptance = min(states, key=lambda pair: order.index(pair[0]), default=("open", None))
+        known = None if acceptance is None else {**asdict(acceptance), "expires": acceptance.expires.isoformat()}
+        entries.append({"id": leak.id, **asdict(leak), "status": status, "acceptance": known})
+    return entries
 
 
 def refused(
@@ -146,18 +157,6 @@ def why_refused(judged: Sequence[Mapping[str, Any]], thresholds: Mapping[str, in
         f"{each['id']} has {each['count']:,}, the threshold is {thresholds.get(each['kind'], 0):,}"
         for each in refused(judged, thresholds, fail_on)
     )
-
-
-def _judge(leak: Leak, config: Config, hashes: Collection[str], today: datetime.date) -> dict[str, Any]:
-    """Return the entry of one leak."""
-    fitting = [
-        each for each in config.accepted if each.leak == leak.id and (each.sha256 is None or each.sha256 in hashes)
-    ]
-    states = [(_status(leak, each, today), each) for each in fitting]
-    order = ("accepted", "expired", "exceeded")
-    status, acceptance = min(states, key=lambda pair: order.index(pair[0]), default=("open", None))
-    known = None if acceptance is None else {**asdict(acceptance), "expires": acceptance.expires.isoformat()}
-    return {"id": leak.id, **asdict(leak), "status": status, "acceptance": known}
 
 
 def _status(leak: Leak, acceptance: Acceptance, today: datetime.date) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from spearpp.auditing import AuditResult, Kind, LayerAudit, Verdict, Vocabulary
+from spearpp.auditing import AuditResult, Kind, Verdict
 from spearpp.auditing.folder import Redaction
 from spearpp.dp import probability
 from spearpp.metrics import Score
@@ -70,7 +70,7 @@ def page(
             leaks=result.verdict is Verdict.LEAKS,
             replay_meaning="" if result.replay is None else result.replay.meaning,
             headline=headline(result),
-            layers=[_layer(each) for each in result.layers],
+            layers=result.layers,
             samples=samples[:MAX_SAMPLES],
             not_shown=max(0, len(samples) - MAX_SAMPLES),
             missed=_missed(presentation, originals, compared),
@@ -87,7 +87,8 @@ def page(
             redact=redact,
             compared=compared,
             features=features,
-            tables=[_table(each) for each in result.vocabulary],
+            tables=result.vocabulary,
+            most_words=MAX_WORDS,
             counts=count_checks(content["checks"]),
             most_files=MAX_FILES,
             glossary=glossary({name for each in samples for name in (each["claim"], *each["facts"])}),
@@ -103,7 +104,12 @@ def environment() -> "jinja2.Environment":
     made = jinja2.Environment(
         loader=jinja2.FunctionLoader(_template), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    for name, shown in (("number", number), ("probability", probability), ("short", _short)):
+    for name, shown in (
+        ("number", number),
+        ("probability", probability),
+        ("short", _short),
+        ("received", describe_layer_input),
+    ):
         made.filters[name] = shown
     return made
 
@@ -123,35 +129,6 @@ def _columns(result: AuditResult, presentation: Presentation) -> list[str]:
     width = shown_width(result)
     names = list(presentation.columns) if len(presentation.columns) == width else []
     return names or [f"x{index}" for index in range(min(width, MAX_UNNAMED_COLUMNS))]
-
-
-def _layer(audited: LayerAudit) -> dict[str, Any]:
-    layer, inversion = audited.layer, audited.inversion
-    return {
-        "name": layer.name,
-        "size": f"{layer.neurons} x {layer.features}",
-        "sees": describe_layer_input(layer.sees),
-        "batch_size": audited.batch_size,
-        "recovered": audited.recovered,
-        "approximate": audited.approximate,
-        "fitting": audited.fitting,
-        "reason": audited.reason,
-        "next_layer": "" if inversion is None else inversion.next_layer,
-        "seconds": None if inversion is None else sum(inversion.stats.seconds.values()),
-    }
-
-
-def _table(found: Vocabulary) -> dict[str, Any]:
-    entries = found.words or tuple(f"row {row}" for row in found.used)
-    return {
-        "name": found.table,
-        "rows": found.rows,
-        "count": found.count,
-        "reason": found.reason,
-        "positions": found.positions,
-        "entries": entries[:MAX_WORDS],
-        "not_shown": max(0, len(entries) - MAX_WORDS),
-    }
 
 
 def _samples(

@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 from spearpp.errors import DataError
-from spearpp.plotting import Axis, Point, Series, Size, draw
+from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.report.html import environment
+from spearpp.report.plots import SIZE
 from spearpp.update.files import write_whole
 
 ENTRIES, PAGE = "timeline.jsonl", "timeline.html"
@@ -19,8 +20,6 @@ MAX_SHOWN = 500
 browser opens such a table quickly."""
 MAX_BYTES = 2**26
 """Bytes read from the end of the list. Design choice: 64 MiB hold far more audits than the page shows."""
-SIZE = Size(width=640, height=282, left=92, right=24, top=16, bottom=66)
-"""Size of the plot. The margins have room for the tick labels in the font size of narrow screens, 20 pixels."""
 MAX_TICKS = 8
 """Labels on the axis of audits. Design choice: they do not overlap on narrow screens."""
 FEW = 5

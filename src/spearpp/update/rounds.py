@@ -10,6 +10,7 @@ from typing import Any
 from spearpp.errors import DataError
 from spearpp.update import KINDS, ClientUpdate, Kind
 from spearpp.update.files import READERS, FileName
+from spearpp.update.source import read_file
 
 MANIFEST = "rounds.json"
 """Name of the file that lists the rounds of a folder."""
@@ -87,10 +88,8 @@ def _listed(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> It
     """Yield the rounds of a manifest."""
     file = folder / MANIFEST
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise DataError(f"{file} is larger than the {MOST_BYTES:,} bytes allowed")
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(read_file(file, MOST_BYTES))
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
         raise DataError(f"{file} is not a list of rounds")

@@ -5,6 +5,7 @@ replace a file that is open or mapped. A mapped file that another process trunca
 Python cannot catch.
 """
 
+import hashlib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,35 @@ class Source:
         state = self.path.stat()
         if (state.st_size, state.st_mtime_ns) != (self.size, self.modified_ns):
             raise DataError(f"{self.path} was changed while it was in use: do not modify the file during the audit")
+
+
+def read_file(path: Path, largest: int) -> bytes:
+    """Return the content of a small file.
+
+    Raises:
+        DataError: if the file cannot be read, or has more bytes than ``largest``.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(largest + 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(content) > largest:
+        raise DataError(f"{path} is larger than the {largest:,} bytes allowed")
+    return content
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 hash of a file as hexadecimal digits.
+
+    Raises:
+        DataError: if the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def fill(file: BinaryFile, tensor: Tensor, path: Path) -> None:

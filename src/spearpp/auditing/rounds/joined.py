@@ -32,6 +32,9 @@ from spearpp.update import ClientUpdate
 
 SAME = 1e-2
 """Largest relative distance of two inputs that count as one sample. Design choice: the same number as in the search."""
+FIRST_SHARE = 0.75
+"""Share of the time for the search that uses the zeros of ReLU, before the equations of the network are tried. Design
+choice: the first search is the stronger one for a single hidden layer."""
 CONTRIBUTES = 1e-3
 """Smallest signal of a sample in a round, relative to its strongest round, that counts as a contribution. Design
 choice: far above the error of a recovered direction."""
@@ -102,7 +105,7 @@ def join_rounds(
         if layer.equations and following is None:
             return _nothing(len(updates), "the rest of the network could not be computed in every round")
         alone = layer.equations or following is None
-        found = solve(search, following if layer.equations else None, 1.0 if alone else 0.5)
+        found = solve(search, following if layer.equations else None, 1.0 if alone else FIRST_SHARE)
         if following is not None and not layer.equations and search is None and not bool(found.certified.all()):
             more = solve(None, following, 1.0)
             found = more if int(more.certified.sum()) > int(found.certified.sum()) else found

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from spearpp.auditing.estimate import total_factor
 from spearpp.errors import OptionError, SpearError
 from spearpp.update import ClientUpdate
 
@@ -68,8 +69,7 @@ class Training:
             return self.lr
         if self.steps is None:
             return None
-        factor = sum((1 - self.momentum**t) / (1 - self.momentum) for t in range(1, self.steps + 1))
-        return self.lr * factor / self.steps
+        return self.lr * total_factor(self.steps, self.momentum) / self.steps
 
 
 def _first_number(values: Mapping[str, Any], names: tuple[str, ...]) -> float | None:

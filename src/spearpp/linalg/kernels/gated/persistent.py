@@ -124,8 +124,7 @@ def descend(
         cut: how to divide the work; None chooses ``plan``.
 
     Returns:
-        The directions q. None if the GPU has too little shared memory or Triton cannot compile the kernel; the points
-        are then unchanged.
+        The directions q. None, with unchanged points, if the GPU or Triton cannot run the kernel.
 
     Raises:
         TritonError, RuntimeError: if a given ``cut`` cannot be compiled.
@@ -139,33 +138,16 @@ def descend(
         return None
     directions = points.new_empty(updates, starts, b)
     scratch_entries = 0 if chosen.whole else updates * programs * blocks * 2 * chosen.starts * chosen.block
-    arguments = (
-        _padded(rows, blocks * chosen.block, width),
-        _padded(gates, blocks * chosen.block, width),
-        _padded(basis, width, width),
-        points,
-        directions,
-        torch.tensor(counts, dtype=torch.float32).to(points.device, non_blocking=True),
-        schedule,
-        points.new_empty(max(scratch_entries, 1)),
-    )
-    sizes = blocks, b, d, starts, len(schedule), iterations
     try:
         _descend[(updates, programs)](
-            *arguments,
-            *sizes,
-            epsilon,
-            least,
-            PRECISION="tf32x3" if exact else "tf32",
-            STARTS=chosen.starts,
-            BLOCK=chosen.block,
-            WIDTH=width,
-            GROUPS=chosen.groups,
-            WHOLE=chosen.whole,
-            AHEAD=chosen.ahead,
-            num_warps=chosen.warps,
-            num_stages=chosen.stages,
-        )
+            _padded(rows, blocks * chosen.block, width), _padded(gates, blocks * chosen.block, width),
+            _padded(basis, width, width), points, directions,
+            torch.tensor(counts, dtype=torch.float32).to(points.device, non_blocking=True), schedule,
+            points.new_empty(max(scratch_entries, 1)), blocks, b, d, starts, len(schedule), iterations, epsilon, least,
+            PRECISION="tf32x3" if exact else "tf32", STARTS=chosen.starts, BLOCK=chosen.block, WIDTH=width,
+            GROUPS=chosen.groups, WHOLE=chosen.whole, AHEAD=chosen.ahead,
+            num_warps=chosen.warps, num_stages=chosen.stages,
+        )  # fmt: skip
     except (TritonError, RuntimeError):  # Triton raises both, before the kernel starts
         if cut is not None:
             raise

@@ -48,7 +48,7 @@ def labels_of(
     Raises:
         OptionError: if the model does not accept the inputs or is not a classifier.
     """
-    network = Network(model, update, layer)
+    network = AfterLayer(model, update, layer)
     observed = observed_signals(factors, result) * (-1 if uphill else 1)
     shares_outside = []
     for rows in torch.arange(len(result.inputs)).split(network.rows_at_once):
@@ -65,7 +65,7 @@ def labels_of(
     return torch.where((shares[:, 0] <= MAX_SHARE_OUTSIDE) & clear, labels[:, 0], -1)
 
 
-class Network:
+class AfterLayer:
     """The part of a model after a Linear layer, linearised at given inputs."""
 
     def __init__(self, model: nn.Module, update: ClientUpdate, layer: Layer) -> None:
