@@ -24,13 +24,13 @@ from spearpp.errors import DataError, OptionError
 from spearpp.integrations.common.federation import MAX_AGE, RoundStore
 from spearpp.integrations.common.job import Settings
 from spearpp.integrations.watch import Watch
-from spearpp.inversion.next_layer import few_outputs, read_next_layer
+from spearpp.inversion.next_layer import FewOutputs, few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
-from spearpp.inversion.problem import pose
+from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
 from spearpp.search import Suggested
-from spearpp.search.gated.over_rounds import BackwardOverRounds
+from spearpp.search.gated.over_rounds import BackwardOverRounds, solve_columns
 from spearpp.search.gated.signals import SignalsOfRounds
 from spearpp.simulate import Batch
 from spearpp.update.rounds import MANIFEST, load_rounds
@@ -214,8 +214,9 @@ def test_nothing_wrong_is_claimed(case: str) -> None:
         assert len(joined.audited.inputs) >= 12
 
 
-def test_the_next_layer_speeds_up_the_search_of_rounds() -> None:
-    """Reflections with one signal for all rounds find true columns of D; each is a sample."""
+@pytest.fixture(name="columns", scope="module")
+def problem_and_columns() -> tuple[Problem, FewOutputs, torch.Tensor]:
+    """Four rounds of a client with 40 samples, and the true directions."""
     model, batch = network(nn.ReLU(), 60), samples(40)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
     layer = first_layer([make_plan(each, model, None) for each in updates])
@@ -224,14 +225,39 @@ def test_the_next_layer_speeds_up_the_search_of_rounds() -> None:
     gradients, weights = (torch.cat([get(each) for each in updates], 1) for get in (_second_gradient, _second_weight))
     outputs = read_next_layer(gradients, weights, problem.preactivations, rounds=4).outputs
     assert outputs is not None
-    problem = replace(problem, outputs=outputs)
-    found = BackwardOverRounds(problem, outputs, 64, torch.float32, no_pairs(problem)).run(
-        128, torch.Generator().manual_seed(0)
-    )
     inputs = torch.cat([batch.inputs.double(), torch.ones(40, 1, dtype=torch.float64)], dim=1)
     true = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
-    assert len(found.directions) >= 20
-    assert float((found.directions @ true.T).abs().amax(1).min()) > 1 - 1e-6
+    return replace(problem, outputs=outputs), outputs, true
+
+
+def test_reflections_over_rounds_find_new_columns_and_no_others(
+    columns: tuple[Problem, FewOutputs, torch.Tensor],
+) -> None:
+    """Every direction is that of a sample. A second round finds samples that the first one did not find."""
+    problem, outputs, true = columns
+    rounds = BackwardOverRounds(problem, outputs, 64, torch.float32, no_pairs(problem))
+    generator = torch.Generator().manual_seed(0)
+    first = rounds.run(128, generator).directions
+    second = rounds.run(128, generator).directions
+    assert len(first) >= 20
+    found = torch.cat([first, second])
+    cosines, which = (found @ true.T).abs().max(1)
+    assert float(cosines.min()) > 1 - 1e-6
+    assert len(set(which.tolist())) == len(found) > len(first)
+
+
+def test_columns_are_solved_from_end_points_with_wrong_signs(columns: tuple[Problem, FewOutputs, torch.Tensor]) -> None:
+    problem, outputs, true = columns
+    noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    near = sphere.retract(true + 0.2 * sphere.retract(noise))
+    values = near @ problem.factors.left.T
+    signals = 2 * (values @ outputs.span) @ outputs.span.T  # half of the neurons fire
+    exact = true @ problem.factors.left.T
+    wrong = ((values - signals).abs() < values.abs()) != (exact.abs() > 1e-6)
+    assert int(wrong.sum(1).min()) >= 10
+    solved = solve_columns(problem, outputs, near, signals)
+    assert int(((solved * true).sum(1).abs() > 1 - 1e-9).sum()) >= 30
+    assert solve_columns(problem, outputs, near[:0], signals[:0]).shape == (0, 40)
 
 
 @pytest.mark.parametrize(("outputs", "dimensions"), [(1, 1), (3, 3), (10, 9)])
