@@ -70,14 +70,13 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         network = ZOO[row["network"]]
         name = f"{network.name} ({network.origin})"
-        cells = (row["recovered"], row["wrong"], row["forecast"], row["simulated"], f"{row['seconds']:.2g}")
+        cells = (row["recovered"], row["wrong"], row["forecast"], row["simulated"], _seconds(row["seconds"]))
         lines.append(f"| {name} | {row['b']} | " + " | ".join(map(str, cells)) + " |")
     same = sum(kinds(row["recovered"]) == kinds(row["simulated"]) for row in rows)
     wrong = sum(row["wrong"] for row in rows)
-    budgets = " and ".join(f"{each:.0f} s" for each in sorted({row["budget"] for row in rows}))
-    facts = (
-        f"{len(rows)} audits with budgets of {budgets}: {wrong} wrong claims. In {same} of them preflight's simulated "
-    )
+    budgets = sorted(row["budget"] for row in rows)
+    facts = f"{len(rows)} audits with budgets of {budgets[0]:.0f} to {budgets[-1]:.0f} s: {wrong} wrong claims. "
+    facts += f"In {same} of them preflight's simulated "
     facts += "client loses the same kinds of data as the client with real data."
     measured = {row["network"] for row in rows}
     missing = ", ".join(f"{each.name} ({each.origin})" for key, each in ZOO.items() if key not in measured)
@@ -86,6 +85,11 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         facts += "The page [Pictures through convolutions](results/pixels.md) has results of such networks."
     parts = [INTRODUCTION, facts, "", *lines, READING, _differences(rows), _reasons(rows)]
     return "\n".join(parts)
+
+
+def _seconds(value: float) -> str:
+    """Return seconds with two digits, or as a whole number."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _differences(rows: Sequence[dict[str, Any]]) -> str:

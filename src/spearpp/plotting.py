@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import count
 from typing import Literal
 
 COLOURS = ("#1f77b4", "#d1495b", "#3a7d44", "#8a5cc2", "#c77d0a", "#555555")
@@ -194,8 +193,6 @@ def draw(
     if spread is None:
         spread = INTERVAL_SPREAD if any(point.low is not None for point in points) else 0.0
     coloured = [(each, each.colour or COLOURS[index % len(COLOURS)]) for index, each in enumerate(series)]
-    marked = sum(each.radius > 0 for each in series)
-    position = count()
     legend = [pair for pair in coloured if pair[0].name]
     line_height = EMBEDDED_LINE_HEIGHT if embedded else LEGEND_LINE_HEIGHT
     height = size.height + line_height * (len(legend) + bool(note))
@@ -212,8 +209,9 @@ def draw(
     parts += _axes(x, y, x_ticks, y_ticks, size)
     for line in reference_lines:
         parts.append(_reference_line(line, x_pixel(line.value) if line.vertical else y_pixel(line.value), size))
+    marked = [each for each in series if each.radius > 0]
     for each, colour in coloured:
-        offset = spread * (next(position) - (marked - 1) / 2) if each.radius else 0.0
+        offset = spread * (marked.index(each) - (len(marked) - 1) / 2) if each.radius else 0.0
         parts += _series(each, colour, x_pixel, y_pixel, offset)
     for index, (each, colour) in enumerate(legend):
         parts.append(_legend_entry(each, colour, size.left, size.height + line_height * index + 6))

@@ -115,52 +115,40 @@ FailOn = Annotated[
     ),
 ]
 DP_PANEL = "Differential privacy, as the client states it"
+
+
+def _about_dp(text: str, *names: str, show_default: bool = True) -> Any:
+    """Return an option about DP-SGD, in a panel of its own."""
+    return typer.Option(*names, help=text, show_default=show_default, rich_help_panel=DP_PANEL)
+
+
 NoiseMultiplier = Annotated[
     float | None,
-    typer.Option(
-        help="Noise multiplier of DP-SGD. The report then shows the bound on every reconstruction attack.",
+    _about_dp(
+        "Noise multiplier of DP-SGD. The report then shows the bound on every reconstruction attack.",
         show_default=False,
-        rich_help_panel=DP_PANEL,
     ),
 ]
 Clip = Annotated[
     float | None,
-    typer.Option(
-        help="Norm to which the client clips the gradient of each sample. With --batch-size, the noise is checked.",
+    _about_dp(
+        "Norm to which the client clips the gradient of each sample. With --batch-size, the noise is checked.",
         show_default=False,
-        rich_help_panel=DP_PANEL,
     ),
 ]
 SampleRate = Annotated[
-    float,
-    typer.Option(
-        help="Probability with which a step draws a sample. A rate below 1 needs the extra dp.",
-        rich_help_panel=DP_PANEL,
-    ),
+    float, _about_dp("Probability with which a step draws a sample. A rate below 1 needs the extra dp.")
 ]
 DPSteps = Annotated[
     int | None,
-    typer.Option(
+    _about_dp(
+        "Number of DP-SGD steps on the client's data that the server has seen. Default: --steps, in every round.",
         "--dp-steps",
-        help="Number of DP-SGD steps on the client's data that the server has seen. Default: --steps, in every round.",
         show_default=False,
-        rich_help_panel=DP_PANEL,
     ),
 ]
-Kappa = Annotated[
-    float,
-    typer.Option(
-        help="Probability κ with which an attacker would guess a sample without the update.",
-        rich_help_panel=DP_PANEL,
-    ),
-]
-Delta = Annotated[
-    float,
-    typer.Option(
-        help="δ at which the composed ε of all DP-SGD steps is shown.",
-        rich_help_panel=DP_PANEL,
-    ),
-]
+Kappa = Annotated[float, _about_dp("Probability κ with which an attacker would guess a sample without the update.")]
+Delta = Annotated[float, _about_dp("δ at which the composed ε of all DP-SGD steps is shown.")]
 BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 MAX_COLUMN_FILE = 2**20

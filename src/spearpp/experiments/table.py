@@ -1,7 +1,7 @@
 """The tables of the paper as TOML files: the settings to measure, and the numbers that the paper reports."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any, Literal
@@ -106,18 +106,11 @@ def load(
         budget.update(starts if isinstance(starts, Mapping) else {0: starts})
     if batches < 1 or min(budget.values()) < 1:
         raise OptionError(f"batches={batches}, starts={starts}: both must be at least 1")
-    rows: list[Row] = []
     kept = [each for each in read["rows"] if _fits(each, scale, chosen) and (not widths or each["m"] in widths)]
     if not kept:
         available = sorted({each["m"] for each in read["rows"] if _fits(each, scale, chosen)})
         raise OptionError(f"{name} has no row of width {', '.join(map(str, widths))}: it has {available}")
-    for each in kept:
-        described = read["methods"][each["method"]]
-        search = replace(decode(described["search"]), starts=budget.get(each["m"], budget[0]))
-        if method != "gated":
-            rows.append(_row(each, described["name"], search, read, data))
-        if method != "paper":
-            rows.append(_row(each, GATED_NAME, Gated(), read, data))
+    rows = [row for each in kept for row in _rows(each, method, budget, read, data)]
     return Table(
         name=name,
         title=read["title"],
@@ -152,6 +145,18 @@ def _fits(row: Mapping[str, Any], scale: Scale, chosen: Mapping[str, Any]) -> bo
     if scale == "small":
         return bool(row["m"] <= chosen["widest"])
     return row.get("only") != "small"
+
+
+def _rows(
+    each: Mapping[str, Any], method: Method, budget: Mapping[int, int], read: Mapping[str, Any], data: Source | None
+) -> Iterator[Row]:
+    """Yield the row of the paper's search and the row of the gated search for one entry of a file."""
+    described = read["methods"][each["method"]]
+    if method != "gated":
+        search = replace(decode(described["search"]), starts=budget.get(each["m"], budget[0]))
+        yield _row(each, described["name"], search, read, data)
+    if method != "paper":
+        yield _row(each, GATED_NAME, Gated(), read, data)
 
 
 def _row(each: Mapping[str, Any], name: str, search: Search, read: Mapping[str, Any], data: Source | None) -> Row:
