@@ -69,7 +69,7 @@ def _final_screen(text: str) -> str:
     """Return the text without lines that were drawn over. Of the progress line, the last state remains."""
     frames = re.split(r"(?:\r?\x1b\[2K|\x1b\[1A\x1b\[2K)+", text.replace("\r\n", "\n"))
     kept = [frame for frame in frames if frame.strip("\r\n\x1b[?25lh ")]
-    live = [frame for frame in kept[:-1] if "found " in frame and "round " in frame]
+    live = [frame for frame in kept[:-1] if "layer " in frame and "━" in frame]  # the progress bar
     shown = ["layer " + live[-1].rsplit("layer ", 1)[1]] if live else []
     rest = [frame for frame in kept if frame not in live]
     text = re.sub(r"\x1b\[\?25[lh]", "", "".join(rest[:-1] + shown + ["\n"] + rest[-1:]))
