@@ -158,6 +158,7 @@ def test_each_severity_has_its_reason(leak: AuditResult, nothing: AuditResult) -
         "unknown": {**changed(recovered=0), "verdict": "NOT_FOUND", "interrupted": True},
     }
     assert {name: decide(content)["severity"] for name, content in cases.items()} == {name: name for name in cases}
+    assert "interrupted" in decide(cases["unknown"])["risk"]
     assert decide(changed(sees="features"))["severity"] == "high"
     assert decide({**changed(recovered=0), "vocabulary": [table]})["severity"] == "high"
     assert decide({**changed(recovered=0), "vocabulary": [{**table, "positions": True}]})["severity"] == "unknown"

@@ -29,6 +29,7 @@ RISKS = {
     "vocabulary": "Everyone who can read this update can see which words, categories or items this client has.",
     "unproved": "Inputs that were computed from this update may be training samples of this client.",
     "low": "No leak was found within the time limit, which does not prove that there is none.",
+    "interrupted": "The audit was interrupted before it found anything, so the risk is unknown.",
     "unknown": "The audit could not test this update, so its risk is unknown.",
 }
 ACTIONS = {
@@ -38,9 +39,11 @@ ACTIONS = {
     "vocabulary": "Freeze the embedding, or add noise to all of its rows, before more clients send updates.",
     "unproved": "Treat these inputs as a likely leak until you know more.",
     "low": "Audit more clients and rounds before you rely on this result.",
+    "interrupted": "Audit this update again, and let the audit end.",
     "unknown": "Read why no layer could be tested. If the model and the files are right, test other attacks too.",
 }
-"""One sentence for each severity without a leak, for certified inputs, and for each kind of leak."""
+"""One sentence for each severity without a leak, for an interrupted audit, for certified inputs, and for each kind of
+leak."""
 LARGER_BUDGET = "The time limit ended the search, so audit again with a larger budget."
 """Further action if nothing was certified and a search ran out of time."""
 
@@ -166,7 +169,7 @@ def _status(leak: Leak, acceptance: Acceptance, today: datetime.date) -> str:
 
 
 def _severity(content: Mapping[str, Any], found: Sequence[Leak]) -> tuple[Severity, str]:
-    """Return the severity, and its cause: a kind of leak, or the severity itself."""
+    """Return the severity, and its cause: a kind of leak, an interrupted audit, or the severity itself."""
     if any(each.kind == "inputs" and each.exact for each in found):
         return "critical", "critical"
     for kind in ("inputs", "features", "vocabulary"):
@@ -174,9 +177,9 @@ def _severity(content: Mapping[str, Any], found: Sequence[Leak]) -> tuple[Severi
             return "high", kind
     if found:
         return "medium", "unproved"
-    if content["verdict"] == "NOT_FOUND" and not content["interrupted"]:
-        return "low", "low"
-    return "unknown", "unknown"
+    if content["interrupted"]:
+        return "unknown", "interrupted"
+    return ("low", "low") if content["verdict"] == "NOT_FOUND" else ("unknown", "unknown")
 
 
 def _action(cause: str, judged: Sequence[Mapping[str, Any]], content: Mapping[str, Any]) -> str:
