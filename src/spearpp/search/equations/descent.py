@@ -9,10 +9,10 @@ from spearpp.types import Float, Int, Tensor
 WIDE = 80
 """Number of unknowns from which on conjugate gradients are considered. Measured on a CPU: a search with 99 unknowns and
 1000 neurons takes two thirds of the time, one with 89 unknowns and 200 neurons the same time."""
-LARGE = {torch.float32: 5e13, torch.float64: 5e12}
-"""Number of multiplications for the matrices JᵀJ from which on a GPU uses conjugate gradients. Measured on an H200 in
-float32: with 1.4e12 (b = 450, m = 1000) the matrices take 0.6 of the time. Derived for float64: an H200 is about ten
-times slower than with TF32."""
+LARGE = 5e12
+"""Number of multiplications for the matrices JᵀJ from which on a GPU uses conjugate gradients. Measured on an H200:
+with 1.4e12 (b = 450, m = 1000) the matrices take 0.6 of the time. With 2e13 (240 starts, b = 400, m = 4000) only
+conjugate gradients were measured alone on a GPU."""
 SAMPLED = 8
 """Number of points whose mean JᵀJ preconditions all others. Measured: with 40 points
 the condition number is 0.8 times as large."""
@@ -45,7 +45,7 @@ def descend(
     def squared(points: Tensor, which: Tensor) -> Tensor:
         return equations.squared(points, *chosen(which))
 
-    dense = t.shape[1] < WIDE or (t.is_cuda and equations.multiplications(*t.shape) < LARGE[t.dtype])
+    dense = t.shape[1] < WIDE or (t.is_cuda and equations.multiplications(*t.shape) < LARGE)
     factor = None if dense else _preconditioner(equations, t, labels, weights)
     if factor is None:
         return levenberg_marquardt(
