@@ -176,9 +176,10 @@ def _spread(
             linear = others.rows[rows] @ basis
             products = products + linear.mT @ linear
         pulled = _pull_of_noise(network, equations, t[rows], found.labels[rows], levels[:, rows])
-        moved = torch.linalg.vector_norm(torch.linalg.solve_ex(products, pulled)[0], dim=1)
+        factors, failed = torch.linalg.cholesky_ex(products)
+        moved = torch.linalg.vector_norm(torch.cholesky_solve(pulled[:, :, None], factors)[:, :, 0], dim=1)
         spreads.append(trace_of_inverse(products).sqrt())
-        biases.append(torch.where(torch.isfinite(moved), moved, torch.inf))
+        biases.append(torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf))
         kept += [products] if problem.batch_size <= LARGEST else []
     return torch.cat(spreads), torch.cat(biases), torch.cat(kept) if kept else None
 
