@@ -107,8 +107,9 @@ def halfway_network(path: Sequence[tuple[Observation, Following]], own: Factors)
             gradient_of_outputs = later.gradient[:, -1]
         if len(values) > b:
             rows = right[:b].T.contiguous()
-            spans.append(Span(index, False, rows, values[:b], 0.0, rounding, appended_one=later.has_bias))
-            spans.append(Span(index, True, left[:, :b].contiguous(), values[:b], 0.0, rounding))
+            signals = left[:, :b].contiguous()
+            spans.append(Span(index, False, rows, values[:b], 0.0, rounding, signals, later.has_bias))
+            spans.append(Span(index, True, signals, values[:b], 0.0, rounding, rows))
     if not any(span.layer for span in spans):
         return None
     networks = []

@@ -255,10 +255,10 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
         rows = (factors.right / factors.singular_values[:, None]).T.contiguous()
         if rows.shape[0] > own.batch_size:
             spans.append(
-                Span(index, False, rows, factors.singular_values, noise, rounding, appended_one=later.has_bias)
+                Span(index, False, rows, factors.singular_values, noise, rounding, factors.left, later.has_bias)
             )
         if factors.left.shape[0] > own.batch_size:
-            spans.append(Span(index, True, factors.left, factors.singular_values, noise, rounding))
+            spans.append(Span(index, True, factors.left, factors.singular_values, noise, rounding, rows))
     if own.left.shape[0] > own.batch_size:
         rounding = ROUNDING * seen.gradient_epsilon
         spans.append(Span(0, True, own.left, own.singular_values, _noise(own, seen), rounding))

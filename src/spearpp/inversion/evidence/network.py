@@ -184,12 +184,12 @@ def _spread(
             products = products + linear.mT @ linear
         products, along = products[:, :-1, :-1], products[:, :-1, -1]
         pulled = _pull_of_noise(network, equations, at, found.labels[rows], levels[:, rows])[:, :-1]
-        moved, turned = torch.linalg.vector_norm(
-            torch.linalg.solve_ex(products, torch.stack([pulled, along], dim=2))[0], dim=1
-        ).unbind(1)
+        factors, failed = torch.linalg.cholesky_ex(products)
+        solved = torch.cholesky_solve(torch.stack([pulled, along], dim=2), factors)
+        moved, turned = torch.linalg.vector_norm(solved, dim=1).unbind(1)
         shifted = off[rows] * torch.hypot(turned, torch.linalg.vector_norm(origin))
         spreads.append(torch.hypot(trace_of_inverse(products).sqrt(), torch.nan_to_num(shifted, nan=torch.inf)))
-        biases.append(torch.where(torch.isfinite(moved), moved, torch.inf))
+        biases.append(torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf))
         kept += [products] if problem.batch_size <= LARGEST else []
     return torch.cat(spreads), torch.cat(biases), torch.cat(kept) if kept else None
 

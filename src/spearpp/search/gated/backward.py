@@ -106,6 +106,8 @@ class BackwardRounds:
         q = refit(problem, q[~duplicates.tril(-1).any(1)])
         zeros = (problem.tolerance.zeros(q @ problem.factors.left.T, q) & live).sum(1)
         q = q[zeros >= problem.tolerance.least_zeros]
+        # A wrong zero may turn the same direction by more than noise does.
+        q = q[~((q @ self.known.T).abs() > SOLVED_COSINE).any(1)]
         directions = torch.cat([self.known, q])
         kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
         return directions[kept[len(self.known) :]]
