@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.estimate import SECONDS, Estimate
+from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.judge import is_one_step, judge_all, judge_by_layer
 from spearpp.auditing.limits import MEMORY, Budget, check_memory, replay_skip_reason
-from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
+from spearpp.auditing.pixels import check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
 from spearpp.auditing.refine import refine
@@ -160,7 +160,7 @@ class _Task:
         judged = _Judged(audits, self.model)
         try:
             with time_limit(clock.deadline):
-                self._judge(judged, plan.update, clock, replayable=skipped is None)
+                self._judge(judged, plan.update, replayable=skipped is None)
         except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
             interrupted = True
         late = clock.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
@@ -195,15 +195,13 @@ class _Task:
             budget=self.budget,
         )
 
-    def _judge(self, judged: "_Judged", update: ClientUpdate, clock: Budget, *, replayable: bool) -> None:
+    def _judge(self, judged: "_Judged", update: ClientUpdate, *, replayable: bool) -> None:
         """Replay what was recovered, and write every result into ``judged`` as soon as it is there."""
         first = judge_all(judged.audits, update, self.model if replayable else None, self.batch_size, self.loss)
         judged.audits, judged.network = first.audits, first.network
         if self.model is not None and replayable:
-            limits = Budgeted(clock.deadline, self.memory, self.generator)
-            found = recover_inputs(
-                judged.audits, update, self.model, self.input_shape, self.batch_size, limits, self.loss
-            )
+            given = self.input_shape, self.batch_size, self.loss, self.memory, self.generator
+            found = recover_inputs(judged.audits, update, self.model, *given)
             judged.audits, judged.network = found.audits, found.network or judged.network
         if self.loss is Loss.CROSS_ENTROPY:
             judged.audits = refine(judged.audits, update, judged.network)
@@ -211,8 +209,7 @@ class _Task:
         judged.audits = add_proof(judged.audits, judged.replay, first.signals, one_step=is_one_step(update))
         judged.audits = check_replay(judged.audits, judged.replay, update)
         if self.loss is Loss.CROSS_ENTROPY:
-            seconds = clock.rest(SECONDS)
-            judged.estimate = estimate_training(judged.audits, update, judged.network, judged.replay, seconds)
+            judged.estimate = estimate_training(judged.audits, update, judged.network, judged.replay)
 
 
 @dataclass

@@ -52,11 +52,6 @@ class Budget:
         """Whether the budget is used up."""
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
 
-    def rest(self, most: float) -> float:
-        """The remaining seconds, but not more than ``most``."""
-        share = self.share(1)
-        return most if share is None else min(most, share)
-
 
 def check_memory(memory: int | None) -> None:
     """Check the ``memory`` option.

@@ -11,7 +11,6 @@ The claim about x is the claim of this replay. Its error is the larger of the er
 the equations imply. If all inputs are found, the whole update is replayed too, with all layers before this one.
 """
 
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +27,7 @@ from spearpp.inversion.evidence import EXACT, Evidence
 from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.pixels import NEAR, Pictures, solve
 from spearpp.inversion.result import Inversion
-from spearpp.linalg.time_limit import OutOfTimeError
+from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
 from spearpp.model import Layer, Sees, unwrapped
 from spearpp.model.front import FrontEnd
 from spearpp.model.loss import Loss
@@ -76,23 +75,15 @@ class Recovered:
     """The model for the replay of the recovered inputs; None if no input follows."""
 
 
-@dataclass(frozen=True)
-class Budgeted:
-    """What limits the work, and where randomness comes from."""
-
-    deadline: float | None
-    memory: int | None
-    generator: torch.Generator
-
-
 def recover_inputs(
     audits: list[LayerAudit],
     update: ClientUpdate,
     model: nn.Module,
     input_shape: tuple[int, ...] | None,
     batch_size: int | None,
-    limits: Budgeted,
-    loss: Loss | None = Loss.CROSS_ENTROPY,
+    loss: Loss | None,
+    memory: int | None,
+    generator: torch.Generator,
 ) -> Recovered:
     """Compute the inputs of the model from the features of one layer, if they determine the inputs.
 
@@ -102,8 +93,9 @@ def recover_inputs(
         model: the network.
         input_shape: shape of one input of the model; None to guess it.
         batch_size: the number of samples that the client trained on, or None.
-        limits: deadline, memory and source of randomness.
         loss: the loss of the client; None if it is unknown.
+        memory: bytes that the equations may take; None for no limit.
+        generator: source of randomness.
     """
     done = any(each.layer.sees == Sees.INPUTS and len(each.inputs) == each.batch_size for each in audits)
     order = sorted(range(len(audits)), key=lambda index: -len(audits[index].inputs))
@@ -114,7 +106,7 @@ def recover_inputs(
             continue
         try:
             front = FrontEnd(unwrapped(as_sent(model, update)), each.layer.name, input_shape)
-            entry = _from_features(each, front, update, model, batch_size, limits, loss)
+            entry = _from_features(each, front, update, model, batch_size, loss, memory, generator)
         except OptionError as error:
             audits[index] = replace(each, reason=f"{each.reason}; the input of the model does not follow: {error}")
             continue
@@ -146,8 +138,9 @@ def _from_features(
     update: ClientUpdate,
     model: nn.Module,
     batch_size: int | None,
-    limits: Budgeted,
     loss: Loss | None,
+    memory: int | None,
+    generator: torch.Generator,
 ) -> LayerAudit:
     """Return the entry of the inputs that follow from the features of one layer.
 
@@ -161,12 +154,12 @@ def _from_features(
     claimed = claimed[claimed < len(found.directions)]
     errors = torch.tensor([audited.claims[row].error for row in claimed.tolist()], dtype=torch.float64)
     features = found.inputs.to(update.gradients[audited.layer.weight].device)[claimed].double()
-    enough = _enough_equations(front, features, errors, limits.memory)
+    enough = _enough_equations(front, features, errors, memory)
     few, claimed, errors, features = int((~enough).sum()), claimed[enough], errors[enough], features[enough]
-    if limits.deadline is not None and time.monotonic() >= limits.deadline:
+    if time_is_up():
         raise OptionError(OUT_OF_TIME)
     noise = (SAFETY_FACTOR * errors).clamp(SMALLEST_NOISE, NEAR).to(features)
-    pictures = solve(front, features, noise, generator=limits.generator, deadline=limits.deadline)
+    pictures = solve(front, features, noise, generator=generator)
     solved = pictures.residual <= noise
     good = (solved & torch.isfinite(pictures.slope)).cpu()
     if not bool(good.any()):
