@@ -55,7 +55,7 @@ class Recovered:
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
         z = inputs @ weight.T
         silent = live & (z < -NEAR_ZERO * z.square().mean(1, keepdim=True).sqrt())
-        zeros = problem.tolerance.zeros(self.directions @ problem.factors.left.T, self.directions) & live
+        zeros = problem.zeros(self.directions) & live
         bits = coins(live.sum(), zeros.sum(1), (silent & zeros).sum(1), problem.batch_size - 1)
         conflicts = (silent & ~zeros).sum(1) <= CONFLICTS * live.sum()
         found[: len(z)] = conflicts & (bits >= math.log2(problem.batch_size / RARE))
@@ -122,7 +122,7 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
     These inputs are not certified, because a faint sample may be hidden in such a row.
     """
     units = sphere.retract(pairs.directions)
-    zeros = problem.tolerance.zeros(units @ problem.factors.left.T, units)
+    zeros = problem.zeros(units)
     held = fits(problem, pairs.points, zeros) & (fix_scale(problem, pairs.points, zeros) > 0)
     if not bool(held.any()):
         return None

@@ -161,7 +161,7 @@ def _inversion(
 ) -> Inversion:
     """Return the result on the device of the gradient."""
     seen = problem.seen
-    zeros = problem.tolerance.zeros(recovered.directions @ problem.factors.left.T, recovered.directions)
+    zeros = problem.zeros(recovered.directions)
     zeros = (zeros & problem.factors.live).sum(1).to(seen.device)
     fits = recovered.certified if bool(recovered.certified.all()) else recovered.certified | recovered.fits(problem)
     recovered, factors = to_device(recovered, seen.device), to_device(problem.factors, seen.device)

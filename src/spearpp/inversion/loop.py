@@ -30,9 +30,10 @@ class SearchOutcome:
     """What a search has found, and why it stopped. It grows while the search runs."""
 
     pool: Pool
-    selection: Selection | None
-    """The b directions selected from the whole pool; None if the selection has not been made."""
     stopped: str
+    """Why the search ended, as a clause."""
+    selection: Selection | None = None
+    """The b directions selected from the whole pool; None if the selection has not been made."""
     starts: int = 0
     steps: int = 0
     matches: Matches | None = None
@@ -74,7 +75,7 @@ def search_loop(
     The caller sets the ``time_limit``. At the deadline the round that is running is given up.
     """
     b, rank = problem.batch_size, 0
-    found = SearchOutcome(empty_pool(problem), None, "the search ended")
+    found = SearchOutcome(empty_pool(problem), stopped="the search ended")
     try:
         for proposed in clock.each("search", search.propose(problem, generator, deadline)):
             grew = found.add(problem, proposed, clock)
@@ -114,14 +115,13 @@ def search_loop(
 def nothing_to_find(problem: Problem) -> SearchOutcome:
     """Return the outcome for a gradient that is zero."""
     why = "the gradient is zero: no sample activates a neuron of this layer"
-    return SearchOutcome(empty_pool(problem), None, why)
+    return SearchOutcome(empty_pool(problem), stopped=why)
 
 
 def only_direction(problem: Problem) -> SearchOutcome:
     """Return the outcome for a gradient of rank one, which has a single direction."""
-    left = problem.factors.left
-    one = left.new_ones(1, 1)
-    return SearchOutcome(Pool(one, problem.tolerance.zeros(left.T, one)), None, "a single sample needs no search")
+    one = problem.factors.left.new_ones(1, 1)
+    return SearchOutcome(Pool(one, problem.zeros(one)), stopped="a single sample needs no search")
 
 
 def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Evidence | None]:

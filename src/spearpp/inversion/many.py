@@ -174,7 +174,7 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             continue
         with clock("filter"):
             problem, directions = _select_layers(problem, kept), chosen[kept]
-            zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
+            zeros = problem.zeros(directions)
             evidence = certify_many(problem, directions, zeros)
             points = torch.linalg.inv(directions.mT)
             scores = (agreeing(problem, points, zeros) / zeros[0].numel()).tolist()
@@ -250,7 +250,7 @@ def _choose(
     points, directions = (torch.take_along_dim(each, order[..., None], dim=1) for each in (points, directions))
     solved, accepted = _refine(problem, points, sphere.retract(directions))
     accepted &= worth
-    zeros = problem.tolerance.zeros(solved @ problem.factors.left.mT, solved).sum(-1)
+    zeros = problem.zeros(solved).sum(-1)
     order = torch.where(accepted, zeros, -1).argsort(dim=-1, descending=True, stable=True)
     solved = torch.take_along_dim(solved, order[..., None], dim=1)
     repeated = ((solved @ solved.mT).abs() > SAME).tril(-1).any(-1)

@@ -224,7 +224,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
         directions[usable] = torch.cat([smallest_eigenvector(chunk.mT @ chunk) for chunk in chunks])
         if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
             return chosen
-        zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
+        zeros = problem.zeros(directions)
         chosen = Selection.of(problem, directions, zeros)
     return chosen
 

@@ -104,7 +104,7 @@ class BackwardRounds:
         q = q[share <= (SIGMAS * noise).clamp_min(RESIDUAL)]
         duplicates = (q @ q.T).abs() > SOLVED_COSINE
         q = refit(problem, q[~duplicates.tril(-1).any(1)])
-        zeros = (problem.tolerance.zeros(q @ problem.factors.left.T, q) & live).sum(1)
+        zeros = (problem.zeros(q) & live).sum(1)
         q = q[zeros >= problem.tolerance.least_zeros]
         directions = torch.cat([self.known, q])
         kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))

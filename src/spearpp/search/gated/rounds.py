@@ -102,7 +102,7 @@ class Rounds:
         """
         if self.drops == len(DROPPED_SHARES):
             return False
-        zeros = self.problem.tolerance.zeros(self.found @ self.problem.factors.left.T, self.found).sum(1)
+        zeros = self.problem.zeros(self.found).sum(1)
         kept = int(len(self.found) * (1 - DROPPED_SHARES[self.drops]))
         self.found = self.found[zeros.argsort(descending=True, stable=True)[:kept]]
         self._search_all_q()
@@ -209,7 +209,7 @@ class Rounds:
         inverse = sphere.retract(torch.linalg.pinv(self.found.T))
         points = self._with_signs(inverse)
         directions = self.found.repeat(len(points) // len(self.found), 1)
-        zeros = self.problem.tolerance.zeros(directions @ self.problem.factors.left.T, directions)
+        zeros = self.problem.zeros(directions)
         differ = ((zeros & self.problem.factors.live) != silent_neurons(self.problem, points)).any(1)
         refined = refine(self.problem, points[differ], directions[differ])
         return refined[acceptable(self.problem, points[differ], refined)]
