@@ -38,7 +38,6 @@ from spearpp.model import Layer, Sees
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.search.equations.rounds import run_rounds
-from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 
 MOST_SAMPLES = 32
@@ -153,16 +152,15 @@ def _search(
 def _fit(posed: _Posed, found: Solutions, epochs: int, generator: torch.Generator) -> LocalFit | None:
     """Fit the samples by repeating the training; None if there are too few equations."""
     factors, rest = posed.problem.factors, posed.following.rest
-    rows = factors.right / factors.singular_values[:, None]
     before, *later = posed.layers
-    first = before.weight @ rows.T
+    first = before.weight @ factors.rows.T
     training = LocalTraining(
         [first, *(each.weight for each in later)],
         [each.has_bias for each in posed.layers],
         [function for _, function in rest.steps(first[:, :1].T)[0]],
         found.labels,
     )
-    movements = [before.gradient @ rows.T, *(each.gradient for each in later)]
+    movements = [before.gradient @ factors.rows.T, *(each.gradient for each in later)]
     b = posed.problem.batch_size
     seen = Seen.of([posed.scale * each for each in movements], b)
     if seen.observed.numel() < SPARE * (2 * b * b + 1):
@@ -182,12 +180,10 @@ def _rounding(posed: _Posed) -> float:
 def _inversion(posed: _Posed, fit: LocalFit, starts: int, seconds: float) -> Inversion:
     """Return the samples of a training that reproduces the update, with their evidence."""
     factors, seen, b = posed.problem.factors, posed.layers[0], posed.problem.batch_size
-    rows = factors.right / factors.singular_values[:, None]
-    inputs = fit.points @ rows
+    inputs = fit.points @ factors.rows
     columns = inputs.shape[1]
     norms = torch.linalg.vector_norm(inputs[:, : columns - seen.has_bias], dim=1)
-    noise = float(torch.linalg.vector_norm(factors.row_noise)) / len(factors.row_noise) ** 0.5
-    of_rows = noise * columns**0.5 * torch.linalg.vector_norm(fit.points / factors.singular_values, dim=1)
+    of_rows = factors.entry_noise * columns**0.5 * torch.linalg.vector_norm(fit.points / factors.singular_values, dim=1)
     spread = torch.full_like(norms, torch.inf) if fit.spread is None else fit.spread
     error = SIGMAS * torch.hypot(spread, of_rows) / norms
     directions = sphere.retract(torch.linalg.inv(fit.points).T * factors.singular_values)
@@ -195,7 +191,7 @@ def _inversion(posed: _Posed, fit: LocalFit, starts: int, seconds: float) -> Inv
         holds=torch.ones_like(norms, dtype=torch.bool),
         determined=torch.isfinite(error),
         error=error,
-        share=_shares(posed, fit, directions, inputs),
+        share=factors.shares(directions, fit.points),
         layers=WHOLE_NETWORK,
         numbers={"residual": fit.residual},
     )
@@ -215,12 +211,3 @@ def _inversion(posed: _Posed, fit: LocalFit, starts: int, seconds: float) -> Inv
         stats=Stats(starts=starts, found=b, seconds={"search": seconds}, stopped=stopped),
         factors=factors,
     )
-
-
-def _shares(posed: _Posed, fit: LocalFit, directions: Tensor, inputs: Tensor) -> Tensor:
-    """Return how much of the gradient of the layer each sample explains."""
-    factors = posed.problem.factors
-    product = (directions * fit.points / factors.singular_values).sum(1, keepdim=True)
-    signals = (directions / product) @ factors.left.T
-    sizes = torch.linalg.vector_norm(signals, dim=1) * torch.linalg.vector_norm(inputs, dim=1)
-    return sizes / torch.linalg.vector_norm(factors.row_norms)

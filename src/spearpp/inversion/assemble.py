@@ -15,7 +15,7 @@ from spearpp.inversion.evidence import (
     coins,
 )
 from spearpp.inversion.loop import SearchOutcome
-from spearpp.inversion.matches import inputs_of, solve_inputs
+from spearpp.inversion.matches import solve_inputs
 from spearpp.inversion.network import Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
@@ -86,7 +86,7 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     if held <= int(best.certified.sum()) or held < int(best.fits(problem).sum()):
         return best
     score = agreement(problem, seen, solved)
-    return _certified_first(inputs_of(problem, solved.points), seen.directions, evidence, score)
+    return _certified_first(inputs_at(problem, solved.points, ~seen.masks), seen.directions, evidence, score)
 
 
 def no_inputs(problem: Problem) -> Recovered:
@@ -101,7 +101,7 @@ def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
     if not len(found):
         return no_inputs(problem)
     found, evidence = certify_together(problem, network, found)
-    rows = problem.factors.right / problem.factors.singular_values[:, None]
+    rows = problem.factors.rows
     inputs = (found.coordinates @ rows)[:, : rows.shape[1] - problem.seen.has_bias]
     return _certified_first(inputs, found.directions, evidence, len(found) / problem.batch_size)
 

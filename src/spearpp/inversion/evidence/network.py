@@ -78,23 +78,20 @@ def judge_points(
     factors = problem.factors
     columns = factors.right.shape[1]
     rows = columns**0.5 * row_deviation(factors, found.coordinates)
-    inputs = found.coordinates @ (factors.right / factors.singular_values[:, None])
-    size = torch.linalg.vector_norm(inputs, dim=1)
-    length = torch.linalg.vector_norm(inputs[:, : columns - problem.seen.has_bias], dim=1)
+    inputs = (found.coordinates @ factors.rows)[:, : columns - problem.seen.has_bias]
+    length = torch.linalg.vector_norm(inputs, dim=1)
     sigmas = SIGMAS * excess.clamp_min(1)
     deviation = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * rows)
     error = (deviation + bias) / length
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
-    product = (found.directions * found.coordinates / factors.singular_values).sum(1)
-    signals = (found.directions / product[:, None]) @ factors.left.T
-    whole = torch.linalg.norm(factors.row_norms)
+    share = factors.shares(found.directions, found.coordinates)
     evidence = Evidence(
-        holds=(excess <= SIGMAS) & (chance <= math.log10(RARE)) & torch.isfinite(error) & (product != 0),
+        holds=(excess <= SIGMAS) & (chance <= math.log10(RARE)) & torch.isfinite(error) & torch.isfinite(share),
         determined=torch.isfinite(spread) & ~_mirrored(problem, network, z),
         error=error,
-        share=torch.linalg.vector_norm(signals, dim=1) * size / whole,
+        share=share,
         layers=WHOLE_NETWORK,
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
         numbers={"equations": float(effective), **_counts(network)},
