@@ -3,7 +3,8 @@
 A layer after convolutions sees features f = ψ(x). ``torch.fx`` records the operations of ψ, so that ψ can be run, and
 differentiated, without the rest of the model. ψ must compute every sample on its own and without randomness, in
 training mode too: otherwise f is not a function of one picture, and no picture follows from it. ψ must also consist of
-known operations. Others, such as the absolute value, can give distant pictures the same features.
+known operations. Convolutions, pooling, normalisation and the usual activations keep different inputs apart, as far as
+they have enough outputs. Other operations may not: the absolute value of an input is also that of its negative.
 """
 
 import copy
@@ -14,10 +15,20 @@ import torch
 from torch import fx, nn
 
 from spearpp.errors import OptionError
-from spearpp.model.known import first_unknown
-from spearpp.model.operations import Tracer, is_batch_norm, is_dropout, is_linear, label
-from spearpp.model.rest import PROBES, SAME, arguments, evaluate, frozen
-from spearpp.model.smoothing import activation_of, max_pooling_of, smoothed, smoothed_max_pool
+from spearpp.model.operations import (
+    RESHAPING,
+    SHAPE_METHODS,
+    Tracer,
+    arguments,
+    evaluate,
+    is_batch_norm,
+    is_dropout,
+    is_linear,
+    label,
+    module_of,
+)
+from spearpp.model.rest import PROBES, SAME, TracedPart, device_of
+from spearpp.model.smoothing import NAMES, activation_of, max_pooling_of, smoothed, smoothed_max_pool
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
 
@@ -34,8 +45,27 @@ RUNS = 6
 that is applied with probability 1/2 is missed with a probability of 1/64, and the equations then have no solution for
 the pictures that were augmented."""
 
+KNOWN_MODULES = (
+    *("activation", "batchnorm", "channelshuffle", "conv", "dropout", "flatten", "fold", "instancenorm", "linear"),
+    *("normalization", "padding", "pixelshuffle", "pooling", "rnn", "sparse", "transformer", "upsampling"),
+)
+"""Files of ``torch.nn.modules`` whose modules may be part of a front end, except ``NOT_KNOWN``."""
+NOT_KNOWN = (nn.Bilinear, nn.LPPool1d, nn.LPPool2d, nn.LPPool3d)
+"""Modules that may give the same features for an input and its negative."""
+KNOWN = {
+    *("add", "iadd", "sub", "isub", "neg", "sum", "mean", "cumsum", "cat", "concat", "stack", "chunk", "split"),
+    *("getitem", "permute", "transpose", "t", "expand", "repeat", "pad", "flip", "roll", "unfold", "movedim"),
+    *("conv1d", "conv2d", "conv3d", "linear", "interpolate", "pixel_shuffle", "narrow", "type_as", *RESHAPING),
+    *("batch_norm", "layer_norm", "group_norm", "instance_norm", "softmax", "scaled_dot_product_attention"),
+    *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "amax", "clamp"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "clamp_min", "dropout", *NAMES),
+}
+"""Functions and methods that may be part of a front end, without the underscore of operations in place."""
+PRODUCTS = ("mul", "imul", "truediv", "itruediv", "div", "matmul", "bmm", "einsum")
+"""Functions and methods that may be part of a front end if only one argument depends on the input."""
 
-class FrontEnd:
+
+class FrontEnd(TracedPart):
     """ψ: the operations of a model between its input and the input of one Linear layer, in evaluation mode.
 
     Args:
@@ -66,13 +96,12 @@ class FrontEnd:
             graph = Tracer().trace(model)
         except Exception as error:  # forward is user code and may raise anything when it runs on symbols
             raise OptionError("the operations before the layer cannot be traced") from error
-        self._models: dict[Any, nn.Module] = {torch.float64: frozen(model, torch.float64)}
+        super().__init__(model)
         self._models["meta"] = copy.deepcopy(self._models[torch.float64]).to("meta")
         self._nodes, self._end = _nodes_before(model, graph, name)
         self._start = next(node.name for node in graph.nodes if node.op == "placeholder")
-        self.features = int(getattr(model.get_submodule(_module_of(model, name)), "in_features", 0))
-        modules = [model.get_submodule(str(node.target)) for node in self._nodes if node.op == "call_module"]
-        self.batch_norm = any(is_batch_norm(each) for each in modules)
+        self.features = int(getattr(model.get_submodule(_linear_named(model, name)), "in_features", 0))
+        self.batch_norm = any(is_batch_norm(module_of(model, node)) for node in self._nodes)
         self.shape = self._guess_shape(model) if shape is None else tuple(shape)
         self.guessed = shape is None and len(self.shape) > 1
         self.unknowns = int(torch.Size(self.shape).numel())
@@ -99,12 +128,6 @@ class FrontEnd:
         values = self._run(inputs[:1].reshape(-1, *self.shape), None)
         return sum(each.numel() for each in values.values() if isinstance(each, Tensor))
 
-    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Copy the weights to a device and dtype. Calls with such tensors need this first."""
-        model = self._models.get(dtype)
-        if model is None or _device(model) != device:
-            self._models[dtype] = copy.deepcopy(self._models[torch.float64]).to(device, dtype)
-
     def _run(self, x: Tensor, widths: Mapping[str, float] | None) -> dict[str, Any]:
         model = self._models["meta" if x.is_meta else x.dtype]
         values: dict[str, Any] = {self._start: x}
@@ -118,19 +141,13 @@ class FrontEnd:
                 values[node.name] = smoothed(self._activation(node), args[0], widths[node.name])
         return values
 
-    def _target(self, node: fx.Node) -> Any:
-        return self._models[torch.float64].get_submodule(str(node.target)) if node.op == "call_module" else node.target
-
-    def _activation(self, node: fx.Node) -> Any:
-        return activation_of(self._target(node))
-
     def _pooling(self, node: fx.Node) -> nn.MaxPool2d | None:
         return max_pooling_of(self._target(node), node.args[1:], node.kwargs)
 
     def _guess_shape(self, model: nn.Module) -> tuple[int, ...]:
         """Return the shape of the input that the first layer takes and that gives the right number of features."""
         for node in self._nodes:
-            module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+            module = module_of(model, node)
             if isinstance(module, nn.Linear) and self._fits((module.in_features,)):
                 return (module.in_features,)
             if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
@@ -155,11 +172,11 @@ class FrontEnd:
         """Raise an error unless ψ computes each sample alone, and as the model does in training mode."""
         generator = torch.Generator().manual_seed(0)
         probe = torch.rand(PROBES, self.unknowns, generator=generator, dtype=torch.float64)
-        probe = probe.to(_device(self._models[torch.float64]))
+        probe = probe.to(device_of(self._models[torch.float64]))
         try:
             together = self(probe)
             alone = torch.cat([self(each) for each in probe.split(1)])
-            seen = _seen_by_layer(model, _module_of(model, name), probe.reshape(-1, *self.shape))
+            seen = _seen_by_layer(model, _linear_named(model, name), probe.reshape(-1, *self.shape))
         except Exception as error:  # the operations are user code and may raise anything
             shape = "x".join(map(str, self.shape))
             raise OptionError(f"the model does not accept inputs of shape {shape} before the layer: {error}") from error
@@ -191,10 +208,9 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     if not any(node.op == "placeholder" for node in needed):
         raise OptionError("the layer does not depend on the input of the model")
     nodes = [node for node in graph.nodes if node in needed and node.op not in ("placeholder", "get_attr")]
-    modules = [model.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
-    if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in modules):
+    if any(isinstance(module_of(model, node), nn.Embedding | nn.EmbeddingBag) for node in nodes):
         raise OptionError("the operations before the layer look up an embedding, so the inputs are tokens")
-    unknown = first_unknown(model, nodes)
+    unknown = _first_unknown(model, nodes)
     if unknown is not None:
         why = "so different inputs may have the same features"
         raise OptionError(f"the audit does not know the operation {label(model, unknown)} before the layer, {why}")
@@ -204,7 +220,26 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     return nodes, end.name
 
 
-def _module_of(model: nn.Module, name: str) -> str:
+def _first_unknown(model: nn.Module, nodes: list[fx.Node]) -> fx.Node | None:
+    """Return the first operation that is not known, or None. Operations on shapes and parameters alone do not count."""
+    constant: set[fx.Node] = set()
+    for node in nodes:
+        sources: list[fx.Node] = []
+        fx.map_arg((node.args, node.kwargs), sources.append)
+        values = [each for each in sources if each.op != "get_attr" and each not in constant]
+        name = label(model, node).rstrip("_")
+        if not values or name in SHAPE_METHODS or node.target is getattr:
+            constant.add(node)
+        elif (module := module_of(model, node)) is not None:
+            package, _, file = type(module).__module__.rpartition(".")
+            if package != "torch.nn.modules" or file not in KNOWN_MODULES or isinstance(module, NOT_KNOWN):
+                return node
+        elif name not in KNOWN and activation_of(node.target) is None and not (name in PRODUCTS and len(values) == 1):
+            return node
+    return None
+
+
+def _linear_named(model: nn.Module, name: str) -> str:
     """Return the name of a Linear module in a model that may be wrapped."""
     names = [each for each, module in model.named_modules() if plain(each) == name and is_linear(module)]
     if len(names) != 1:
@@ -228,7 +263,3 @@ def _seen_by_layer(model: nn.Module, name: str, inputs: Tensor) -> list[Tensor]:
     finally:
         handle.remove()
     return seen
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((each.device for each in model.parameters()), torch.device("cpu"))
