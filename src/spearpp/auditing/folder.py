@@ -16,10 +16,9 @@ import torch
 from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.document import EVIDENCE_KINDS, SCHEMA, VERSION, document, plain
 from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.history import History, RoundSummary
 from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
-from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
+from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
 from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.errors import DataError, OptionError
 from spearpp.inversion.evidence import Evidence

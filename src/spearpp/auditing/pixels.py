@@ -11,7 +11,7 @@ The claim about x is the claim of this replay. Its error is the larger of the er
 the equations imply. If all inputs are found, the whole update is replayed too, with all layers before this one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -64,17 +64,6 @@ class FlatInputs(nn.Module):
         return outputs
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """The layers of an audit after the inputs were computed from features."""
-
-    audits: list[LayerAudit]
-    """The given layers. The reason of a layer with features says why no input follows. If inputs follow, there is one
-    more entry, whose ``layer.sees`` is ``Sees.PIXELS``."""
-    network: nn.Module | None
-    """The model for the replay of the recovered inputs; None if no input follows."""
-
-
 def recover_inputs(
     audits: list[LayerAudit],
     update: ClientUpdate,
@@ -84,7 +73,7 @@ def recover_inputs(
     loss: Loss | None,
     memory: int | None,
     generator: torch.Generator,
-) -> Recovered:
+) -> tuple[list[LayerAudit], nn.Module | None]:
     """Compute the inputs of the model from the features of one layer, if they determine the inputs.
 
     Args:
@@ -96,6 +85,10 @@ def recover_inputs(
         loss: the loss of the client; None if it is unknown.
         memory: bytes that the equations may take; None for no limit.
         generator: source of randomness.
+
+    Returns:
+        The layers, and the model for the replay of the recovered inputs. The reason of a layer with features says why
+        no input follows; the model is then None. If inputs follow, there is one more layer, with ``Sees.PIXELS``.
     """
     done = any(each.layer.sees == Sees.INPUTS and len(each.inputs) == each.batch_size for each in audits)
     order = sorted(range(len(audits)), key=lambda index: -len(audits[index].inputs))
@@ -110,8 +103,8 @@ def recover_inputs(
         except OptionError as error:
             audits[index] = replace(each, reason=f"{each.reason}; the input of the model does not follow: {error}")
             continue
-        return Recovered([*audits, entry], FlatInputs(model, front.shape))
-    return Recovered(audits, None)
+        return [*audits, entry], FlatInputs(model, front.shape)
+    return audits, None
 
 
 def check_replay(audits: list[LayerAudit], replayed: Replay | None, update: ClientUpdate) -> list[LayerAudit]:
