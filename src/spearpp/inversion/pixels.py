@@ -14,7 +14,7 @@ depend on x. The error of x that this noise implies is
     ‖x - x*‖ ≈ ‖r‖ / √(e - n) · √(trace (JᵀJ)⁻¹).
 
 A front end with a symmetry, such as ψ(-x) = ψ(x), has distant pictures with equal features, and then none is
-determined. Therefore ψ consists of known operations only (``spearpp.model.front``), no negated, mirrored, transposed or
+determined. Therefore ψ consists of known operations only (``spearpp.model.known``), no negated, mirrored, transposed or
 shifted solution may have the same features, and a few pictures are solved again from another start. Otherwise, a wrong
 picture satisfies the e - n extra equations only by chance: each of them holds to within the relative residual
 ρ = ‖r‖ / ‖f‖ with a probability of about ρ.

@@ -3,8 +3,7 @@
 A layer after convolutions sees features f = ψ(x). ``torch.fx`` records the operations of ψ, so that ψ can be run, and
 differentiated, without the rest of the model. ψ must compute every sample on its own and without randomness, in
 training mode too: otherwise f is not a function of one picture, and no picture follows from it. ψ must also consist of
-known operations. Convolutions, pooling, normalisation and the usual activations keep different inputs apart, as far as
-they have enough outputs. Other operations may not: the absolute value of an input is also that of its negative.
+known operations. Others, such as the absolute value, can give distant pictures the same features.
 """
 
 import copy
@@ -15,9 +14,8 @@ import torch
 from torch import fx, nn
 
 from spearpp.errors import OptionError
+from spearpp.model.known import first_unknown
 from spearpp.model.operations import (
-    RESHAPING,
-    SHAPE_METHODS,
     Tracer,
     arguments,
     evaluate,
@@ -28,7 +26,7 @@ from spearpp.model.operations import (
     module_of,
 )
 from spearpp.model.rest import PROBES, SAME, TracedPart, device_of
-from spearpp.model.smoothing import NAMES, activation_of, max_pooling_of, smoothed, smoothed_max_pool
+from spearpp.model.smoothing import max_pooling_of, smoothed, smoothed_max_pool
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
 
@@ -44,25 +42,6 @@ RUNS = 6
 """How often the model runs in training mode to find out whether the front end is random. Design choice: an augmentation
 that is applied with probability 1/2 is missed with a probability of 1/64, and the equations then have no solution for
 the pictures that were augmented."""
-
-KNOWN_MODULES = (
-    *("activation", "batchnorm", "channelshuffle", "conv", "dropout", "flatten", "fold", "instancenorm", "linear"),
-    *("normalization", "padding", "pixelshuffle", "pooling", "rnn", "sparse", "transformer", "upsampling"),
-)
-"""Files of ``torch.nn.modules`` whose modules may be part of a front end, except ``NOT_KNOWN``."""
-NOT_KNOWN = (nn.Bilinear, nn.LPPool1d, nn.LPPool2d, nn.LPPool3d)
-"""Modules that may give the same features for an input and its negative."""
-KNOWN = {
-    *("add", "iadd", "sub", "isub", "neg", "sum", "mean", "cumsum", "cat", "concat", "stack", "chunk", "split"),
-    *("getitem", "permute", "transpose", "t", "expand", "repeat", "pad", "flip", "roll", "unfold", "movedim"),
-    *("conv1d", "conv2d", "conv3d", "linear", "interpolate", "pixel_shuffle", "narrow", "type_as", *RESHAPING),
-    *("batch_norm", "layer_norm", "group_norm", "instance_norm", "softmax", "scaled_dot_product_attention"),
-    *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "amax", "clamp"),
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "clamp_min", "dropout", *NAMES),
-}
-"""Functions and methods that may be part of a front end, without the underscore of operations in place."""
-PRODUCTS = ("mul", "imul", "truediv", "itruediv", "div", "matmul", "bmm", "einsum")
-"""Functions and methods that may be part of a front end if only one argument depends on the input."""
 
 
 class FrontEnd(TracedPart):
@@ -210,7 +189,7 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     nodes = [node for node in graph.nodes if node in needed and node.op not in ("placeholder", "get_attr")]
     if any(isinstance(module_of(model, node), nn.Embedding | nn.EmbeddingBag) for node in nodes):
         raise OptionError("the operations before the layer look up an embedding, so the inputs are tokens")
-    unknown = _first_unknown(model, nodes)
+    unknown = first_unknown(model, nodes)
     if unknown is not None:
         why = "so different inputs may have the same features"
         raise OptionError(f"the audit does not know the operation {label(model, unknown)} before the layer, {why}")
@@ -218,25 +197,6 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     if random is not None:
         raise OptionError(f"{label(model, random)} comes before the layer, and its mask is unknown")
     return nodes, end.name
-
-
-def _first_unknown(model: nn.Module, nodes: list[fx.Node]) -> fx.Node | None:
-    """Return the first operation that is not known, or None. Operations on shapes and parameters alone do not count."""
-    constant: set[fx.Node] = set()
-    for node in nodes:
-        sources: list[fx.Node] = []
-        fx.map_arg((node.args, node.kwargs), sources.append)
-        values = [each for each in sources if each.op != "get_attr" and each not in constant]
-        name = label(model, node).rstrip("_")
-        if not values or name in SHAPE_METHODS or node.target is getattr:
-            constant.add(node)
-        elif (module := module_of(model, node)) is not None:
-            package, _, file = type(module).__module__.rpartition(".")
-            if package != "torch.nn.modules" or file not in KNOWN_MODULES or isinstance(module, NOT_KNOWN):
-                return node
-        elif name not in KNOWN and activation_of(node.target) is None and not (name in PRODUCTS and len(values) == 1):
-            return node
-    return None
 
 
 def _linear_named(model: nn.Module, name: str) -> str:
