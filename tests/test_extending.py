@@ -15,7 +15,7 @@ import spearpp
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing import judge as judging
 from spearpp.auditing.claim import Claim, Kind, Known
-from spearpp.auditing.claims import judge
+from spearpp.auditing.claims import claims_of
 from spearpp.auditing.signals import Signals
 from spearpp.errors import DataError
 from spearpp.inversion.problem import Problem
@@ -181,7 +181,7 @@ def far_from_others(inversion: Inversion, patterns: Tensor, signals: Signals | N
     why = "another recovered input activates nearly the same neurons"
     return tuple(
         claim if alone or not claim.recovered else replace(claim, kind=Kind.FITS, error=float("inf"), why=why)
-        for claim, alone in zip(judge(inversion, patterns, signals, known), different.amin(1) >= 0.25, strict=True)
+        for claim, alone in zip(claims_of(inversion, patterns, signals, known), different.amin(1) >= 0.25, strict=True)
     )
 
 

@@ -171,8 +171,7 @@ class _Training:
         device = next(iter(self.before.values())).device
         self.inputs, self.labels = inputs.to(device).double(), labels.to(device)
         forward(self.model, self.inputs)
-        scale = (update.lr or 1.0) * (update.steps or 1)
-        self.observed = _flat({name: update.gradients[plain(name)].double() * scale for name in self.before})
+        self.observed = _flat({name: update.gradients[plain(name)].double() * update.scale for name in self.before})
         weights, size = (float(torch.linalg.vector_norm(each)) for each in (_flat(self.before), self.observed))
         self.rounding = WEIGHT_ROUNDING * torch.finfo(torch.float32).eps * weights / max(size, 1e-300)
 

@@ -21,7 +21,7 @@ from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
 from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.errors import DataError, OptionError
-from spearpp.inversion.evidence import Evidence
+from spearpp.inversion.evidence.evidence import COLUMNS, Evidence
 from spearpp.inversion.result import Inversion, Stats
 from spearpp.model import Layer
 from spearpp.pictures import Shape, blur, guess_shape
@@ -35,8 +35,6 @@ DOCUMENT, NUMBERS = "report.json", "recovered.safetensors"
 SMALLEST = 256
 """Smallest number of pixels of a picture that is blurred. Smaller pictures are omitted. A design choice: each of the 4
 x 4 blocks of the blurred picture then averages at least 16 pixels."""
-EVIDENCE_COLUMNS = ("holds", "determined", "error", "share")
-"""The columns that every kind of evidence has."""
 MAX_DOCUMENT_BYTES = 2**28
 """Largest size of ``report.json``. A design choice: 256 MiB are far more than any report needs, and they fit into
 memory."""
@@ -187,9 +185,9 @@ def _layer(content: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor
     evidence: Evidence | None = None
     if found["evidence"] is not None:
         evidence = Evidence(
-            **{name: columns[name] for name in EVIDENCE_COLUMNS},
+            **{name: columns[name] for name in COLUMNS},
             layers={kind: layers for layers, kind in EVIDENCE_KINDS.items()}[found["evidence"]],
-            details={name: each for name, each in columns.items() if name not in EVIDENCE_COLUMNS},
+            details={name: each for name, each in columns.items() if name not in COLUMNS},
             numbers={name: _number(value) for name, value in found["batch_evidence"].items()},
         )
     inversion = Inversion(

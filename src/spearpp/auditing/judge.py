@@ -8,7 +8,7 @@ from torch import nn
 
 from spearpp.auditing.after_layer import labels_of
 from spearpp.auditing.claim import Claim, Kind, Known
-from spearpp.auditing.claims import judge
+from spearpp.auditing.claims import claims_of
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
 from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
@@ -66,7 +66,7 @@ def judge_all(
         if network is not None and signals is not None:
             replayed[each.layer.name] = signals
             patterns = patterns_of(each.layer, each.inversion.inputs, update)
-            claims = judge(each.inversion, patterns, signals, known_of(each.layer, update, batch_size, loss))
+            claims = claims_of(each.inversion, patterns, signals, known_of(each.layer, update, batch_size, loss))
             claimed = _exact_only(replace(each, claims=claims))
         labels = None if network is None else _labels(network, update, claimed, factors, signals, loss)
         judged.append(replace(claimed, labels=labels))
@@ -94,7 +94,7 @@ def judge_in_round(
         return audited
     signals = None if model is None else _signals(model, update, audited.layer, found, found.factors, loss)
     patterns = patterns_of(audited.layer, found.inputs, update)
-    claims = judge(found, patterns, signals, known_of(audited.layer, update, batch_size, loss))
+    claims = claims_of(found, patterns, signals, known_of(audited.layer, update, batch_size, loss))
     labels = None
     if signals is not None and len(signals.labels) == len(found.inputs):
         labels = torch.where(signals.mismatch <= PROVES_NETWORK, signals.labels, -1)
@@ -106,7 +106,7 @@ def judge_by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | 
     if audited.inversion is None:
         return audited
     patterns = patterns_of(audited.layer, audited.inversion.inputs, update)
-    claims = judge(audited.inversion, patterns, None, known_of(audited.layer, update, batch_size))
+    claims = claims_of(audited.inversion, patterns, None, known_of(audited.layer, update, batch_size))
     return _exact_only(replace(audited, claims=claims))
 
 

@@ -1,6 +1,8 @@
 """The limits of an audit: how its time is divided, and which layers do not fit into its memory."""
 
+import importlib
 import math
+import sys
 import time
 from dataclasses import dataclass, replace
 
@@ -13,6 +15,11 @@ LEAST_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 SEARCH_SHARE = 0.9
 """Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
+COMPILER = "torch._dynamo"
+"""The compiler that ``torch.func`` imports when it first computes a derivative."""
+LOADING_SECONDS = 3.0
+"""Smallest rest of the budget with which this compiler is loaded for a second search. Measured: loading takes 1.5 to
+2.5 s on a CPU core."""
 MEMORY = 2**33
 """Default limit for the work on one layer, in bytes. A design choice: 8 GiB fit on most machines."""
 INVERTED = 52
@@ -51,6 +58,16 @@ class Budget:
     def spent(self) -> bool:
         """Whether the budget is used up."""
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
+
+
+def load_compiler() -> None:
+    """Load the compiler of PyTorch before a search computes derivatives, so that the search does not wait for it."""
+    importlib.import_module(COMPILER)
+
+
+def time_to_load(seconds: float) -> bool:
+    """Return whether these seconds are enough to load the compiler, if necessary, and to use it."""
+    return seconds > (0.0 if COMPILER in sys.modules else LOADING_SECONDS)
 
 
 def check_memory(memory: int | None) -> None:

@@ -108,11 +108,10 @@ def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None
         return None
     if update.steps is not None and update.steps > MOST_EPOCHS:
         return None
-    scale = (update.lr or 1.0) * (update.steps or 1)
     path = []
     for share in (0.0, 0.5, 1.0):
         weights = {name: update.weights[name] for name in update.weights}
-        weights |= {name: weights[name] - share * scale * update.gradients[name] for name in update.gradients}
+        weights |= {name: weights[name] - share * update.scale * update.gradients[name] for name in update.gradients}
         moved = replace(update, weights=weights)
         following = Following.of_model(as_sent(model, moved), moved, layer)
         path.append((observe(*moved.layer(layer.weight, layer.bias)), following))
@@ -127,7 +126,7 @@ def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None
     if network is None:
         return None
     later = [observe(*following.layers[name]) for name in following.rest.layers]
-    return _Posed(replace(problem, network=network), network, [path[0][0], *later], following, scale)
+    return _Posed(replace(problem, network=network), network, [path[0][0], *later], following, update.scale)
 
 
 def _other_parameters(update: ClientUpdate, layer: Layer, following: Following) -> bool:

@@ -157,8 +157,8 @@ def limited_by_optimiser(update: ClientUpdate) -> Iterable[Finding]:
             return
         limits.append(limit)
     if len(limits) > 1 and max(limits) <= SAME_LIMIT * min(limits):
-        step = (update.lr or 1.0) * (update.steps or 1)
-        why = f"nearly all weights of all layers moved by at most {max(limits) * step:.1g}, and the update has full "
+        moved = max(limits) * update.scale
+        why = f"nearly all weights of all layers moved by at most {moved:.1g}, and the update has full "
         why += "rank: the client trained with Adam or a similar optimiser. The update does not contain the gradient"
         yield Finding("error", "update", f"{why}, so it cannot be inverted")
 
@@ -168,8 +168,7 @@ def share_of_weights(update: ClientUpdate, name: str) -> tuple[float, float]:
 
     For weights and deltas, the update is scaled back to the change of the weights, before - after.
     """
-    scale = 1.0 if update.kind == "gradients" else (update.lr or 1.0) * (update.steps or 1)
-    sent, weight = sample(update.gradients, name).double() * scale, sample(update.weights, name).double()
+    sent, weight = sample(update.gradients, name).double() * update.scale, sample(update.weights, name).double()
     product, square = float(sent @ weight.to(sent)), float(weight @ weight)
     size = float(torch.linalg.vector_norm(sent)) * square**0.5
     return (product / square, product / size) if size > 0 else (0.0, 0.0)

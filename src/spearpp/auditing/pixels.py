@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, judge
+from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, claims_of
 from spearpp.auditing.judge import is_one_step, known_of, patterns_of
 from spearpp.auditing.replay import Replay, as_sent
 from spearpp.auditing.result import LayerAudit
@@ -170,7 +170,7 @@ def _from_features(
     on_features = replace(inversion, inputs=found.inputs[rows])
     signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, loss)
     known = replace(known_of(audited.layer, update, batch_size, loss), one_row_each=True)
-    claims = judge(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
+    claims = claims_of(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
     reason = layer.reason + why_missing

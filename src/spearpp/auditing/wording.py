@@ -118,8 +118,7 @@ def caveats(context: Context) -> list[str]:
     for each in context.result.layers:
         sentences += _about_layer(each, context)
     if context.decay:
-        scale = 1.0 if context.update.kind == "gradients" else (context.update.lr or 1.0) * (context.update.steps or 1)
-        whole = math.isclose(abs(context.decay) * scale, 1)
+        whole = math.isclose(abs(context.decay) * context.update.scale, 1)
         what = "The whole weights were" if whole else f"Weight decay of {context.decay:.3g} was"
         sentences.append(f"{what} subtracted from the update before the inversion.")
     if context.update.clients > 1:

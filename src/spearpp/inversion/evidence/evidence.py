@@ -21,6 +21,9 @@ UNLUCKY = 1e-6
 """Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
 choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
 
+COLUMNS = ("holds", "determined", "error", "share")
+"""The tensors that every kind of evidence has."""
+
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
@@ -58,8 +61,13 @@ class Evidence:
     @property
     def columns(self) -> dict[str, Tensor]:
         """All tensors by name."""
-        named = ("holds", "determined", "error", "share")
-        return {**{name: getattr(self, name) for name in named}, **self.details}
+        return {**{name: getattr(self, name) for name in COLUMNS}, **self.details}
+
+
+def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:
+    """Return in how many neurons the activation patterns of each pair of inputs differ."""
+    masks = patterns.double()
+    return masks @ (1 - masks).T + (1 - masks) @ masks.T
 
 
 def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
