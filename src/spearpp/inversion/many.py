@@ -221,15 +221,14 @@ def _split(groups: list[SameRank]) -> Iterator[SameRank]:
 def _descend(problem: Problem, search: Gated, effort: Effort, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Descend from the same random starts in every layer, and return the end points and their directions."""
     left, a = problem.factors.left, problem.preactivations
-    updates, m, b = left.shape
+    updates, _, b = left.shape
     live = problem.factors.live[..., None]
     scale = a.square().mean((1, 2), keepdim=True).sqrt().clamp_min(torch.finfo(a.dtype).tiny)
     gates = torch.where(live, a / scale, 0.0).to(search.dtype)
     basis = torch.eye(b, dtype=search.dtype, device=left.device).expand(updates, b, b)
     starts = sphere.uniform(STARTS, b, generator, dtype=search.dtype, device=left.device)
     starts = starts.expand(updates, -1, -1).contiguous()
-    counts = [m] * updates
-    ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, counts, effort, search.rate)
+    ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, effort, search.rate)
     return ends.double(), directions.double()
 
 
