@@ -192,7 +192,7 @@ def test_a_new_rule_decides_what_an_audit_claims(monkeypatch: pytest.MonkeyPatch
     update = simulate.FedSGD()(model, replace(batch, inputs=close))
     before = spearpp.audit(update, model, batch_size=6).layers[0]
     assert before.recovered == 6
-    monkeypatch.setattr(judging, "judge", far_from_others)
+    monkeypatch.setattr(judging, "claims_of", far_from_others)
     result = spearpp.audit(update, model, batch_size=6)
     after = result.layers[0]
     assert [each.kind for each in after.claims].count(Kind.FITS) == after.fitting == 2

@@ -12,13 +12,13 @@ from spearpp.inversion.evidence import (
     certify,
     certify_together,
     certify_two_layers,
-    coins,
+    chance_in_bits,
 )
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import solve_inputs
 from spearpp.inversion.network import Network
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.selection import Selection, fix_scale, inputs_at, polish, recover, select, steadiest_first
+from spearpp.inversion.selection import Selection, fix_scale, inputs_at, least_noisy_first, polish, recover, select
 from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, fits
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
@@ -56,7 +56,7 @@ class Recovered:
         z = inputs @ weight.T
         silent = live & (z < -NEAR_ZERO * z.square().mean(1, keepdim=True).sqrt())
         zeros = problem.zeros(self.directions) & live
-        bits = coins(live.sum(), zeros.sum(1), (silent & zeros).sum(1), problem.batch_size - 1)
+        bits = chance_in_bits(live.sum(), zeros.sum(1), (silent & zeros).sum(1), problem.batch_size - 1)
         conflicts = (silent & ~zeros).sum(1) <= CONFLICTS * live.sum()
         found[: len(z)] = conflicts & (bits >= math.log2(problem.batch_size / RARE))
         return found
@@ -72,7 +72,7 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     if whole and (bool(best.certified.all()) or not outcome.matches):
         return best
     if not whole:
-        chosen = polish(problem, select(problem, outcome.pool, order=steadiest_first(problem, outcome.pool)))
+        chosen = polish(problem, select(problem, outcome.pool, order=least_noisy_first(problem, outcome.pool)))
         best = _most_certified(best, _together(problem, chosen))
         if outcome.pairs is not None and best.evidence is None:
             best = _peeled(problem, outcome.pairs, chosen.score) or best
@@ -82,8 +82,8 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     solved = solve_inputs(problem, problem.next_layer, seen.points, seen, own=True)
     evidence = certify_two_layers(problem, problem.next_layer, seen, solved)
     # If all inputs are samples up to their error, two layers replace them only if they certify more of them.
-    held = int((evidence.exact if whole else evidence.consistent).sum())
-    if held <= int(best.certified.sum()) or held < int(best.fits(problem).sum()):
+    certified = int((evidence.exact if whole else evidence.consistent).sum())
+    if certified <= int(best.certified.sum()) or certified < int(best.fits(problem).sum()):
         return best
     score = agreement(problem, seen, solved)
     return _certified_first(inputs_at(problem, solved.points, ~seen.masks), seen.directions, evidence, score)
@@ -123,11 +123,11 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
     """
     units = sphere.retract(pairs.directions)
     zeros = problem.zeros(units)
-    held = fits(problem, pairs.points, zeros) & (fix_scale(problem, pairs.points, zeros) > 0)
-    if not bool(held.any()):
+    fitting = fits(problem, pairs.points, zeros) & (fix_scale(problem, pairs.points, zeros) > 0)
+    if not bool(fitting.any()):
         return None
-    none = torch.zeros(int(held.sum()), dtype=torch.bool, device=units.device)
-    return Recovered(inputs_at(problem, pairs.points[held], zeros[held]), none, units[held], None, score)
+    none = torch.zeros(int(fitting.sum()), dtype=torch.bool, device=units.device)
+    return Recovered(inputs_at(problem, pairs.points[fitting], zeros[fitting]), none, units[fitting], None, score)
 
 
 def _most_certified(first: Recovered, other: Recovered) -> Recovered:

@@ -12,8 +12,8 @@ from spearpp.inversion.evidence.evidence import (
     EXACT,
     WHOLE_NETWORK,
     Evidence,
+    chance_in_bits,
     chance_of_zeros,
-    coins,
     pattern_distances,
 )
 from spearpp.inversion.evidence.joint import certify_together
@@ -30,7 +30,7 @@ __all__ = [
     "certify_together",
     "certify_two_layers",
     "certify_whole",
+    "chance_in_bits",
     "chance_of_zeros",
-    "coins",
     "pattern_distances",
 ]

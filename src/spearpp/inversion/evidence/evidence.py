@@ -77,18 +77,18 @@ def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
     return (exceeds > UNLUCKY).sum(-1)
 
 
-def coins(
+def chance_in_bits(
     neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
 ) -> Float[Tensor, "*k"]:
-    """Return how unlikely it is that all inactive neurons lie among the zeros of a column by chance, in fair coins.
+    """Return how unlikely it is that all inactive neurons lie among the zeros of a column by chance, in bits.
 
-    k coins stand for a probability of 2^-k.
+    k bits stand for a probability of 2^-k.
 
     ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons beyond
     those. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
 
     >>> import torch
-    >>> round(float(coins(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6
+    >>> round(float(chance_in_bits(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6
     2.585
     """
     n, k, s = (each.double() - free for each in (neurons, zeros, inactive))

@@ -31,7 +31,7 @@ the observed gradient by no more than noise.
 
 **Dropout** after the ReLU sets further entries of a column to zero. ``Problem.dropout`` says whether the model does
 this. Active neurons without a gradient then count neither for nor against an input, and inactive neurons without a
-gradient count by how rarely as many lie among the zeros of a column by chance (``coins``).
+gradient count by how rarely as many lie among the zeros of a column by chance (``chance_in_bits``).
 
 **Several rounds.** If the rows belong to several rounds (``Problem.rounds``), a sample may be absent from some of them:
 its column is zero in all rows of such a round. These rows count neither for nor against the input. They do use up
