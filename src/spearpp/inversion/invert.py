@@ -9,16 +9,23 @@ from dataclasses import replace
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.inversion.assemble import Recovered, assemble, no_inputs
 from spearpp.inversion.levels import with_input_noise
-from spearpp.inversion.loop import SearchOutcome, nothing_to_find, only_direction, search_loop
+from spearpp.inversion.loop import (
+    Recovered,
+    SearchOutcome,
+    assemble,
+    no_inputs,
+    nothing_to_find,
+    only_direction,
+    search_loop,
+)
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Clock, Inversion, Progress, Stats
-from spearpp.linalg.threads import single_thread_if_small
+from spearpp.linalg.chunks import single_thread_if_small
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following
 from spearpp.search import Equations, Gated, Search
