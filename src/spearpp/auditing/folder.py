@@ -32,7 +32,7 @@ from spearpp.update.source import read_file, sha256_of
 Redaction = Literal["none", "blur", "omit"]
 REDACTIONS: tuple[Redaction, ...] = ("none", "blur", "omit")
 DOCUMENT, NUMBERS = "report.json", "recovered.safetensors"
-SMALLEST = 256
+MIN_BLURRED_PIXELS = 256
 """Smallest number of pixels of a picture that is blurred. Smaller pictures are omitted. A design choice: each of the 4
 x 4 blocks of the blurred picture then averages at least 16 pixels."""
 MAX_DOCUMENT_BYTES = 2**28
@@ -93,7 +93,7 @@ def redacted(result: AuditResult, redact: Redaction, shape: Shape | None = None)
             return audited
         inputs = audited.inversion.inputs
         picture = shape if shape is not None and audited.layer.sees != "features" else guess_shape(inputs.shape[1])
-        if redact == "omit" or picture is None or picture[1] * picture[2] < SMALLEST:
+        if redact == "omit" or picture is None or picture[1] * picture[2] < MIN_BLURRED_PIXELS:
             hidden = inputs[:, :0]
         else:
             hidden = blur(inputs.float(), picture)

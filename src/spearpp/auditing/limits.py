@@ -11,7 +11,7 @@ from spearpp.model import Layer
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
-LEAST_SECONDS = 0.5
+MIN_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 SEARCH_SHARE = 0.9
 """Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
@@ -42,7 +42,7 @@ class Budget:
         """Seconds for each of the remaining layers; None without a budget."""
         if self.seconds is None:
             return None
-        return max(LEAST_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
+        return max(MIN_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
 
     @property
     def deadline(self) -> float:

@@ -40,17 +40,17 @@ from spearpp.model.loss import Loss
 from spearpp.search.equations.rounds import run_rounds
 from spearpp.update import ClientUpdate
 
-MOST_SAMPLES = 32
+MAX_SAMPLES = 32
 """Largest number of samples. Design choice: the derivatives of 32 samples take 0.5 GB."""
 EPOCHS = (1, 2, 3)
 """Numbers of epochs that are tried if the number is unknown. Design choice: each takes as long as the whole fit."""
-MOST_EPOCHS = 6
+MAX_EPOCHS = 6
 """Largest number of epochs. Design choice: time and memory grow with it."""
 REPRODUCED = 2.0
 """Largest residual of a training that counts as repeated, in units of the rounding of the weights. Measured: 0.3 to 0.6
 for the right samples and order; 4 with one sample in a wrong mini-batch
 (``docs/lab/notebook.md``, "Local training with any activation")."""
-MOST_UNEXPLAINED = 0.01
+MAX_UNEXPLAINED = 0.01
 """Largest residual, relative to the update, whatever the rounding is. Design choice: wrong samples leave more."""
 SPARE = 2
 """Number of equations for each unknown. Design choice: a fit with fewer proves little."""
@@ -97,7 +97,7 @@ def invert_training(
             return None
         for epochs in EPOCHS if update.steps is None else (update.steps,):
             fit = _fit(posed, found, epochs, generator)
-            if fit is not None and fit.residual <= min(MOST_UNEXPLAINED, REPRODUCED * fit.expected):
+            if fit is not None and fit.residual <= min(MAX_UNEXPLAINED, REPRODUCED * fit.expected):
                 return _inversion(posed, fit, starts, time.monotonic() - began)
     return None
 
@@ -106,7 +106,7 @@ def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None
     """Return the layer with its equations halfway; None if the training cannot be repeated."""
     if update.kind == "gradients" or update.clients > 1 or layer.sees is not Sees.INPUTS or layer.dropout:
         return None
-    if update.steps is not None and update.steps > MOST_EPOCHS:
+    if update.steps is not None and update.steps > MAX_EPOCHS:
         return None
     path = []
     for share in (0.0, 0.5, 1.0):
@@ -120,7 +120,7 @@ def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None
     if not whole or following.loss is not Loss.CROSS_ENTROPY or _other_parameters(update, layer, following):
         return None
     problem = pose(path[1][0])
-    if not 1 < problem.batch_size <= MOST_SAMPLES:
+    if not 1 < problem.batch_size <= MAX_SAMPLES:
         return None
     network = halfway_network(path, problem.factors)
     if network is None:

@@ -34,7 +34,7 @@ from spearpp.model.loss import Loss
 from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 from spearpp.update import ClientUpdate
 
-SMALLEST_NOISE = 1e-6
+MIN_NOISE = 1e-6
 """Smallest relative residual that a solution must reach. Derived: ten times the rounding error of float32."""
 JACOBIAN_COPIES = 3
 """Matrices of the size of the Jacobian or of JᵀJ that are in memory at the same time. Derived: from the code."""
@@ -151,7 +151,7 @@ def _from_features(
     few, claimed, errors, features = int((~enough).sum()), claimed[enough], errors[enough], features[enough]
     if time_is_up():
         raise OptionError(OUT_OF_TIME)
-    noise = (SAFETY_FACTOR * errors).clamp(SMALLEST_NOISE, NEAR).to(features)
+    noise = (SAFETY_FACTOR * errors).clamp(MIN_NOISE, NEAR).to(features)
     pictures = solve(front, features, noise, generator=generator)
     solved = pictures.residual <= noise
     good = (solved & torch.isfinite(pictures.slope)).cpu()

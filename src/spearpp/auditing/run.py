@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.auditing.limits import LEAST_SECONDS, Budget, load_compiler, time_to_load
+from spearpp.auditing.limits import MIN_SECONDS, Budget, load_compiler, time_to_load
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
@@ -90,7 +90,7 @@ class _LayerTask:
     @property
     def seconds(self) -> float | None:
         """Seconds for the next search; None without a deadline."""
-        return None if self.remaining is None else max(LEAST_SECONDS, self.remaining)
+        return None if self.remaining is None else max(MIN_SECONDS, self.remaining)
 
     def solve(self, following: Following, search: Search | None = None) -> Inversion:
         """Solve the equations of the network after the layer."""

@@ -90,7 +90,8 @@ def invert(
             does not show a clear rank. A clear rank may be smaller: samples may repeat or activate no neuron.
         generator: source of randomness; None is a generator with seed 0.
         dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
-        one_step: whether the gradient is known to come from one step and not from local training.
+        one_step: whether the gradient is known to come from one step and not from local training. ``spearpp.audit``
+            knows this, as it knows ``dropout`` and ``rounds``.
         rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
             from some of them. The tensors of the next layer are then those of all rounds side by side,
             (m₂, rounds · m).

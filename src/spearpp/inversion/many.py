@@ -22,21 +22,21 @@ from spearpp.inversion.selection import inputs_at
 from spearpp.inversion.swaps import agreeing
 from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
-from spearpp.linalg.nullspace import LEAST_BY_GRAM, smallest_eigenvector
+from spearpp.linalg.nullspace import MIN_BY_GRAM, smallest_eigenvector
 from spearpp.search import Gated
-from spearpp.search.gated import LEAST_STARTS_GPU
+from spearpp.search.gated import MIN_STARTS_GPU
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import Effort, descend_many
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
 from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows, to_device
 
-STARTS = LEAST_STARTS_GPU[1]
+STARTS = MIN_STARTS_GPU[1]
 """Number of random starts in each layer. Measured for rounds on a GPU: 512 starts are as fast as 128 and find the whole
 batch in one round at b=20 (``docs/lab/notebook.md``, "Speed")."""
 SPARE = 2
 """Number of end points that are refined, for each sample. Design choice: some end points are wrong, and refinement is
 the most expensive step."""
-LARGEST_SIDE = 512
+MAX_SIDE = 512
 """Largest number of neurons, or of inputs if there are fewer, of layers that are inverted at once. Design choice: a
 larger layer keeps a GPU busy without a batch."""
 BYTES = 2**32
@@ -107,7 +107,7 @@ def _batches(layers: Sequence[LayerTensors]) -> Iterator[list[int]]:
     """
     if not layers or not isinstance(layers[0][0], Tensor) or not layers[0][0].is_cuda:
         return
-    if layers[0][0].ndim != 2 or min(layers[0][0].shape) > LARGEST_SIDE:
+    if layers[0][0].ndim != 2 or min(layers[0][0].shape) > MAX_SIDE:
         return
     first = _signature(layers[0])
     alike = [i for i, layer in enumerate(layers) if _signature(layer) == first]
@@ -260,7 +260,7 @@ def _choose(
     one_missing = kept.sum(-1) == b - 1
     chosen[:, -1] = torch.where(one_missing[:, None], last, chosen[:, -1])
     factor, failed = torch.linalg.cholesky_ex(chosen @ chosen.mT)
-    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > LEAST_BY_GRAM)
+    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > MIN_BY_GRAM)
     return chosen, basis & ((kept.sum(-1) >= b) | (one_missing & last_accepted))
 
 

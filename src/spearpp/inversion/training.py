@@ -38,7 +38,7 @@ SWEEPS = 80
 exchanged."""
 HOTTEST, COLDEST = 3.0, 0.05
 """First and last temperature. Design choice: from the change of a wrong step of a single pair to far below it."""
-MOST_BATCHES = 12
+MAX_BATCHES = 12
 """Largest number of mini-batches in an epoch. Design choice: beyond it, single positions are below the error of the
 mixing."""
 
@@ -182,7 +182,7 @@ def number_of_batches(mixing: Float[Tensor, "b b"]) -> int:
     """
     b = len(mixing)
     share = 2 * float(mixing.sum() - mixing.diagonal().sum()) / b**2
-    return max(1, min(b, MOST_BATCHES, round(1 / max(1 - share, 1 / MOST_BATCHES))))
+    return max(1, min(b, MAX_BATCHES, round(1 / max(1 - share, 1 / MAX_BATCHES))))
 
 
 def mixing_of(batches: Int[Tensor, "e b"]) -> Float[Tensor, "e b b"]:

@@ -41,7 +41,7 @@ PROBES = 3
 """Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
 found, and the points of one span can show at most as many equations as there are points."""
 
-LARGEST = 400
+MAX_JOINT_BATCH = 400
 """Largest batch whose samples help each other. Design choice: this needs b matrices of b times b numbers, 0.5 GB."""
 
 
@@ -66,7 +66,7 @@ def judge_points(
 
     Returns:
         The evidence, and the matrix JᵀJ of each input, whose inverse is the covariance of its coordinates; None instead
-        of the matrices for batches above ``LARGEST``.
+        of the matrices for batches above ``MAX_JOINT_BATCH``.
     """
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
@@ -176,7 +176,7 @@ def _spread(
         moved = torch.linalg.vector_norm(torch.linalg.solve_ex(products, pulled)[0], dim=1)
         spreads.append(trace_of_inverse(products).sqrt())
         biases.append(torch.where(torch.isfinite(moved), moved, torch.inf))
-        kept += [products] if problem.batch_size <= LARGEST else []
+        kept += [products] if problem.batch_size <= MAX_JOINT_BATCH else []
     return torch.cat(spreads), torch.cat(biases), torch.cat(kept) if kept else None
 
 

@@ -30,9 +30,9 @@ from spearpp.search.gated.over_rounds import BackwardOverRounds
 from spearpp.search.gated.peel import peel
 from spearpp.search.gated.two_layers import TwoLayerRounds
 
-MOST_STARTS = 4096
+MAX_STARTS = 4096
 """Largest number of starts in a round. A design choice: it bounds the memory of a round."""
-LEAST_STARTS, LEAST_STARTS_GPU = 128, (256, 512)
+MIN_STARTS, MIN_STARTS_GPU = 128, (256, 512)
 """Smallest number of starts in a round, on a CPU and on a GPU. A GPU descends from four times as many starts in about
 the same time, and then needs fewer rounds (512). If the host selects the candidates (``SMALL_FOR_GPU``), twice as many
 are enough (256)."""
@@ -153,7 +153,7 @@ class Gated:
             problem,
             RoundOptions(
                 self.round_starts or self._least(problem),
-                self.chunk or MOST_STARTS,
+                self.chunk or MAX_STARTS,
                 self.efforts_for(problem),
                 self.rate,
                 self.dtype,
@@ -175,14 +175,14 @@ class Gated:
 
     def _least(self, problem: Problem) -> int:
         if problem.seen.device.type != "cuda":
-            return LEAST_STARTS
-        return LEAST_STARTS_GPU[problem.factors.left.is_cuda]
+            return MIN_STARTS
+        return MIN_STARTS_GPU[problem.factors.left.is_cuda]
 
     def _next_layer(
         self, problem: Problem, peeled: Pairs
     ) -> "TwoLayerRounds | BackwardRounds | BackwardOverRounds | None":
         """Return the rounds that use the next layer, if it was given and is informative."""
-        starts = self.round_starts or LEAST_STARTS
+        starts = self.round_starts or MIN_STARTS
         if problem.next_layer is not None:
             return TwoLayerRounds(problem, problem.next_layer, starts, self.dtype)
         if problem.outputs is not None and problem.rounds > 1:
