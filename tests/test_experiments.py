@@ -142,7 +142,7 @@ class TestIdentity:
         [
             Attack(b=4, m=60, search=KernelSampling(chunk=5), changes=(Quantise(4), Cast(torch.bfloat16))),
             Attack(b=4, m=60, search=RiemannianAdam(loss=LogCosh(0.1)), client=SumOfClients(FedAvg(1, 2, 0.1), 2)),
-            Training(b=4, m=60, data=Source("table", label="x", path="/y")),
+            Training(b=4, m=60, data=Source("table", label="x")),
         ],
     )
     def test_settings_survive_json(self, setting: Attack | Training) -> None:
