@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from spearpp.errors import OptionError
-from spearpp.experiments.cell import Cell, Setting, cells_of
+from spearpp.experiments.cell import Cell, cells_of
 from spearpp.experiments.defence import AXES, CLIP, RATE, Axis, Defence
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.source import Source
@@ -162,7 +162,7 @@ def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, 
     wanted += [cell for each in trainings for cell in cells_of(each, plan.trainings)]
     measure(wanted)
     return [
-        _point(each, threshold, _stored(store, attack, plan.seeds), _stored(store, training, plan.trainings), plan)
+        _point(each, threshold, store.batches(attack, plan.seeds), store.batches(training, plan.trainings), plan)
         for each, attack, training in zip(defences, attacks, trainings, strict=True)
     ]
 
@@ -238,10 +238,6 @@ def _stop(points: Sequence[Point], level: float) -> int | None:
     while index and points[index - 1].any.value <= level:
         index -= 1
     return index if index < len(points) else None
-
-
-def _stored(store: Store, setting: Setting, count: int) -> list[Stored]:
-    return [stored for cell in cells_of(setting, count) if (stored := store.get(cell)) is not None]
 
 
 def _point(defence: Defence, threshold: float, batches: list[Stored], trained: list[Stored], plan: Plan) -> Point:

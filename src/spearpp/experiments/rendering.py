@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.experiments.attack import pixels_of
-from spearpp.experiments.cell import cells_of
 from spearpp.experiments.intervals import Interval
 from spearpp.experiments.reproduce import Reproduction, Result
 from spearpp.experiments.store import Store
@@ -159,8 +158,7 @@ def pictures(table: Table, store: Store) -> list[Picture]:
     """Draw, for each row, the stored batch with the most recovered inputs. Originals are above recovered inputs."""
     drawn = []
     for row in table.rows:
-        cells = cells_of(row.setting, table.batches)
-        with_images = [found for cell in cells if (found := store.get(cell)) is not None and found.result.get("images")]
+        with_images = [each for each in store.batches(row.setting, table.batches) if each.result.get("images")]
         if not with_images:
             continue
         best = max(with_images, key=lambda each: each.result["recovered"])
