@@ -23,9 +23,10 @@ from spearpp.simulate import Client, FedSGD, Quantise, TopK, mlp, play_rounds
 class RoundsAttack:
     """A setting of one attack on several rounds: the client has the same samples in every round.
 
-    >>> attack = RoundsAttack(b=12, m=20, rounds=3, data=Source("digits"), depth=1, server_rate=0.5)
-    >>> attack.measure(1000, torch.device("cpu"))["wrongly_certified"]
-    0
+    >>> attack = RoundsAttack(b=6, m=24, rounds=3, data=Source("digits"), server_rate=0.5)
+    >>> done = attack.measure(1000, torch.device("cpu"))
+    >>> done["certified"], done["wrongly_certified"]
+    (6, 0)
     """
 
     b: int
