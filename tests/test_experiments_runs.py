@@ -138,7 +138,7 @@ def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
             print(len(store.missing(cells)), store.stale(cells))
             print([store.put(cell, {"b": 5}, {}) for cell in cells])
     """
-    expected = {"experiments/rendering.py": "0 0 [False, False]", "inversion/problem.py": "2 2 [True, True]"}
+    expected = {"experiments/rendering.py": "0 0 [False, False]", "auditing/rounds/joined.py": "2 2 [True, True]"}
     for name, told in expected.items():
         changed = tmp_path / "other" / "spearpp" / name
         changed.write_text(changed.read_text() + "\n# changed\n")

@@ -41,10 +41,10 @@ KINDS: dict[str, type] = {
 DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 PACKAGE = Path(__file__).parents[1]
 NOT_MEASURING = frozenset(
-    "__init__.py __main__.py about.py auditing cli dp experiments integrations pictures.py plotting.py report".split()  # noqa: SIM905
+    "__init__.py __main__.py about.py cli dp experiments integrations pictures.py plotting.py report".split()  # noqa: SIM905
 )
 """Files and packages that a measurement does not run. Of ``experiments``, only ``MEASURING`` is part of the digest."""
-MEASURING = ("experiments/attack.py", "experiments/source.py", "experiments/training.py")
+MEASURING = tuple(f"experiments/{name}.py" for name in ("attack", "rounds", "source", "training"))
 """Files of ``experiments`` that a measurement runs."""
 
 
