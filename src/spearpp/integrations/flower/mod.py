@@ -87,8 +87,7 @@ def audit_mod(
             assert noise is not None  # noqa: S101
             return noise(message, context, lambda _message, _context: update)
 
-        decision = gate.decide(name, reply, job, None if noise is None else add_noise)
-        allowed, reason = decision
+        allowed, reason = gate.decide(name, reply, job, None if noise is None else add_noise)
         if allowed is not None:
             return allowed
         return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)
