@@ -29,7 +29,7 @@ def preflight(
             help="Shape of one input, e.g. 3x32x32 or 20; if the model starts with an embedding, the number of tokens.",
         ),
     ],
-    batch: Annotated[int, typer.Option(min=1, help="Number of samples of a client.")],
+    batch: Annotated[int, typer.Option(min=1, help="Number of samples of each client.")],
     optimizer: Annotated[Optimiser, typer.Option(help="Optimiser of the clients.")] = "sgd",
     epochs: Annotated[
         int | None,
