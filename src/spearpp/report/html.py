@@ -102,8 +102,7 @@ def template(name: str) -> "jinja2.Template":
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    filters = {"number": number, "probability": probability, "short": _short, "received": describe_layer_input}
-    made.filters.update(filters)
+    made.filters.update(number=number, probability=probability, short=_short, received=describe_layer_input)
     return made.get_template(name)
 
 
