@@ -13,7 +13,7 @@ from spearpp.experiments.intervals import Interval
 from spearpp.experiments.reproduce import Reproduction, Result
 from spearpp.experiments.store import Store
 from spearpp.experiments.table import Table
-from spearpp.pictures import png
+from spearpp.pictures import guess_shape, png
 from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.types import Float, Tensor
 
@@ -163,8 +163,8 @@ def pictures(table: Table, store: Store) -> list[Picture]:
             continue
         best = max(with_images, key=lambda each: each.result["recovered"])
         originals, recovered = pixels_of(best.result["images"], row.setting.b)
-        shape = (3, row.setting.data.size, row.setting.data.size)
-        if originals.shape[1] != math.prod(shape):
+        shape = guess_shape(originals.shape[1])
+        if shape is None or shape[0] != 3:
             continue  # the inputs are not colour images
         sheet = contact_sheet(originals, recovered, shape)
         b, m = row.setting.b, row.setting.m

@@ -38,8 +38,6 @@ class Training:
     data: Source = Source()
     depth: int = 3
     """Number of hidden layers, with m neurons each."""
-    normalise: bool = True
-    """Whether the inputs of the network are normalised."""
     rounds: int = 100
     """Number of rounds."""
     rate: float = 0.1
@@ -62,7 +60,7 @@ class Training:
         """
         began = time.perf_counter()
         generator = torch.Generator().manual_seed(seed)
-        drawn = self.data.draw(self.train + self.test, generator, normalise=self.normalise)
+        drawn = self.data.draw(self.train + self.test, generator)
         model = mlp(drawn.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
         client = reduce(operator.or_, self.changes, self.client)
         diverged = False
