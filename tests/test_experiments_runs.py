@@ -268,7 +268,10 @@ def two_nodes() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    # Ray checks its nodes more often than by default, and so notices sooner that one is gone.
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()
