@@ -94,11 +94,6 @@ def flat(update: ClientUpdate) -> Tensor:
     return torch.cat([each.flatten() for each in update.gradients.values()])
 
 
-def pick(batch: Batch, rows: list[int]) -> Batch:
-    """Return some samples of a batch."""
-    return Batch(batch.inputs[rows], batch.labels[rows], batch.normalisation)
-
-
 def guess(setting: Setting, model: nn.Module, batch: Batch, trials: int) -> int:
     """Return how often the informed attacker picks the right candidate.
 
@@ -106,7 +101,7 @@ def guess(setting: Setting, model: nn.Module, batch: Batch, trials: int) -> int:
     drawn with the covariance that independent noise on every entry gives them.
     """
     exact = DPSGD(CLIP * setting.real_clip, 0.0)
-    gradients = torch.stack([flat(exact(model, pick(batch, [row]))) for row in range(CANDIDATES)]).double()
+    gradients = torch.stack([flat(exact(model, batch.pick(slice(row, row + 1)))) for row in range(CANDIDATES)]).double()
     products = gradients @ gradients.T
     generator = torch.Generator().manual_seed(setting.b)
     target = torch.randint(CANDIDATES, (trials,), generator=generator)

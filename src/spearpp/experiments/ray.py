@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spearpp.errors import MissingExtraError, OptionError, SpearError
+from spearpp.errors import OptionError, SpearError, needs
 from spearpp.experiments.cell import Cell
 from spearpp.experiments.engine import Done, Failed, Outcome, measure, worded
 
@@ -118,8 +118,6 @@ def _check_connection(address: str) -> None:
 
 
 def _ray() -> Any:
-    try:
+    with needs("Ray", "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtraError("Ray", "ray") from error
     return ray

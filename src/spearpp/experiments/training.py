@@ -12,7 +12,7 @@ import torch
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
-from spearpp.simulate import Batch, Cast, Client, FedSGD, Quantise, TopK, mlp
+from spearpp.simulate import Cast, Client, FedSGD, Quantise, TopK, mlp
 from spearpp.types import Tensor
 
 
@@ -66,9 +66,8 @@ class Training:
         diverged = False
         for _ in range(self.rounds):
             rows = torch.randint(self.train, (self.b,), generator=generator)
-            batch = Batch(drawn.inputs[rows], drawn.labels[rows], drawn.normalisation)
             try:
-                update = client(model, batch, generator)
+                update = client(model, drawn.pick(rows), generator)
             except NonFiniteError:  # the noise or the learning rate is too large
                 diverged = True
                 break
