@@ -51,7 +51,7 @@ def samples(count: int, seed: int = 1) -> Batch:
 
 
 def some(batch: Batch, rows: Sequence[int]) -> Batch:
-    return Batch(batch.inputs[list(rows)], batch.labels[list(rows)], batch.normalisation)
+    return batch.pick(torch.tensor(list(rows)))
 
 
 def errors(result: AuditResult, batch: Batch) -> torch.Tensor:

@@ -42,7 +42,7 @@ PROBES = 3
 """Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
 found, and the points of one span can show at most as many equations as there are points."""
 
-LARGEST = 400
+MAX_JOINT_BATCH = 400
 """Largest batch whose samples help each other. Design choice: this needs b matrices of b times b numbers, 0.5 GB."""
 
 
@@ -67,7 +67,7 @@ def judge_points(
 
     Returns:
         The evidence, and the matrix JᵀJ of each input, whose inverse is the covariance of its coordinates; None instead
-        of the matrices for batches above ``LARGEST``.
+        of the matrices for batches above ``MAX_JOINT_BATCH``.
     """
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
@@ -77,25 +77,22 @@ def judge_points(
         excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
     spread, bias, information = _spread(problem, network, found, levels, others)
     factors = problem.factors
-    features = factors.right.shape[1] - problem.seen.has_bias
-    inputs = found.coordinates @ (factors.right / factors.singular_values[:, None])
-    size = torch.linalg.vector_norm(inputs, dim=1)
-    length = torch.linalg.vector_norm(inputs[:, :features], dim=1)
-    rows = features**0.5 * row_deviation(factors, found.coordinates)
+    columns = factors.right.shape[1]
+    rows = columns**0.5 * row_deviation(factors, found.coordinates)
+    inputs = (found.coordinates @ factors.rows)[:, : columns - problem.seen.has_bias]
+    length = torch.linalg.vector_norm(inputs, dim=1)
     sigmas = SIGMAS * excess.clamp_min(1)
     deviation = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * rows)
     error = (deviation + bias) / length
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
-    product = (found.directions * found.coordinates / factors.singular_values).sum(1)
-    signals = (found.directions / product[:, None]) @ factors.left.T
-    whole = torch.linalg.norm(factors.row_norms)
+    share = factors.shares(found.directions, found.coordinates)
     evidence = Evidence(
-        holds=(excess <= SIGMAS) & (chance <= math.log10(RARE)) & torch.isfinite(error) & (product != 0),
+        holds=(excess <= SIGMAS) & (chance <= math.log10(RARE)) & torch.isfinite(error) & torch.isfinite(share),
         determined=torch.isfinite(spread) & ~_mirrored(problem, network, z),
         error=error,
-        share=torch.linalg.vector_norm(signals, dim=1) * size / whole,
+        share=share,
         layers=WHOLE_NETWORK,
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
         numbers={"equations": float(effective), **_counts(network)},
@@ -190,7 +187,7 @@ def _spread(
         shifted = off[rows] * torch.hypot(turned, torch.linalg.vector_norm(origin))
         spreads.append(torch.hypot(trace_of_inverse(products).sqrt(), torch.nan_to_num(shifted, nan=torch.inf)))
         biases.append(torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf))
-        kept += [products] if problem.batch_size <= LARGEST else []
+        kept += [products] if problem.batch_size <= MAX_JOINT_BATCH else []
     return torch.cat(spreads), torch.cat(biases), torch.cat(kept) if kept else None
 
 
