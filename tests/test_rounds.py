@@ -215,6 +215,20 @@ def test_nothing_wrong_is_claimed(case: str) -> None:
         assert len(joined.audited.inputs) >= 12
 
 
+@pytest.mark.parametrize("rounded", [0, 1])
+def test_an_input_has_the_error_of_its_own_round(rounded: int) -> None:
+    """One of two rounds was rounded to bfloat16. Its inputs are less exact than the claims of the other round state."""
+    model, batch = network(nn.ReLU(), 60), samples(6)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
+    coarse = {name: each.bfloat16().float() for name, each in updates[rounded].gradients.items()}
+    updates[rounded] = replace(updates[rounded], gradients=coarse)
+    result = spearpp.audit(updates, model, batch_size=6, budget=20)
+    assert result.best is not None
+    stated = torch.tensor([each.error for each in result.best.claims if each.recovered])
+    assert len(stated) == 6
+    assert bool((errors(result, batch) <= 3 * stated + 1e-6).all())
+
+
 @pytest.fixture(name="columns", scope="module")
 def problem_and_columns() -> tuple[Problem, FewOutputs, torch.Tensor]:
     """Four rounds of a client with 40 samples, and the true directions."""
