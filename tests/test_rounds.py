@@ -217,14 +217,16 @@ def test_nothing_wrong_is_claimed(case: str) -> None:
 
 
 def test_an_input_has_the_error_of_its_own_round() -> None:
-    """The first round was rounded to bfloat16. Its inputs are less exact than the claims of the second round state."""
+    """The first round was rounded to float16. Its inputs are less exact than the claims of the second round state."""
     model, batch = network(nn.ReLU(), 60), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
-    coarse = {name: each.bfloat16().float() for name, each in updates[0].gradients.items()}
+    coarse = {name: each.half().float() for name, each in updates[0].gradients.items()}
     updates[0] = replace(updates[0], gradients=coarse)
     layer = first_layer([make_plan(each, model, None) for each in updates])
     assert layer is not None
-    union = unite(layer, [spearpp.audit(each, model, batch_size=6, search=Gated()) for each in updates], None, [])
+    union = unite(
+        layer, [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates], None, []
+    )
     assert union is not None
     stated = torch.tensor([each.error for each in union.audited.claims if each.recovered])
     distances = torch.cdist(union.audited.inputs.double(), batch.inputs.double()).amin(1)
