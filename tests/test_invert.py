@@ -93,7 +93,7 @@ class TestLaws:
     def test_permuting_the_batch_permutes_the_result(self, client: Client) -> None:
         batch = client.batch
         order = torch.randperm(6, generator=torch.Generator().manual_seed(3))
-        shuffled = simulate.Batch(batch.inputs[order], batch.labels[order], batch.normalisation)
+        shuffled = batch.pick(order)
         model = simulate.mlp(60, [100, 100], 10, generator=torch.Generator().manual_seed(9))
         first, second = (spearpp.invert(*simulate.fedsgd(model, each)[0], search=QUICK) for each in (batch, shuffled))
         assert first.score == second.score == 1.0

@@ -119,7 +119,7 @@ def test_other_training_is_not_explained(named: nn.Module, client: Client) -> No
 
 def test_a_repeated_sample_is_not_claimed_as_two() -> None:
     model, batch = network(nn.GELU()), batch_of()
-    twice = Batch(batch.inputs[[0, 0, 1, 2, 3, 4]], batch.labels[[0, 0, 1, 2, 3, 4]], batch.normalisation)
+    twice = batch.pick(torch.tensor([0, 0, 1, 2, 3, 4]))
     found = inverted(model, FedAvg(epochs=2, mini_batch=3, rate=0.05)(model, twice))
     assert found is None
 

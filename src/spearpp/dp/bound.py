@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from spearpp.errors import MissingExtraError, OptionError
+from spearpp.errors import OptionError, needs
 
 KAPPA = 0.1
 """Default prior probability of success, as in the experiments of Hayes et al.: an attacker with ten candidates.
@@ -128,10 +128,8 @@ class StatedDP:
 
 
 def _accounting() -> Any:
-    try:
+    with needs("dp-accounting", "dp"):
         from dp_accounting.pld import privacy_loss_distribution
-    except ImportError as error:
-        raise MissingExtraError("dp-accounting", "dp") from error
     return privacy_loss_distribution
 
 
