@@ -200,11 +200,7 @@ def default_sparsity(neurons: int) -> float:
     """
     if neurons == 0:
         return 0.0
-    log_half = neurons * math.log(0.5)
-    total = 0.0
-    for zeros in range(neurons + 1):
-        log_choose = math.lgamma(neurons + 1) - math.lgamma(zeros + 1) - math.lgamma(neurons - zeros + 1)
-        total += math.exp(log_choose + log_half)
-        if total >= RARE:
-            return zeros / neurons
-    return 1.0
+    zeros = torch.arange(neurons + 1, dtype=torch.float64)
+    log_choose = math.lgamma(neurons + 1) - torch.lgamma(zeros + 1) - torch.lgamma(neurons - zeros + 1)
+    below = (log_choose - neurons * math.log(2)).exp().cumsum(0) < RARE
+    return int(below.sum()) / neurons
