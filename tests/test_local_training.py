@@ -13,8 +13,7 @@ from spearpp.auditing import AuditResult
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.refine import least_squares
 from spearpp.inversion.result import Inversion
-from spearpp.inversion.training import LocalTraining
-from spearpp.inversion.visit_order import likely_orders, mixing_of, number_of_batches
+from spearpp.inversion.training import LocalTraining, likely_orders, mixing_of, number_of_batches
 from spearpp.model import find_layers
 from spearpp.simulate import Batch, Client, FedAvg
 from spearpp.update import ClientUpdate

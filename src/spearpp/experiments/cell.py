@@ -24,7 +24,7 @@ from spearpp.errors import OptionError, SpearError
 from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianAdam
 from spearpp.search.gated.descent import Effort
 from spearpp.search.losses import L1, LogCosh, NegativeL4
-from spearpp.search.rounding import LinearProgramRounding, NoRounding, SamplingRounding
+from spearpp.search.rounding import NoRounding, SamplingRounding
 from spearpp.simulate import DPSGD, Cast, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
 FIRST_SEED = 1000
@@ -32,7 +32,7 @@ FIRST_SEED = 1000
 KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(L1, LogCosh, NegativeL4, NoRounding, SamplingRounding, LinearProgramRounding),
+        *(L1, LogCosh, NegativeL4, NoRounding, SamplingRounding),
         *(RiemannianAdam, ProjectedGradient, KernelSampling, Gated, Effort),
         *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, SumOfClients, TopK, Quantise, Cast),
     )
