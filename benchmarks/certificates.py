@@ -16,8 +16,7 @@ from torch import nn
 import spearpp
 from spearpp import simulate
 from spearpp.errors import RankError
-from spearpp.experiments.attack import WRONG_PSNR
-from spearpp.metrics import PAPER_PSNR
+from spearpp.experiments.attack import measurement
 from spearpp.search import Gated
 from spearpp.simulate import Batch, LayerGradient
 
@@ -112,16 +111,9 @@ def main() -> int:
             except RankError:
                 counts[0] += len(truth)
                 continue
-            score = spearpp.score(result.inputs, truth)
-            psnr = torch.zeros(len(result.inputs), dtype=torch.float64)
-            matched = score.assignment >= 0
-            psnr[score.assignment[matched]] = score.psnr[matched]
-            certified = result.certified
-            counts[0] += len(truth)
-            counts[1] += int((psnr > PAPER_PSNR).sum())
-            counts[2] += int(certified.sum())
-            counts[3] += int((certified & (psnr < WRONG_PSNR)).sum())
-            counts[4] += int((~certified & (psnr > PAPER_PSNR)).sum())
+            found = measurement(len(truth), result, spearpp.score(result.inputs, truth), result.certified, 0.0, "")
+            new = (found.b, found.recovered, found.certified, found.wrongly_certified, found.missed)
+            counts = [a + b for a, b in zip(counts, new, strict=True)]
         sums = [a + b for a, b in zip(sums, counts, strict=True)]
         print(f"{name:<40}{counts[0]:>8}{counts[1]:>11}{counts[2]:>11}{counts[3]:>7}{counts[4]:>8}", flush=True)
     print(f"{'all':<40}{sums[0]:>8}{sums[1]:>11}{sums[2]:>11}{sums[3]:>7}{sums[4]:>8}")

@@ -49,6 +49,17 @@ def run(rows: "Iterable[DataclassInstance]", out: Path | None) -> int:
     return 0
 
 
+def print_row(*cells: object) -> None:
+    """Print one row of a Markdown table."""
+    print("| " + " | ".join(str(each) for each in cells) + " |", flush=True)
+
+
+def print_head(*names: str) -> None:
+    """Print the first two rows of a Markdown table: the names of the columns, and the line below them."""
+    print_row(*names)
+    print("|" + "---|" * len(names), flush=True)
+
+
 def seconds(work: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that ``work`` takes, including work that it leaves running on a GPU."""
     if device.type == "cuda":

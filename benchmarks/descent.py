@@ -109,7 +109,6 @@ def in_one_kernel(given: Problem, effort: Effort, plan: "Plan") -> tuple[torch.T
 
     rows, gates, basis, points = (each.float() for each in (given.rows, given.gates, given.basis, given.points))
     schedule = _schedule(effort.steps, RATE, torch.float32).to(CUDA)
-    counts = [rows.shape[1]] * len(rows)
 
     def descend() -> object:
         return persistent.descend(
@@ -117,7 +116,6 @@ def in_one_kernel(given: Problem, effort: Effort, plan: "Plan") -> tuple[torch.T
             gates,
             basis,
             points,
-            counts,
             schedule,
             iterations=effort.iterations,
             epsilon=effort.epsilon,

@@ -94,11 +94,6 @@ def flat(update: ClientUpdate) -> Tensor:
     return torch.cat([each.flatten() for each in update.gradients.values()])
 
 
-def pick(batch: Batch, rows: list[int]) -> Batch:
-    """Return some samples of a batch."""
-    return Batch(batch.inputs[rows], batch.labels[rows], batch.normalisation)
-
-
 def guess(setting: Setting, model: nn.Module, batch: Batch, trials: int) -> int:
     """Return how often the informed attacker picks the right candidate.
 
@@ -106,7 +101,7 @@ def guess(setting: Setting, model: nn.Module, batch: Batch, trials: int) -> int:
     drawn with the covariance that independent noise on every entry gives them.
     """
     exact = DPSGD(CLIP * setting.real_clip, 0.0)
-    gradients = torch.stack([flat(exact(model, pick(batch, [row]))) for row in range(CANDIDATES)]).double()
+    gradients = torch.stack([flat(exact(model, batch.pick(slice(row, row + 1)))) for row in range(CANDIDATES)]).double()
     products = gradients @ gradients.T
     generator = torch.Generator().manual_seed(setting.b)
     target = torch.randint(CANDIDATES, (trials,), generator=generator)
@@ -152,17 +147,15 @@ def rows(data: str | None, trials: int, count: int) -> Iterator[Row]:
     settings = [Setting(*each) for each in [*HONEST, *OTHERS]]
     settings += [Setting(1.0, 4, real_noise=share) for share in (0.5, 0.1)]
     settings += [Setting(sigma, 4, real_clip=4.0) for sigma in (1.0, 0.001)]
-    heads = ("σ", "b", "rate", "steps", "client", "bound γ", "audit", "informed attacker", "noticed")
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    command.print_head("σ", "b", "rate", "steps", "client", "bound γ", "audit", "informed attacker", "noticed")
     for setting in settings:
         row = measure(setting, data, trials, count)
         lie = f"noise x {row.real_noise:g}" if row.real_noise != 1 else f"clips to {row.real_clip * CLIP:g}"
         audit = f"{row.recovered} of {row.audited}" if row.audited else "-"
-        cells = (
+        command.print_row(
             f"{row.sigma:g}", row.b, f"{row.rate:g}", row.steps, "honest" if setting.honest else lie,
             probability(row.bound), audit, f"{row.guessed / row.trials:.3f}", f"{row.warned} of {row.comparisons}",
         )  # fmt: skip
-        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
         if setting.honest and (row.exceeds or row.warned):
             raise SystemExit("an honest client exceeds its bound, or is warned about")
         yield row

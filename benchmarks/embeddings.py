@@ -108,14 +108,14 @@ def measure(name: str, dtype: torch.dtype, seeds: int) -> Row:
 
 def rows(names: list[str], seeds: int) -> Iterator[Row]:
     """Measure rows of the table, and print each row."""
-    heads = ("optimiser", "checkpoint", "clients", "tokens", "moved", "named", "recall", "wrong", "seconds")
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    command.print_head(
+        *("optimiser", "checkpoint", "clients", "tokens", "moved", "named", "recall", "wrong", "seconds")
+    )
     for name in names:
         for dtype in (torch.float32, torch.bfloat16):
             row = measure(name, dtype, seeds)
             counts = (f"{row.tokens:,}", f"{row.moved:,}", f"{row.found:,}", f"{row.recall:.2%}", row.wrong)
-            cells = (row.optimiser, row.dtype, row.seeds, *counts, f"{row.seconds:.2f}")
-            print("| " + " | ".join(str(each) for each in cells) + " |", flush=True)
+            command.print_row(row.optimiser, row.dtype, row.seeds, *counts, f"{row.seconds:.2f}")
             yield row
 
 

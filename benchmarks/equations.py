@@ -17,10 +17,10 @@ the time over that of the float64 singular values of the first layer's gradient,
 
 import statistics
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -112,15 +112,13 @@ LARGE = ("m1000", "m4000")
 """Blocks that take a GPU."""
 
 
-def network(setting: Setting, features: int, seed: int) -> nn.Sequential:
-    """Return a fresh network."""
+def network(activation: str, features: int, hidden: list[int], seed: int) -> nn.Sequential:
+    """Return a fresh network with hidden layers of these widths and ten outputs."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
-    width = features
-    for _ in range(setting.hidden):
-        layers += [nn.Linear(width, setting.m), ACTIVATIONS[setting.activation]()]
-        width = setting.m
-    return nn.Sequential(*layers, nn.Linear(width, 10))
+    for inputs, outputs in pairwise([features, *hidden]):
+        layers += [nn.Linear(inputs, outputs), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, nn.Linear(hidden[-1], 10))
 
 
 @cache
@@ -128,7 +126,7 @@ def trained(setting: Setting, data: str | None, device: torch.device) -> nn.Sequ
     """Return a network after training on all images."""
     images = simulate.cifar10(10_000, path=data)
     inputs, labels = images.inputs.to(device), images.labels.to(device)
-    model = network(setting, inputs.shape[1], 0).to(device)
+    model = network(setting.activation, inputs.shape[1], [setting.m] * setting.hidden, 0).to(device)
     kind, rate, batch_size = OPTIMISERS[setting.trained]
     optimiser = kind(model.parameters(), rate)
     for _ in range(EPOCHS):
@@ -179,7 +177,7 @@ def attack(setting: Setting, seed: int, data: str | None, device: torch.device) 
     if setting.trained:
         model = trained(Setting(setting.activation, setting.m, 0, 0, trained=setting.trained), data, device)
     else:
-        model = network(setting, batch.inputs.shape[1], seed).to(device)
+        model = network(setting.activation, batch.inputs.shape[1], [setting.m] * setting.hidden, seed).to(device)
     first, *later = simulate.fedsgd(model, batch)
     return _timed(setting, batch, first, Following.of_layers(setting.activation, later), device)
 
@@ -205,14 +203,12 @@ def encoder(setting: Setting, seed: int, device: torch.device) -> Attacked:
 
 
 def _timed(setting: Setting, batch: Batch, first: LayerTensors, following: Following, device: torch.device) -> Attacked:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    size = None if setting.trained else setting.b
-    result = spearpp.invert(*first, following=following, seconds=setting.seconds, batch_size=size)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
+    size, results = None if setting.trained else setting.b, []
+
+    def invert() -> None:
+        results.append(spearpp.invert(*first, following=following, seconds=setting.seconds, batch_size=size))
+
+    seconds, result = command.seconds(invert, device), results[0]
     svd = command.seconds(lambda: torch.linalg.svdvals(first[0].double()), device)
     determined = result.batch_size
     if setting.trained:
@@ -266,16 +262,17 @@ def measure(setting: Setting, batches: int | None, first: int, data: str | None,
 
 def rows(names: list[str], batches: int | None, first: int, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure blocks of rows, and print each row."""
-    heads = ["activation", "m", "hidden", "b", "data", "exact batches", "certified", "determined", "approximate"]
-    heads += ["wrong", "starts", "seconds", "SVDs"]
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    command.print_head(
+        *("activation", "m", "hidden", "b", "data", "exact batches", "certified", "determined", "approximate"),
+        *("wrong", "starts", "seconds", "SVDs"),
+    )
     for name in names:
         for setting in ROWS[name]:
             row = measure(setting, batches, first, data, device)
             cells = (row.activation, row.m, row.hidden, row.b, row.data, f"{row.exact} of {row.batches}")
             counts = (f"{row.certified} of {row.visible}", row.determined, row.approximate, row.wrong)
             times = (f"{row.starts:.0f}", f"{row.seconds:.3g}", f"{row.svds:.0f}")
-            print("| " + " | ".join(str(each) for each in (*cells, *counts, *times)) + " |", flush=True)
+            command.print_row(*cells, *counts, *times)
             yield row
 
 

@@ -23,7 +23,7 @@ from torch.func import functional_call, grad
 
 import spearpp
 from benchmarks import command
-from benchmarks.equations import Setting, network
+from benchmarks.equations import network
 from spearpp import simulate
 from spearpp.auditing.refine import least_squares
 from spearpp.simulate import Batch
@@ -66,7 +66,7 @@ class Row:
 def client_update(name: str, seed: int, data: str | None) -> tuple[nn.Module, Batch, ClientUpdate]:
     """Return network, batch and update of one seed."""
     batch = simulate.cifar10(SIZE, path=data, generator=torch.Generator().manual_seed(seed))
-    model = network(Setting("gelu", 200, SIZE, 1), batch.inputs.shape[1], seed)
+    model = network("gelu", batch.inputs.shape[1], [200] * 3, seed)
     return model, batch, CLIENTS[name][0](model, batch, torch.Generator().manual_seed(seed))
 
 
@@ -129,25 +129,17 @@ def measure(name: str, batches: int | None, first: int, data: str | None) -> Row
 
 def rows(names: list[str], batches: int | None, first: int, data: str | None) -> Iterator[Row]:
     """Measure clients, and print a row for each."""
-    heads = (
-        "client",
-        "whole updates",
-        "recovered",
-        "certified",
-        "wrong",
-        "lowest",
-        "median",
-        "behind best fit",
+    command.print_head(
+        *("client", "whole updates", "recovered", "certified", "wrong", "lowest", "median", "behind best fit"),
         "seconds",
     )
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
     for name in names:
         row = measure(name, batches, first, data)
         total = SIZE * row.updates
         behind = "–" if row.reference is None else f"{row.reference:.2f} dB"
         cells = (row.client, f"{row.whole} of {row.updates}", f"{row.recovered} of {total}", row.certified, row.wrong)
         more = (f"{row.lowest:.1f} dB", f"{row.median:.1f} dB", behind, f"{row.seconds:.1f}")
-        print("| " + " | ".join(str(each) for each in (*cells, *more)) + " |", flush=True)
+        command.print_row(*cells, *more)
         yield row
 
 

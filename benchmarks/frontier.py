@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -198,7 +198,7 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
             below, certified, wrong, seconds = 0, 0, 0, []
             for seed in range(FIRST_SEED, FIRST_SEED + batches):
                 rows = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))[:b]
-                batch = replace(known, inputs=known.inputs[rows], labels=known.labels[rows])
+                batch = known.pick(rows)
                 seen, following, *_ = simulate.fedsgd(model, batch)
                 began = time.perf_counter()
                 result = spearpp.invert(

@@ -86,12 +86,11 @@ def measure(b: int, batches: int, data: str | None, device: torch.device) -> Row
 
 def rows(sizes: list[int], batches: int, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure every batch size, and print each row."""
-    heads = ("classes", "b", "exact batches", "certified", "wrong", "starts", "seconds")
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    command.print_head("classes", "b", "exact batches", "certified", "wrong", "starts", "seconds")
     for b in sizes:
         row = measure(b, batches, data, device)
         cells = (row.classes, row.b, f"{row.exact} of {row.batches}", f"{row.certified} of {row.visible}", row.wrong)
-        print("| " + " | ".join(map(str, (*cells, f"{row.starts:.0f}", f"{row.seconds:.3g}"))) + " |", flush=True)
+        command.print_row(*cells, f"{row.starts:.0f}", f"{row.seconds:.3g}")
         yield row
 
 

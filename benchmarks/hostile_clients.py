@@ -137,9 +137,34 @@ def with_noise(client: HostileClient, level: float, g: torch.Generator) -> Hosti
     return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
 
 
+def sent_as(client: HostileClient, dtype: torch.dtype) -> HostileClient:
+    """Return the client with its gradients in another dtype."""
+    sent = {name: each.to(dtype) for name, each in client.update.gradients.items()}
+    return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
+
+
 def entropy(labels: Tensor, **options: Any) -> Loss:
     """Return the cross-entropy loss for these labels."""
     return lambda outputs: functional.cross_entropy(outputs, labels, **options)
+
+
+def weighted(weights: Tensor, labels: Tensor, **options: Any) -> Loss:
+    """Return the mean of the cross-entropy of all samples, each with its own weight."""
+    return lambda outputs: (weights * functional.cross_entropy(outputs, labels, reduction="none", **options)).mean()
+
+
+def with_copies(x: Tensor, y: Tensor, copies: int, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Append copies of the first samples, multiplied by a factor, with the same labels."""
+    return torch.cat([x, factor * x[:copies]]), torch.cat([y, y[:copies]])
+
+
+def moved(model: nn.Module, level: Callable[[], float], g: torch.Generator) -> nn.Module:
+    """Return a copy of a model whose weights differ by ``level`` times their standard deviation."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for each in other.parameters():
+            each.add_(level() * each.std() * torch.randn(each.shape, generator=g))
+    return other
 
 
 # --- Data -----------------------------------------------------------------------------------------------------------
@@ -161,8 +186,7 @@ def save_tables(file: str) -> None:
     for name in names:
         x, y = table(name)
         arrays[f"{name}_x"], arrays[f"{name}_y"] = x.numpy(), y.numpy()
-    write: Callable[..., None] = numpy.savez_compressed
-    write(file, **arrays)
+    numpy.savez_compressed(file, allow_pickle=False, **arrays)
 
 
 @cache
@@ -177,8 +201,7 @@ def table(name: str) -> tuple[Tensor, Tensor]:
         return batch.inputs.float(), batch.labels
     from sklearn import datasets
 
-    loader = {"digits": "load_digits", "wine": "load_wine", "cancer": "load_breast_cancer"}.get(name, f"load_{name}")
-    loaded = getattr(datasets, loader)()
+    loaded = getattr(datasets, "load_breast_cancer" if name == "cancer" else f"load_{name}")()
     return torch.from_numpy(numpy.asarray(loaded.data)).float(), torch.from_numpy(numpy.asarray(loaded.target))
 
 
@@ -312,7 +335,7 @@ def small_pixels(g: torch.Generator) -> HostileClient:
 def contrast(g: torch.Generator) -> HostileClient:
     copies, factor = number(2, 4, g), pick([1.1, 1.3, 1.6, 2.0], g)
     x, y = images(8, g)
-    x, y = torch.cat([x, factor * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, factor)
     return one_step(mlp(768, [200], 10, generator=g), x, entropy(y))
 
 
@@ -320,7 +343,7 @@ def contrast(g: torch.Generator) -> HostileClient:
 def contrast_deep(g: torch.Generator) -> HostileClient:
     copies, factor = number(1, 4, g), pick([1.02, 1.1, 1.3, 0.5], g)
     x, y = images(8, g)
-    x, y = torch.cat([x, factor * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, factor)
     return one_step(mlp(768, [200, 200], 10, generator=g), x, entropy(y))
 
 
@@ -456,39 +479,9 @@ def dropout(g: torch.Generator) -> HostileClient:
     return one_step(model.train(), x, entropy(y))
 
 
-class Times(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (x > 0)
-
-
-class Maximum(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.maximum(x, torch.zeros_like(x))
-
-
-class Where(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.where(x > 0, x, 0.0)
-
-
-class Threshold(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.threshold(x, 0.0, 0.0)
-
-
-class Relu6(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.relu6(x)
-
-
-class Leaky(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.leaky_relu(x, 0.0)
-
-
-class HalfSum(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + x.abs()) / 2
+def module(name: str, function: Callable[[Tensor], Tensor]) -> type[nn.Module]:
+    """Return a class of modules that apply a function."""
+    return type(name, (nn.Module,), {"forward": lambda _self, x: function(x)})
 
 
 class ZeroPReLU(nn.Module):
@@ -500,7 +493,16 @@ class ZeroPReLU(nn.Module):
         return self.prelu(x)
 
 
-SPELLINGS = [Times, Maximum, Where, Threshold, Relu6, Leaky, HalfSum, ZeroPReLU]
+SPELLINGS = [
+    module("Times", lambda x: x * (x > 0)),
+    module("Maximum", lambda x: torch.maximum(x, torch.zeros_like(x))),
+    module("Where", lambda x: torch.where(x > 0, x, 0.0)),
+    module("Threshold", lambda x: functional.threshold(x, 0.0, 0.0)),
+    module("Relu6", functional.relu6),
+    module("Leaky", lambda x: functional.leaky_relu(x, 0.0)),
+    module("HalfSum", lambda x: (x + x.abs()) / 2),
+    ZeroPReLU,
+]
 """Modules that compute ReLU, or nearly ReLU, without ``nn.ReLU``."""
 
 
@@ -563,7 +565,7 @@ def mixed_units(g: torch.Generator) -> HostileClient:
 def smoothing(g: torch.Generator) -> HostileClient:
     x, y = images(number(4, 16, g), g)
     copies = number(0, 3, g)
-    x, y = torch.cat([x, 1.1 * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, 1.1)
     loss = entropy(y, label_smoothing=pick([0.1, 0.3], g))
     return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
 
@@ -575,7 +577,7 @@ def mixup(g: torch.Generator) -> HostileClient:
     share, order = torch.rand(b, 1, generator=g), torch.randperm(b, generator=g)
     soft = share * functional.one_hot(y, 10) + (1 - share) * functional.one_hot(y[order], 10)
     mixed = share * x + (1 - share) * x[order]
-    return one_step(mlp(768, [200, 100], 10, generator=g), mixed, lambda out: functional.cross_entropy(out, soft))
+    return one_step(mlp(768, [200, 100], 10, generator=g), mixed, entropy(soft))
 
 
 @family("class weights and imbalance")
@@ -590,10 +592,8 @@ def imbalanced(g: torch.Generator) -> HostileClient:
 class TwoHeads(nn.Module):
     def __init__(self, g: torch.Generator) -> None:
         super().__init__()
-        body, first, second = mlp(768, [200], 100, generator=g), mlp(100, [50], 10, generator=g), None
-        self.body, self.first = body, first
+        self.body, self.first = mlp(768, [200], 100, generator=g), mlp(100, [50], 10, generator=g)
         self.second = mlp(100, [50], 1, generator=g)
-        assert second is None
 
     def forward(self, x: Tensor) -> Tensor:
         features = functional.relu(self.body(x))
@@ -605,7 +605,7 @@ def multi_task(g: torch.Generator) -> HostileClient:
     b = number(4, 14, g)
     x, y = images(b, g)
     copies = number(0, 3, g)
-    x, y = torch.cat([x, 1.1 * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, 1.1)
     target = torch.randn(len(x), generator=g)
 
     def loss(out: Tensor) -> Tensor:
@@ -678,7 +678,7 @@ def bags(g: torch.Generator) -> HostileClient:
 def repeated(g: torch.Generator) -> HostileClient:
     x, y = images(number(4, 12, g), g)
     copies = number(1, 4, g)
-    x, y = torch.cat([x, x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies)
     return one_step(mlp(768, [200, 100], 10, generator=g), x, entropy(y, reduction=pick(["mean", "sum"], g)))
 
 
@@ -701,22 +701,12 @@ def triplets(g: torch.Generator) -> HostileClient:
 def clipped(g: torch.Generator) -> HostileClient:
     x, y = images(number(4, 12, g), g)
     weights = 0.2 + 0.8 * torch.rand(len(x), generator=g)
-
-    def loss(out: Tensor) -> Tensor:
-        return (weights * functional.cross_entropy(out, y, reduction="none")).mean()
-
-    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, weighted(weights, y))
 
 
 @family("sent as float16 or bfloat16, with contrast copies")
 def half(g: torch.Generator) -> HostileClient:
-    client = contrast_deep(g)
-    dtype = pick([torch.float16, torch.bfloat16], g)
-    sent = {name: each.to(dtype) for name, each in client.update.gradients.items()}
-    update = ClientUpdate.from_gradients(client.model, sent)
-    return HostileClient(
-        client.model, update, client.layer, client.inputs, client.signals, client.fires, client.samples
-    )
+    return sent_as(contrast_deep(g), pick([torch.float16, torch.bfloat16], g))
 
 
 @family("noise, with near pairs")
@@ -747,7 +737,7 @@ def residual(g: torch.Generator) -> HostileClient:
 def layer_norm(g: torch.Generator) -> HostileClient:
     x, y = images(number(4, 12, g), g)
     copies = number(0, 3, g)
-    x, y = torch.cat([x, 1.2 * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, 1.2)
     model = mlp(768, [200, 100], 10, generator=g)
     return one_step(nn.Sequential(model[0], nn.ReLU(), nn.LayerNorm(200), model[2], nn.ReLU(), model[4]), x, entropy(y))
 
@@ -757,8 +747,8 @@ def multi_label(g: torch.Generator) -> HostileClient:
     b = number(4, 12, g)
     x, _ = images(b, g)
     target = (torch.rand(b, 10, generator=g) < 0.3).float()
-    loss: Loss = lambda out: functional.binary_cross_entropy_with_logits(out, target)  # noqa: E731
-    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+    model = mlp(768, [200, 100], 10, generator=g)
+    return one_step(model, x, lambda out: functional.binary_cross_entropy_with_logits(out, target))
 
 
 @family("hinge loss")
@@ -818,19 +808,15 @@ def stamps(g: torch.Generator) -> HostileClient:
 def no_bias(g: torch.Generator) -> HostileClient:
     x, y = images(8, g)
     copies = number(0, 3, g)
-    x, y = torch.cat([x, 1.3 * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, 1.3)
     return one_step(mlp(768, [200, 100], 10, bias=False, generator=g), x, entropy(y))
 
 
 @family("weights of another round")
 def another_round(g: torch.Generator) -> HostileClient:
     client = plain_images(g)
-    model = copy.deepcopy(client.model)
-    with torch.no_grad():
-        for each in model.parameters():
-            each.add_(10 ** uniform(-4, -1, g) * each.std() * torch.randn(each.shape, generator=g))
-    update = ClientUpdate.from_gradients(model, dict(client.update.gradients.items()))
-    return HostileClient(model, update, client.layer, client.inputs, client.signals, client.fires, client.samples)
+    model = moved(client.model, lambda: 10 ** uniform(-4, -1, g), g)
+    return replace(client, model=model, update=ClientUpdate.from_gradients(model, client.update.gradients))
 
 
 @family("momentum, weight decay, small steps")
@@ -875,11 +861,7 @@ def faint(g: torch.Generator) -> HostileClient:
     b = number(6, 14, g)
     x, y = images(b, g)
     strength = 10 ** (-6 * torch.rand(b, generator=g))
-
-    def loss(out: Tensor) -> Tensor:
-        return (strength * functional.cross_entropy(out, y, reduction="none")).mean()
-
-    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, weighted(strength, y))
 
 
 @family("faint near copies")
@@ -888,11 +870,7 @@ def faint_copies(g: torch.Generator) -> HostileClient:
     near = x[:3] * (1 + 0.1 * torch.randn(3, 768, generator=g))
     strength = torch.cat([torch.ones(8), torch.full((3,), 10 ** uniform(-5, -1, g))])
     x, y = torch.cat([x, near]), torch.cat([y, y[:3]])
-
-    def loss(out: Tensor) -> Tensor:
-        return (strength * functional.cross_entropy(out, y, reduction="none")).mean()
-
-    return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, weighted(strength, y))
 
 
 @family("opposite labels, one pattern")
@@ -1087,14 +1065,10 @@ def eq_weighted(g: torch.Generator) -> HostileClient:
     c = pick([2, 10], g)
     x, y = samples(number(3, 12, g), n, g, c)
     copies = number(0, 3, g)
-    x, y = torch.cat([x, x[:copies] * 1.02]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, 1.02)
     weights = pick([torch.rand(len(x), generator=g) + 0.1, 10 ** (-5 * torch.rand(len(x), generator=g))], g)
     classes = pick([None, torch.logspace(-2, 0, c)], g)
-
-    def loss(out: Tensor) -> Tensor:
-        return (weights * functional.cross_entropy(out, y, weight=classes, reduction="none")).mean()
-
-    return solved(one_step(smooth(n, hidden, c, g), x, loss))
+    return solved(one_step(smooth(n, hidden, c, g), x, weighted(weights, y, weight=classes)))
 
 
 @family("equations: label smoothing or soft labels")
@@ -1102,8 +1076,7 @@ def eq_soft(g: torch.Generator) -> HostileClient:
     n, hidden = shape(g)
     c = pick([2, 3, 10], g)
     x, y = samples(number(2, 12, g), n, g, c)
-    soft = torch.softmax(3 * torch.randn(len(x), c, generator=g), 1)
-    loss: Loss = lambda out: functional.cross_entropy(out, soft)  # noqa: E731
+    loss = entropy(torch.softmax(3 * torch.randn(len(x), c, generator=g), 1))
     if pick([True, False], g):
         loss = entropy(y, label_smoothing=pick([1e-4, 0.01, 0.1], g))
     return solved(one_step(smooth(n, hidden, c, g), x, loss))
@@ -1168,20 +1141,10 @@ def eq_other_weights(g: torch.Generator) -> HostileClient:
     x, y = samples(number(2, 10, g), n, g)
     model = smooth(n, hidden, 10, g)
     client = one_step(model, x, entropy(y))
-    other = copy.deepcopy(model)
     level = 10 ** uniform(-7, -1, g)
-    with torch.no_grad():
-        for each in other.parameters():
-            each.add_(level * each.std() * torch.randn(each.shape, generator=g))
-    sent = dict(client.update.gradients.items())
-    client = replace(client, model=other, update=ClientUpdate.from_gradients(other, sent))
+    other = moved(model, lambda: level, g)
+    client = replace(client, model=other, update=ClientUpdate.from_gradients(other, client.update.gradients))
     return sent_as(solved(client), pick([torch.float32, torch.bfloat16], g))
-
-
-def sent_as(client: HostileClient, dtype: torch.dtype) -> HostileClient:
-    """Return the client with its gradients in another dtype."""
-    sent = {name: each.to(dtype) for name, each in client.update.gradients.items()}
-    return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
 
 
 @family("equations: Adam")
@@ -1333,7 +1296,7 @@ def eq_no_bias(g: torch.Generator) -> HostileClient:
     c = pick([2, 3, 10], g)
     x, y = samples(number(1, 10, g), n, g, c)
     copies = number(0, 2, g)
-    x, y = torch.cat([x, 1.3 * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, 1.3)
     return solved(one_step(smooth(n, hidden, c, g, bias=False), x, entropy(y)))
 
 
@@ -1366,13 +1329,8 @@ def eq_layer_norm(g: torch.Generator) -> HostileClient:
 class SmoothResidual(nn.Module):
     def __init__(self, n: int, c: int, act: nn.Module) -> None:
         super().__init__()
-        self.first, self.inner, self.other, self.last = (
-            nn.Linear(n, 50),
-            nn.Linear(50, 50),
-            nn.Linear(50, 50),
-            nn.Linear(50, c),
-        )
-        self.act = act
+        self.first, self.inner = nn.Linear(n, 50), nn.Linear(50, 50)
+        self.other, self.last, self.act = nn.Linear(50, 50), nn.Linear(50, c), act
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.act(self.first(x))
@@ -1385,7 +1343,7 @@ def eq_residual(g: torch.Generator) -> HostileClient:
     n, c = number(20, 60, g), pick([2, 10], g)
     x, y = samples(number(2, 14, g), n, g, c)
     copies = number(0, 2, g)
-    x, y = torch.cat([x, 1.02 * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, 1.02)
     seeded(g)
     return solved(one_step(SmoothResidual(n, c, pick(list(ACTIVATIONS), g)()), x, entropy(y)))
 
@@ -1422,7 +1380,7 @@ def eq_two_classes(g: torch.Generator) -> HostileClient:
     n, hidden = shape(g)
     x, y = samples(number(2, 14, g), n, g, 2)
     copies = number(0, 3, g)
-    x, y = torch.cat([x, pick([1.1, 0.5, -1.0], g) * x[:copies]]), torch.cat([y, y[:copies]])
+    x, y = with_copies(x, y, copies, pick([1.1, 0.5, -1.0], g))
     return solved(one_step(smooth(n, hidden, 2, g), pick([1.0, 0.1, 0.01], g) * x, entropy(y)))
 
 

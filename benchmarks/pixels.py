@@ -186,15 +186,16 @@ def measure(setting: Setting, seeds: range, budget: float, data: str | None, dev
 
 def rows(names: list[str], seeds: range, budget: float, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure rows, and print each of them."""
-    heads = ("network", "b", "batches over 60 dB", "features", "pictures", "wrong", "dB", "equations", "seconds")
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    command.print_head(
+        *("network", "b", "batches over 60 dB", "features", "pictures", "wrong", "dB", "equations", "seconds")
+    )
     for name in names:
         row = measure(ROWS[name], seeds, budget, data, device)
         samples = row.b * row.batches
         cells = (row.name, row.b, f"{row.exact} of {row.batches}", f"{row.features} of {samples}")
         more = (f"{row.pictures} of {samples}", row.wrong, f"{row.decibels:.0f}")
         last = (f"{row.equations:.0f} for {row.unknowns}", f"{row.search:.3g}")
-        print("| " + " | ".join(str(each) for each in (*cells, *more, *last)) + " |", flush=True)
+        command.print_row(*cells, *more, *last)
         yield row
 
 

@@ -217,10 +217,10 @@ def measure(family: str, seeds: int) -> Row:
 
 def rows(families: list[str], seeds: int) -> Iterator[Row]:
     """Measure families, and print a row for each."""
-    print("| client | audits | pictures claimed | wrong |\n|---|---|---|---|", flush=True)
+    command.print_head("client", "audits", "pictures claimed", "wrong")
     for family in families:
         row = measure(family, seeds)
-        print(f"| {row.family} | {row.audits} | {row.claimed} | {row.wrong} |", flush=True)
+        command.print_row(row.family, row.audits, row.claimed, row.wrong)
         yield row
 
 

@@ -5,10 +5,9 @@
     make bench NAME=rounds ARGS="--rows relu1000 --device cuda"
 
 The data are CIFAR-10 test images (SPEARPP_DATA). Each client has its own seed (1000, 1001, …) and a fresh
-3072-m-…-10 network. After every round the server subtracts 0.1 times the client's gradient from the weights, or takes
-the weights of a client with local steps. A client is
-exact if every sample that its row asks for is certified by the joined rounds. A certified input is wrong if it is
-farther than three times its stated error from every sample.
+3072-m-10 network. After every round the server subtracts 0.1 times the client's gradient from the weights, or takes
+the weights of a client with local steps. A client is exact if every sample that its row asks for is certified by the
+joined rounds. A certified input is wrong if it is farther than three times its stated error from every sample.
 """
 
 import statistics
@@ -21,11 +20,11 @@ import torch
 from torch import nn
 
 from benchmarks import command
+from benchmarks.equations import network
 from spearpp import simulate
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import first_layer
 from spearpp.auditing.rounds.joined import Joined, join_rounds
-from spearpp.model.following import ACTIVATIONS
 from spearpp.simulate import Batch, Client
 from spearpp.update import ClientUpdate
 
@@ -44,7 +43,6 @@ class Setting:
     rounds: int
     b: int
     clients: int = 20
-    hidden: int = 1
     client: Client = simulate.FedSGD()
     new: float = 0.0
     """Share of the samples that is new in each round; 1 for other data in each round."""
@@ -103,13 +101,7 @@ def attack(
 ) -> tuple[Batch, list[list[int]], Joined, float]:
     """Join the rounds of one client. Return its samples, their rounds, what was found and the seconds."""
     samples, rounds = batches_of(setting, seed, data)
-    torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    width = samples.inputs.shape[1]
-    for _ in range(setting.hidden):
-        layers += [nn.Linear(width, setting.m), ACTIVATIONS[setting.activation]()]
-        width = setting.m
-    model = nn.Sequential(*layers, nn.Linear(width, 10)).to(device)
+    model = network(setting.activation, samples.inputs.shape[1], [setting.m], seed).to(device)
     batches = [
         Batch(samples.inputs[rows].to(device), samples.labels[rows].to(device), samples.normalisation)
         for rows in rounds
@@ -161,14 +153,13 @@ def measure(setting: Setting, clients: int | None, first: int, data: str | None,
 
 def rows(names: list[str], clients: int | None, first: int, data: str | None, device: torch.device) -> Iterator[Row]:
     """Measure blocks of rows, and print each row."""
-    heads = ("activation", "m", "rounds", "b", "client", "exact clients", "recovered", "wrong", "seconds")
-    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads), flush=True)
+    command.print_head("activation", "m", "rounds", "b", "client", "exact clients", "recovered", "wrong", "seconds")
     for name in names:
         for setting in ROWS[name]:
             row = measure(setting, clients, first, data, device)
             cells = (row.activation, row.m, row.rounds, row.b, row.kind, f"{row.exact} of {row.clients}")
             more = (f"{row.recovered} of {row.asked}", row.wrong, f"{row.seconds:.3g}")
-            print("| " + " | ".join(str(each) for each in (*cells, *more)) + " |", flush=True)
+            command.print_row(*cells, *more)
             yield row
 
 

@@ -10,7 +10,7 @@ INTRODUCTION = """# What an audit recovers from well-known models
 Each row is the audit of **one step** of a client: one batch of 8 or 32 samples, one gradient in float32, the client in
 training mode. The networks are small definitions of our own with the layer sizes of the originals, and with random
 weights. The audit knows the model, the batch size and the shape of an input. It does not know the data. One batch per
-row is no statistic: [the results](results/README.md) have many seeds.
+row is not a statistic: [the results](results/README.md) have many seeds.
 
     make bench NAME=zoo
 
@@ -20,13 +20,13 @@ and named rows of embeddings that the client did not look up.
 
 The columns *preflight* show what [`spearpp preflight`](howto.md#check-a-model-before-any-training) says before any
 training: what layers could reveal with the largest batch of its counting bound, and what its simulated client (random
-inputs) loses at this batch size. A bound is no promise: below it the equations determine the samples, but a search must
-find them.
+inputs) reveals at this batch size. A bound is not a promise: below it the equations determine the samples, but a search
+must find them.
 """
 READING = """
 ## How to read this table
 
-- **inputs**: rows of the training data. **inputs through the layers in front**: features were recovered first, and
+- **inputs**: rows of the training data. **inputs from features**: features were recovered first, and
   [determine the inputs](method.md#features-to-pixels). **features**: what a Linear layer saw, not the data itself.
   **vocabulary**: which [rows of embeddings](method.md#embedding-tables) the training looked up. **labels** are named
   if the audit found the label of every recovered sample.
@@ -34,8 +34,8 @@ READING = """
   for a batch of 8, and two classes or one output show only one weighted sum of all samples.
 - Transformer blocks and MLP-Mixer see every patch of every sample. Their layers are narrower than the number of patches
   of 8 pictures.
-- Dropout in front of a layer hides the input, because its mask is unknown, but the features after the mask are still
-  recovered. BatchNorm in training mode mixes the samples of a batch, so that nothing behind it belongs to one sample.
+- Dropout before a layer hides the input, because its mask is unknown, but the features after the mask are still
+  recovered. BatchNorm in training mode mixes the samples of a batch, so nothing after it belongs to one sample.
 - The frozen ResNet-18 has random weights, and running statistics of one pass over random pictures. Without such
   statistics all pictures have nearly the same features, which are too similar for a proof.
 - A small embedding of which nearly all rows are looked up, as the 80 characters of LEAF's Shakespeare model, gives no
@@ -77,7 +77,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
     budgets = sorted(row["budget"] for row in rows)
     facts = f"{len(rows)} audits with budgets of {budgets[0]:.0f} to {budgets[-1]:.0f} s: {wrong} wrong claims. "
     facts += f"In {same} of them preflight's simulated "
-    facts += "client loses the same kinds of data as the client with real data."
+    facts += "client reveals the same kinds of data as the client with real data."
     measured = {row["network"] for row in rows}
     missing = ", ".join(f"{each.name} ({each.origin})" for key, each in ZOO.items() if key not in measured)
     if missing:

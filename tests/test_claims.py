@@ -12,7 +12,7 @@ import spearpp
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing.claim import Kind, Known, weigh
 from spearpp.auditing.replay import replay
-from spearpp.inversion.evidence import coins
+from spearpp.inversion.evidence import chance_in_bits
 from spearpp.simulate import Batch
 
 CLIENT = torch.Generator().manual_seed(5)
@@ -235,5 +235,5 @@ def test_a_replay_proves_nothing_where_wrong_inputs_do_as_well() -> None:
 def test_coins_count_draws_without_putting_back(n: int, k: int, s: int) -> None:
     k, s = min(k, n), min(s, k, n)
     chance = math.prod((k - i) / (n - i) for i in range(s))
-    counted = float(coins(torch.tensor(n), torch.tensor(k), torch.tensor(s), 0))
+    counted = float(chance_in_bits(torch.tensor(n), torch.tensor(k), torch.tensor(s), 0))
     assert counted == pytest.approx(-math.log2(chance) if k else 0.0, abs=1e-9)

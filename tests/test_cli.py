@@ -328,9 +328,9 @@ def test_ctrl_c_keeps_what_was_certified() -> None:
     content = json.loads(Path("found/report.json").read_text())
     assert content["interrupted"]
     assert any("interrupted" in caveat for caveat in content["caveats"])
-    result = AuditResult.load("found")
-    if result.layers[0].recovered:
-        assert score(result.inputs, batch.inputs, normalisation=batch.normalisation).recovered == len(result.inputs)
+    found = AuditResult.load("found").inputs
+    if len(found):  # how far the search came depends on the machine; the next test always finds something
+        assert score(found, batch.inputs, normalisation=batch.normalisation).recovered == len(found)
 
 
 def test_an_interrupt_during_a_search_keeps_its_finds() -> None:

@@ -13,6 +13,7 @@ from spearpp.auditing import Kind, Verdict
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import joint
 from spearpp.inversion.result import Inversion
+from spearpp.inversion.spans import Span
 from spearpp.model.following import Following
 from spearpp.model.rest import Rest
 from spearpp.simulate import Batch
@@ -254,6 +255,21 @@ def test_certified_samples_determine_samples_with_few_active_neurons(monkeypatch
     assert int(alone.certified.sum()) < int(together.certified.sum()) == 20
     certified = errors(together, batch)[together.certified]
     assert bool((certified <= stated(together)[together.certified]).all())
+
+
+def test_found_samples_give_equations_of_the_missing_ones() -> None:
+    """The vectors of missing samples are orthogonal to what ``without`` returns, and those of found samples are not."""
+    generator = torch.Generator().manual_seed(0)
+    signals, inputs = torch.randn(2, 5, 12, generator=generator, dtype=torch.float64)
+    inputs[:, -1] = 1.0
+    left, values, right = torch.linalg.svd(signals.T @ inputs)
+    left, values, right = left[:, :5], values[:5], right[:5].T
+    of_signals = Span(1, True, left, values, 0.0, 0.0, partner=right)
+    of_inputs = Span(1, False, right, values, 0.0, 0.0, partner=left, appended_one=True)
+    for span, vectors, others in ((of_signals, signals, inputs[:, :-1]), (of_inputs, inputs, signals)):
+        parts = vectors @ span.without(others[:2])
+        assert torch.allclose(parts[2:], torch.zeros(3, 2, dtype=torch.float64), atol=1e-10)
+        assert (parts[:2].abs().amax(1) > 1e-2).all()
 
 
 def test_one_seed_gives_one_result() -> None:

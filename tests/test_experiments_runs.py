@@ -108,7 +108,7 @@ def test_a_run_killed_at_any_moment_keeps_what_was_done_and_two_processes_at_onc
         assert stale == 0
     cells = cells_of(SLOWER, 6)
     with Store(path) as store:
-        assert len(store) == wanted
+        assert count(path) == wanted
         assert held(store, cells) == undisturbed
 
 
@@ -138,7 +138,7 @@ def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
             print(len(store.missing(cells)), store.stale(cells))
             print([store.put(cell, {"b": 5}, {}) for cell in cells])
     """
-    expected = {"experiments/rendering.py": "0 0 [False, False]", "inversion/problem.py": "2 2 [True, True]"}
+    expected = {"experiments/rendering.py": "0 0 [False, False]", "auditing/rounds/joined.py": "2 2 [True, True]"}
     for name, told in expected.items():
         changed = tmp_path / "other" / "spearpp" / name
         changed.write_text(changed.read_text() + "\n# changed\n")
@@ -151,7 +151,7 @@ def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
         )
         assert " ".join(done.stdout.split()) == told, done.stderr
     with Store(path) as store:
-        assert len(store) == 4  # both are kept
+        assert count(path) == 4  # both are kept
         assert store.missing(cells) == []
         assert store.stale(cells) == 2
         assert [found.result for cell in cells if (found := store.get(cell))] == [{"b": 4}, {"b": 4}]
@@ -187,7 +187,7 @@ class TestLocal:
             (failed,) = run([impossible], store, engine)
             why = "DataError: samples=5000: must be within 1 to 1797, the size of the data set"
             assert failed == Failed(impossible, why)
-            assert len(store) == 0
+        assert count(tmp_path / "cells.sqlite") == 0
 
     def test_a_worker_that_dies_costs_its_cell_a_second_try(self, engine: Local) -> None:
         outcomes = engine.run(cells_of(SLOWER, 4))
@@ -257,8 +257,8 @@ class OtherVersion:
 def test_results_of_another_code_version_are_not_stored(tmp_path: Path) -> None:
     with Store(tmp_path / "cells.sqlite") as store:
         failed = run(cells_of(SETTING, 2), store, OtherVersion())
-        assert ["install the same version" in each.why for each in failed] == [True, True]
-        assert len(store) == 0
+    assert ["install the same version" in each.why for each in failed] == [True, True]
+    assert count(tmp_path / "cells.sqlite") == 0
 
 
 @pytest.fixture
@@ -268,7 +268,10 @@ def two_nodes() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    # Ray checks its nodes more often than by default, and so notices sooner that one is gone.
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False)
     cluster.wait_for_nodes()

@@ -15,7 +15,7 @@ import spearpp
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing import judge as judging
 from spearpp.auditing.claim import Claim, Kind, Known
-from spearpp.auditing.claims import judge
+from spearpp.auditing.claims import claims_of
 from spearpp.auditing.signals import Signals
 from spearpp.errors import DataError
 from spearpp.inversion.problem import Problem
@@ -181,7 +181,7 @@ def far_from_others(inversion: Inversion, patterns: Tensor, signals: Signals | N
     why = "another recovered input activates nearly the same neurons"
     return tuple(
         claim if alone or not claim.recovered else replace(claim, kind=Kind.FITS, error=float("inf"), why=why)
-        for claim, alone in zip(judge(inversion, patterns, signals, known), different.amin(1) >= 0.25, strict=True)
+        for claim, alone in zip(claims_of(inversion, patterns, signals, known), different.amin(1) >= 0.25, strict=True)
     )
 
 
@@ -192,7 +192,7 @@ def test_a_new_rule_decides_what_an_audit_claims(monkeypatch: pytest.MonkeyPatch
     update = simulate.FedSGD()(model, replace(batch, inputs=close))
     before = spearpp.audit(update, model, batch_size=6).layers[0]
     assert before.recovered == 6
-    monkeypatch.setattr(judging, "judge", far_from_others)
+    monkeypatch.setattr(judging, "claims_of", far_from_others)
     result = spearpp.audit(update, model, batch_size=6)
     after = result.layers[0]
     assert [each.kind for each in after.claims].count(Kind.FITS) == after.fitting == 2

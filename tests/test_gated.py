@@ -15,7 +15,7 @@ from spearpp.errors import OptionError
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
-from spearpp.inversion.selection import init_filt, steadiest_first
+from spearpp.inversion.selection import init_filt, least_noisy_first
 from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement
@@ -24,8 +24,8 @@ from spearpp.search import Gated, RiemannianAdam
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, _step_by_step, descend
 from spearpp.search.gated.objective import Gates, Objective
+from spearpp.search.gated.one_layer import OneLayerRounds, RoundOptions, within_reach
 from spearpp.search.gated.refine import distinct, refine
-from spearpp.search.gated.rounds import Pace, Rounds, leads
 from spearpp.simulate import Batch
 
 
@@ -200,9 +200,11 @@ def test_starts_spread_over_devices(client: Client) -> None:
 class TestGraded:
     """Samples of very different strength: looked for strongest first, in the leading singular directions."""
 
-    def rounds(self, problem: Problem) -> Rounds:
-        pace = Pace(64, 64, (Effort(150, 12, 1e-5),), 0.1, torch.float32, (torch.device("cpu"),))
-        return Rounds(problem, pace, problem.factors.left.new_zeros(0, problem.batch_size), no_pairs(problem))
+    def rounds(self, problem: Problem) -> OneLayerRounds:
+        options = RoundOptions(64, 64, (Effort(150, 12, 1e-5),), 0.1, torch.float32, (torch.device("cpu"),))
+        return OneLayerRounds(
+            problem, options, problem.factors.left.new_zeros(0, problem.batch_size), no_pairs(problem)
+        )
 
     def test_an_even_spectrum_is_within_reach_at_once(self, problem: Problem) -> None:
         assert self.rounds(problem).reach == problem.batch_size
@@ -217,7 +219,7 @@ class TestGraded:
             assert found < rounds.reach
             assert float(sizes[rounds.reach - 1]) >= 0.01 * float(sizes[found])
         assert reaches[0] < problem.batch_size == reaches[-1]
-        rounds.found, rounds.wider = rounds.found[:0], 2
+        rounds.found, rounds.reach_level = rounds.found[:0], 2
         assert rounds.reach == problem.batch_size
 
     def test_a_round_finds_strong_samples_and_no_other(self, graded_client: Client) -> None:
@@ -232,7 +234,7 @@ class TestGraded:
             assert len(new) > 0
             assert float(cosine.min()) > 1 - 1e-6
             assert int(which.max()) < reach
-            assert bool(leads(new, reach).all())
+            assert bool(within_reach(new, reach).all())
 
     def test_what_is_made_of_noise_comes_last(self, graded_client: Client) -> None:
         problem = graded_client.problem
@@ -243,7 +245,7 @@ class TestGraded:
         zeros[:3] = True  # noise hides so much of them that they look sparsest
         pool = Pool(directions, zeros)
         assert sorted(init_filt(pool)[:3].tolist()) == [0, 1, 2]
-        assert sorted(init_filt(pool, steadiest_first(problem, pool))[:10].tolist()) == list(range(3, 13))
+        assert sorted(init_filt(pool, least_noisy_first(problem, pool))[:10].tolist()) == list(range(3, 13))
 
 
 class TestHarderData:

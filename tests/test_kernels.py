@@ -96,29 +96,27 @@ def test_all_steps_in_one_kernel_end_there_on_a_gpu_too(name: str, cuda: torch.d
 
 @pytest.mark.gpu
 def test_the_kernel_for_all_steps_is_taken_for_small_problems_and_gives_one_result(cuda: torch.device) -> None:
-    case = Case((200, 180, 150), 20, 20, 130, steps=50, epsilon=1e-4)
+    case = Case(3, 200, 20, 20, 130, steps=50, epsilon=1e-4)
     rows, gates, basis, points = (each.float().to(cuda) for each in problem(case))
     assert kernels.for_all_steps(points, 200, 20) is not None
     assert kernels.for_all_steps(points, 4000, 200) is None
     assert kernels.for_all_steps(points.double(), 200, 20) is None
     effort = Effort(case.steps, 4, case.epsilon)
-    (first, q), (again, _) = (
-        descend_many(rows, gates, basis, points.clone(), case.counts, effort, RATE) for _ in range(2)
-    )
+    (first, q), (again, _) = (descend_many(rows, gates, basis, points.clone(), effort, RATE) for _ in range(2))
     assert torch.equal(first, again)
-    for i, count in enumerate(case.counts):
-        alone = descend(Gates(rows[i, :count], gates[i, :count], basis[i]), points[i].clone(), effort, RATE)
+    for i in range(case.updates):
+        alone = descend(Gates(rows[i], gates[i], basis[i]), points[i].clone(), effort, RATE)
         torch.testing.assert_close(alone.points, first[i], rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(sphere.retract(alone.directions), sphere.retract(q[i]), rtol=1e-2, atol=1e-2)
 
 
 def test_many_updates_descend_as_each_does_alone() -> None:
-    case = Case((60, 40), 7, 5, 9)
+    case = Case(2, 60, 7, 5, 9)
     rows, gates, basis, points = problem(case)
     effort = Effort(case.steps, 4, 1e-4)
-    ends, directions = descend_many(rows, gates, basis, points.clone(), case.counts, effort, RATE)
-    for i, count in enumerate(case.counts):
-        alone = descend(Gates(rows[i, :count], gates[i, :count], basis[i]), points[i].clone(), effort, RATE)
+    ends, directions = descend_many(rows, gates, basis, points.clone(), effort, RATE)
+    for i in range(case.updates):
+        alone = descend(Gates(rows[i], gates[i], basis[i]), points[i].clone(), effort, RATE)
         assert len(alone.points) == len(points[i])  # none goes another's way in so few steps
         torch.testing.assert_close((ends[i], directions[i]), (alone.points, alone.directions), rtol=1e-9, atol=1e-9)
 

@@ -8,7 +8,6 @@ import sys
 import weakref
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy
@@ -141,9 +140,8 @@ class TestReading:
                     for entry in old.infolist()[::turn]:
                         new.writestr(entry.filename, old.read(entry))
         for name in ("a.pt", "b.pt", "c.pt"):
-            with suppress(DataError):
-                read, _ = read_tensors(tmp_path / name)
-                assert {each: float(read[each].mean()) for each in read} == {"1": 1.0, "2": 2.0, "3": 3.0}
+            read, _ = read_tensors(tmp_path / name)
+            assert {each: float(read[each].mean()) for each in read} == {"1": 1.0, "2": 2.0, "3": 3.0}
 
     def test_nothing_is_kept(self, tmp_path: Path) -> None:
         update = saved(tmp_path, "pt")

@@ -13,8 +13,7 @@ from spearpp.auditing import AuditResult
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.refine import least_squares
 from spearpp.inversion.result import Inversion
-from spearpp.inversion.training import LocalTraining
-from spearpp.inversion.visit_order import likely_orders, mixing_of, number_of_batches
+from spearpp.inversion.training import LocalTraining, likely_orders, mixing_of, number_of_batches
 from spearpp.model import find_layers
 from spearpp.simulate import Batch, Client, FedAvg
 from spearpp.update import ClientUpdate
@@ -120,7 +119,7 @@ def test_other_training_is_not_explained(named: nn.Module, client: Client) -> No
 
 def test_a_repeated_sample_is_not_claimed_as_two() -> None:
     model, batch = network(nn.GELU()), batch_of()
-    twice = Batch(batch.inputs[[0, 0, 1, 2, 3, 4]], batch.labels[[0, 0, 1, 2, 3, 4]], batch.normalisation)
+    twice = batch.pick(torch.tensor([0, 0, 1, 2, 3, 4]))
     found = inverted(model, FedAvg(epochs=2, mini_batch=3, rate=0.05)(model, twice))
     assert found is None
 

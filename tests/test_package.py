@@ -6,8 +6,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 import spearpp
 
 ROOT = Path(__file__).parents[1]
@@ -56,19 +54,19 @@ def test_import_and_inversion_need_torch_numpy_and_scipy_alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readmes_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_readme_has_five_lines() -> None:
+    """``test_docs`` runs it."""
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     imports = ("import ", "from ")
-    assert len([line for line in example.splitlines() if line.strip() and not line.startswith(imports)]) <= 5
-    exec(example, {})  # noqa: S102
-    assert "LEAKS: 32 of 32 training inputs were recovered exactly from layer 0" in capsys.readouterr().out
+    assert len([line for line in example.splitlines() if line.strip() and not line.startswith(imports)]) == 5
 
 
 def test_readme_and_makefile_name_the_same_commands() -> None:
     makefile = (ROOT / "Makefile").read_text()
     readme = (ROOT / "README.md").read_text()
-    for target in set(re.findall(r"make ([a-z][a-z-]+)", readme)):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    targets = set(re.findall(r"make ([a-z][a-z-]+)", readme))
+    assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert {"demo", "test"} <= targets
     assert "make test" in (ROOT / ".ci" / "run").read_text()
 
 
@@ -98,7 +96,7 @@ def test_everything_public_is_documented_in_one_table() -> None:
 def test_every_error_is_a_spear_error() -> None:
     from spearpp import errors
 
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
     assert len(kinds) > 5
     assert all(issubclass(kind, spearpp.SpearError) and kind.__doc__ for kind in kinds)
 

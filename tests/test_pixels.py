@@ -17,6 +17,7 @@ from spearpp.auditing.claim import Kind
 from spearpp.errors import OptionError
 from spearpp.inversion import pixels
 from spearpp.inversion.pixels import Pictures, solve
+from spearpp.linalg.time_limit import time_limit
 from spearpp.model import Sees
 from spearpp.model.front import FrontEnd
 from spearpp.report.sarif import sarif
@@ -158,7 +159,8 @@ def test_one_generator_gives_one_result_and_a_deadline_in_the_past_gives_nothing
     features, noise = front(pictures(1).flatten(1).double()), torch.full((1,), 1e-9)
     one, two = (solve(front, features, noise, generator=generator(3)) for _ in range(2))
     assert torch.equal(one.inputs, two.inputs)
-    late: Pictures = solve(front, features, noise, generator=generator(), deadline=time.monotonic())
+    with time_limit(time.monotonic()):
+        late: Pictures = solve(front, features, noise, generator=generator())
     assert not bool(torch.isfinite(late.residual).any())
 
 

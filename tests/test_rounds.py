@@ -17,7 +17,7 @@ from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Verdict
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
-from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors
+from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined
 from spearpp.auditing.rounds.union import unite
 from spearpp.cli import main
 from spearpp.dp import StatedDP
@@ -52,7 +52,7 @@ def samples(count: int, seed: int = 1) -> Batch:
 
 
 def some(batch: Batch, rows: Sequence[int]) -> Batch:
-    return Batch(batch.inputs[list(rows)], batch.labels[list(rows)], batch.normalisation)
+    return batch.pick(torch.tensor(list(rows)))
 
 
 def errors(result: AuditResult, batch: Batch) -> torch.Tensor:
@@ -224,9 +224,8 @@ def test_an_input_has_the_error_of_its_own_round() -> None:
     updates[0] = replace(updates[0], gradients=coarse)
     layer = first_layer([make_plan(each, model, None) for each in updates])
     assert layer is not None
-    union = unite(
-        layer, [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates], None, []
-    )
+    alone = [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates]
+    union = unite(layer, [*alone], not_joined("this test does not join the rounds"))
     assert union is not None
     stated = torch.tensor([each.error for each in union.audited.claims if each.recovered])
     distances = torch.cdist(union.audited.inputs.double(), batch.inputs.double()).amin(1)

@@ -7,7 +7,7 @@ import torch
 
 import spearpp
 from spearpp import simulate
-from spearpp.linalg.threads import WORTH, single_thread_if_small
+from spearpp.linalg.chunks import WORTH, single_thread_if_small
 
 
 @pytest.fixture

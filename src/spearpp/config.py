@@ -43,8 +43,10 @@ MAX_FAULTS = 20
 FailOn = Literal["leak", "certified", "never"]
 """Values of ``--fail-on`` and of ``fail_on``."""
 FAIL_ON: tuple[FailOn, ...] = get_args(FailOn)
-THRESHOLDS = ("inputs", "features", "unproved", "vocabulary")
-"""Kinds of leaks that a threshold can name."""
+LeakKind = Literal["inputs", "features", "unproved", "vocabulary"]
+LEAK_KINDS: tuple[LeakKind, ...] = get_args(LeakKind)
+"""Kinds of leaks, most serious first: inputs of the model, features of an inner layer, inputs that fit the update
+without proof that they are samples, and the rows of an embedding table that the training looked up."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,6 @@ class Config:
     """Largest number of inputs or rows of each kind of leak that passes the gate. Kinds that are not named have 0."""
     accepted: tuple[Acceptance, ...] = ()
 
-    def threshold(self, kind: str) -> int:
-        """Return the largest number of inputs or rows of a kind of leak that passes the gate."""
-        return self.thresholds.get(kind, 0)
-
     @classmethod
     def read(cls, path: str | Path) -> "Config":
         """Read the file and check every entry.
@@ -87,7 +85,7 @@ class Config:
         content = _parse(Path(path))
         faults: list[str] = []
         audit = _table(content, "audit", AUDIT_FIELDS, faults)
-        thresholds = _table(content, "thresholds", dict.fromkeys(THRESHOLDS, _count), faults)
+        thresholds = _table(content, "thresholds", dict.fromkeys(LEAK_KINDS, _count), faults)
         accepted = tuple(_accepted(content.get("accept", []), faults))
         faults += [f"unknown table or key {key[:40]!r}" for key in content if key not in TABLES]
         if faults:
@@ -131,8 +129,8 @@ def _hash(value: Any) -> str | None:
 
 
 def _leak(value: Any) -> str | None:
-    named = isinstance(value, str) and value.split("/")[0] in THRESHOLDS and value.partition("/")[2]
-    return None if named else f"a kind ({', '.join(THRESHOLDS)}), a slash, and a layer or table, such as 'inputs/0'"
+    named = isinstance(value, str) and value.split("/")[0] in LEAK_KINDS and value.partition("/")[2]
+    return None if named else f"a kind ({', '.join(LEAK_KINDS)}), a slash, and a layer or table, such as 'inputs/0'"
 
 
 def _duration(value: Any) -> str | None:

@@ -1,5 +1,8 @@
 """The errors that this package raises on purpose. Each message states what was found and what the user can do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 CHECK_MODEL = "check --model, or omit it: every 2-D weight is then tried"
 """Hint for an update that does not belong to the given model."""
 
@@ -51,3 +54,19 @@ class MissingExtraError(SpearError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed: pip install 'spearpp[{extra}]'")
+
+
+@contextmanager
+def needs(package: str, extra: str) -> Iterator[None]:
+    """Import an optional dependency inside this context. If it is missing, the error says what to install.
+
+    >>> with needs("nowhere", "text"):
+    ...     import nowhere
+    Traceback (most recent call last):
+    ...
+    spearpp.errors.MissingExtraError: nowhere is not installed: pip install 'spearpp[text]'
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(package, extra) from error

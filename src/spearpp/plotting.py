@@ -192,33 +192,36 @@ def draw(
     y_pixel = _scale(y, *y_span, size.inner_bottom, size.top)
     if spread is None:
         spread = INTERVAL_SPREAD if any(point.low is not None for point in points) else 0.0
-    coloured = [(each, each.colour or COLOURS[index % len(COLOURS)]) for index, each in enumerate(series)]
-    legend = [pair for pair in coloured if pair[0].name]
-    line_height = EMBEDDED_LINE_HEIGHT if embedded else LEGEND_LINE_HEIGHT
-    height = size.height + line_height * (len(legend) + bool(note))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size.width} {height}" role="img" class="plot" '
-        'font-family="system-ui, sans-serif" font-size="13">',
-        f"<title>{escape(title)}</title>",
-    ]
-    if not embedded:
-        parts.append(f'<rect width="{size.width}" height="{height}" fill="#ffffff"/>')
-        parts.append(_heading(title, size))
     x_ticks = [(x_pixel(value), text) for value, text in x.tick_labels(*x_span)]
     y_ticks = [(y_pixel(value), text) for value, text in y.tick_labels(*y_span)]
-    parts += _axes(x, y, x_ticks, y_ticks, size)
+    parts = _axes(x, y, x_ticks, y_ticks, size)
     for line in reference_lines:
         parts.append(_reference_line(line, x_pixel(line.value) if line.vertical else y_pixel(line.value), size))
+    coloured = [(each, each.colour or COLOURS[index % len(COLOURS)]) for index, each in enumerate(series)]
     marked = [each for each in series if each.radius > 0]
     for each, colour in coloured:
         offset = spread * (marked.index(each) - (len(marked) - 1) / 2) if each.radius else 0.0
         parts += _series(each, colour, x_pixel, y_pixel, offset)
+    legend = [pair for pair in coloured if pair[0].name]
+    line_height = EMBEDDED_LINE_HEIGHT if embedded else LEGEND_LINE_HEIGHT
     for index, (each, colour) in enumerate(legend):
         parts.append(_legend_entry(each, colour, size.left, size.height + line_height * index + 6))
     if note:
-        y_note = height - line_height + 6
+        y_note = size.height + line_height * len(legend) + 6
         parts.append(f'<text x="{size.left}" y="{y_note}" fill="#666666">{escape(note)}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    height = size.height + line_height * (len(legend) + bool(note))
+    return "\n".join([*_start(title, size, height, embedded), *parts, "</svg>", ""])
+
+
+def _start(title: str, size: Size, height: int, embedded: bool) -> list[str]:
+    """Return the start of the SVG element, with a background and a heading unless the plot is part of a page."""
+    start = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size.width} {height}" role="img" class="plot" '
+        'font-family="system-ui, sans-serif" font-size="13">',
+        f"<title>{escape(title)}</title>",
+    ]
+    background = f'<rect width="{size.width}" height="{height}" fill="#ffffff"/>'
+    return start if embedded else [*start, background, _heading(title, size)]
 
 
 def _heading(title: str, size: Size) -> str:

@@ -60,9 +60,9 @@ def replace_rows(table: Table, where: Tensor, rows: Table) -> Table:
     return _with_tensors(lambda column, new: column.index_copy(0, where, new), table, rows)
 
 
-def join_rows(table: Table, other: Table) -> Table:
-    """Return the rows of two dataclasses of tensors, one below the other."""
-    return _with_tensors(lambda *columns: torch.cat(columns), table, other)
+def join_rows(*tables: Table) -> Table:
+    """Return the rows of dataclasses of tensors, one below the other."""
+    return _with_tensors(lambda *columns: torch.cat(columns), *tables)
 
 
 def to_device(table: Table, device: torch.device) -> Table:

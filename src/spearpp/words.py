@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from spearpp.errors import DataError, MissingExtraError
+from spearpp.errors import DataError, needs
 from spearpp.update.files import FileName
 from spearpp.update.source import read_file
 
@@ -50,10 +50,8 @@ def read_words(path: FileName) -> list[str]:
 
 def _of_tokenizer(file: Path, text: str) -> list[str]:
     """Return the decoded text of every token, or the token itself if its text is empty."""
-    try:
+    with needs("tokenizers", "text"):
         from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MissingExtraError("tokenizers", "text") from error
     try:
         tokenizer = Tokenizer.from_str(text)
         numbers = set(tokenizer.get_vocab(with_added_tokens=True).values())

@@ -8,19 +8,19 @@ import torch
 from torch import nn
 
 from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.estimate import SECONDS, Estimate
+from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.judge import is_one_step, judge_all, judge_by_layer
 from spearpp.auditing.limits import MEMORY, Budget, check_memory, replay_skip_reason
-from spearpp.auditing.pixels import Budgeted, check_replay, recover_inputs
+from spearpp.auditing.pixels import check_replay, recover_inputs
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
 from spearpp.auditing.refine import refine
 from spearpp.auditing.replay import Replay
-from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
-from spearpp.auditing.rounds import audit_rounds, check_rounds
+from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, verdict_of
+from spearpp.auditing.rounds import audit_rounds
 from spearpp.auditing.run import run
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
-from spearpp.auditing.wording import Context, caveats, summary
+from spearpp.auditing.wording import Context, worded
 from spearpp.errors import OptionError
 from spearpp.inversion.result import Progress
 from spearpp.linalg.time_limit import time_limit
@@ -120,7 +120,7 @@ def audit(
     if not isinstance(update, list | tuple):
         return task.audit(update)
     return audit_rounds(
-        [named_as(each, model) for each in check_rounds(update)],
+        update,
         model,
         lambda one, seconds: replace(task, budget=seconds).audit(one),
         budget=budget,
@@ -160,59 +160,50 @@ class _Task:
         judged = _Judged(audits, self.model)
         try:
             with time_limit(clock.deadline):
-                self._judge(judged, plan.update, clock, replayable=skipped is None)
+                self._judge(judged, plan.update, replayable=skipped is None)
         except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
             interrupted = True
         late = clock.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
-        verdict = _verdict(judged.audits, tables)
+        result = AuditResult(
+            verdict=verdict_of(judged.audits, tables, tried=any(each.feasible for each in judged.audits)),
+            summary="",
+            layers=judged.audits,
+            findings=[*plan.findings, *training_findings(judged.estimate, update)],
+            caveats=[*([LATE] if late else []), *plan.left_out],
+            interrupted=interrupted,
+            replay=judged.replay,
+            estimated=judged.estimate,
+            vocabulary=tables,
+            seconds=time.monotonic() - clock.began,
+            budget=self.budget,
+        )
         context = Context(
-            verdict=verdict,
-            audits=judged.audits,
+            result,
             update=update,
             model_given=self.model is not None,
             replayable=judged.network is not None,
             batch_size=self.batch_size,
             decay=plan.decay,
-            whole_replay=judged.replay,
-            training_estimate=judged.estimate,
-            interrupted=interrupted,
             replay_skipped_because=skipped,
-            tables=tables,
             loss=self.loss,
         )
-        seconds = time.monotonic() - clock.began
-        return AuditResult(
-            verdict=verdict,
-            summary=summary(context, seconds),
-            layers=judged.audits,
-            findings=[*plan.findings, *training_findings(judged.estimate, update)],
-            caveats=[*caveats(context), *([LATE] if late else []), *plan.left_out],
-            interrupted=interrupted,
-            replay=judged.replay,
-            estimated=judged.estimate,
-            vocabulary=tables,
-            seconds=seconds,
-            budget=self.budget,
-        )
+        return worded(context)
 
-    def _judge(self, judged: "_Judged", update: ClientUpdate, clock: Budget, *, replayable: bool) -> None:
+    def _judge(self, judged: "_Judged", update: ClientUpdate, *, replayable: bool) -> None:
         """Replay what was recovered, and write every result into ``judged`` as soon as it is there."""
-        first = judge_all(judged.audits, update, self.model if replayable else None, self.batch_size, self.loss)
-        judged.audits, judged.network = first.audits, first.network
-        if self.model is not None and replayable:
-            limits = Budgeted(clock.deadline, self.memory, self.generator)
-            found = recover_inputs(
-                judged.audits, update, self.model, self.input_shape, self.batch_size, limits, self.loss
-            )
-            judged.audits, judged.network = found.audits, found.network or judged.network
+        model = self.model if replayable else None
+        judged.audits, judged.network, signals = judge_all(judged.audits, update, model, self.batch_size, self.loss)
+        if model is not None:
+            given = self.input_shape, self.batch_size, self.loss, self.memory, self.generator
+            judged.audits, through_front_end = recover_inputs(judged.audits, update, model, *given)
+            judged.network = through_front_end or judged.network
         if self.loss is Loss.CROSS_ENTROPY:
             judged.audits = refine(judged.audits, update, judged.network)
         judged.replay = replay_all(judged.audits, update, judged.network, self.loss)
-        judged.audits = add_proof(judged.audits, judged.replay, first.signals, one_step=is_one_step(update))
+        judged.audits = add_proof(judged.audits, judged.replay, signals, one_step=is_one_step(update))
         judged.audits = check_replay(judged.audits, judged.replay, update)
         if self.loss is Loss.CROSS_ENTROPY:
-            seconds = clock.rest(SECONDS)
-            judged.estimate = estimate_training(judged.audits, update, judged.network, judged.replay, seconds)
+            judged.estimate = estimate_training(judged.audits, update, judged.network, judged.replay)
 
 
 @dataclass
@@ -245,9 +236,3 @@ def _is_shape(value: object) -> bool:
         return False
     sizes = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and each > 0]
     return len(sizes) == len(value) > 0
-
-
-def _verdict(audits: list[LayerAudit], tables: tuple[Vocabulary, ...]) -> Verdict:
-    if best_of(audits) is not None or any(each.leaks for each in tables):
-        return Verdict.LEAKS
-    return Verdict.NOT_FOUND if any(each.feasible for each in audits) else Verdict.NOT_APPLICABLE

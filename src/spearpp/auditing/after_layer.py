@@ -53,7 +53,7 @@ def labels_of(
     shares_outside = []
     for rows in torch.arange(len(result.inputs)).split(network.rows_at_once):
         outputs, jacobian = network(result.inputs[rows])
-        signals = signals_of_labels(outputs, jacobian)
+        signals = signals_of_labels(outputs.softmax(1), jacobian)
         outside = torch.linalg.vector_norm(signals - (signals @ factors.left) @ factors.left.T, dim=2)
         share = outside / torch.linalg.vector_norm(signals, dim=2).clamp_min(torch.finfo(signals.dtype).tiny)
         has_direction = rows < len(observed)
@@ -120,6 +120,6 @@ def observed_signals(factors: Factors, result: Inversion) -> Float[Tensor, "foun
     return (found / torch.where(product == 0, 1.0, product)) @ factors.left.T
 
 
-def signals_of_labels(outputs: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"]) -> Float[Tensor, "k c m"]:
-    """Return Jᵀ (softmax(o) - e_y) for every label y."""
-    return torch.einsum("kc,kcm->km", outputs.softmax(1), jacobian)[:, None] - jacobian
+def signals_of_labels(predicted: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"]) -> Float[Tensor, "k c m"]:
+    """Return Jᵀ (f - e_y) for every label y, where f is what the network predicts: softmax(o) for cross-entropy."""
+    return torch.einsum("kc,kcm->km", predicted, jacobian)[:, None] - jacobian

@@ -75,11 +75,10 @@ def check_with_decay(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[lis
     decays = [each.decay for each in seen.values()]
     agreed = bool(decays) and min(decays) > 0 and max(decays) <= SAME_DECAY * min(decays)
     decay = statistics.median(decays) if agreed else 0.0
-    scale = 1.0 if update.kind == "gradients" else (update.lr or 1.0) * (update.steps or 1)
     if update.kind == "deltas" and all(_holds_weights(update, layer.weight) for layer in seen):
-        decay = -1 / scale
-    if seen and abs(abs(decay) * scale - 1) <= WHOLE_WEIGHTS:
-        return [*found, _wrong_kind(update)], (1 if decay > 0 else -1) / scale
+        decay = -1 / update.scale
+    if seen and abs(abs(decay) * update.scale - 1) <= WHOLE_WEIGHTS:
+        return [*found, _wrong_kind(update)], (1 if decay > 0 else -1) / update.scale
     if seen and all(has_full_rank(update.gradients, layer.weight, each.rank) for layer, each in seen.items()):
         limited = list(limited_by_optimiser(update))
         if limited:

@@ -81,7 +81,8 @@ class Known:
     absolute: bool = True
     """Whether the update has the scale of a mean loss: a gradient, or weights with a known learning rate."""
     one_step: bool = True
-    """Whether the update is a single gradient and not the result of several local steps."""
+    """Whether the update is a single gradient and not the result of several local steps. An audit always says which;
+    ``invert``, which knows less, allows for local steps unless it is told that there were none."""
     one_row_each: bool = True
     """Whether the input of the layer has one row per sample and not one row per token."""
     dropout: bool = False

@@ -26,7 +26,7 @@ import torch
 
 from spearpp.auditing.claim import WHOLE_NUMBER, Claim, Kind, Known, Weights, weigh
 from spearpp.auditing.signals import Signals
-from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
+from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK, pattern_distances
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
@@ -63,7 +63,7 @@ def _claim_fits(why: str, samples: float = float("nan")) -> Claim:
     return Claim(Kind.FITS, float("inf"), samples, why)
 
 
-def judge(
+def claims_of(
     inversion: Inversion, patterns: Bool[Tensor, "k m"], signals: Signals | None, known: Known
 ) -> tuple[Claim, ...]:
     """Return one claim for each recovered input.
@@ -221,10 +221,7 @@ def _distances_to_nearest(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
     """Return in how many neurons each activation pattern differs from the nearest other one; 0 for a single pattern."""
     if len(patterns) < 2:
         return torch.zeros(len(patterns), dtype=torch.float64)
-    masks = patterns.double()
-    distances = masks @ (1 - masks).T + (1 - masks) @ masks.T
-    distances.fill_diagonal_(torch.inf)
-    return distances.amin(1)
+    return pattern_distances(patterns).fill_diagonal_(torch.inf).amin(1)
 
 
 def _too_little_evidence(known: Known) -> str:

@@ -6,6 +6,7 @@ separately only because the weights move: the gradient of the second step differ
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from spearpp.auditing.replay import as_sent, forward
+from spearpp.linalg.time_limit import OutOfTimeError, check_time, time_limit
 from spearpp.types import Float, Int, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.names import plain
@@ -23,7 +25,7 @@ MAX_STEPS = 8
 A design choice: the time grows with the square of this number.
 """
 SECONDS = 5.0
-"""Default time limit for the estimate. Without a clear fit by then, only the product is reported.
+"""Time limit for the estimate. Without a clear fit by then, only the product is reported.
 
 A design choice: the estimate is an extra and should not take longer than a typical audit.
 """
@@ -113,12 +115,7 @@ class _Fit:
 
 
 def estimate(
-    model: nn.Module,
-    update: ClientUpdate,
-    inputs: Float[Tensor, "b n"],
-    labels: Int[Tensor, "b"],
-    *,
-    seconds: float = SECONDS,
+    model: nn.Module, update: ClientUpdate, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]
 ) -> Estimate:
     """Find the lr, the number of steps and the momentum with which the recovered batch reproduces the update.
 
@@ -132,7 +129,6 @@ def estimate(
         update: what the client sent.
         inputs: the recovered inputs, all samples of the batch.
         labels: their labels.
-        seconds: time limit.
 
     Raises:
         OptionError: if the model does not accept the inputs.
@@ -146,11 +142,9 @@ def estimate(
     """
     training = _Training(model, update, inputs, labels)
     first = training.first()
-    training.deadline = time.monotonic() + seconds
-    try:
+    with suppress(OutOfTimeError), time_limit(time.monotonic() + SECONDS):  # an unfinished fit shows nothing
         return _clear_fit(training, first) or Estimate(first.lr, first.difference)
-    except TimeoutError:  # an unfinished fit shows nothing
-        return Estimate(first.lr, first.difference)
+    return Estimate(first.lr, first.difference)
 
 
 def _clear_fit(training: "_Training", first: "_Fit") -> Estimate | None:
@@ -171,15 +165,13 @@ class _Training:
     """Training of the model on the recovered batch, for comparison with the update."""
 
     def __init__(self, model: nn.Module, update: ClientUpdate, inputs: Tensor, labels: Tensor) -> None:
-        self.deadline = float("inf")
         self.model = as_sent(model, update).double()
         named = dict(self.model.named_parameters())
         self.before = {name: each.detach() for name, each in named.items() if plain(name) in update.gradients}
         device = next(iter(self.before.values())).device
         self.inputs, self.labels = inputs.to(device).double(), labels.to(device)
         forward(self.model, self.inputs)
-        scale = (update.lr or 1.0) * (update.steps or 1)
-        self.observed = _flat({name: update.gradients[plain(name)].double() * scale for name in self.before})
+        self.observed = _flat({name: update.gradients[plain(name)].double() * update.scale for name in self.before})
         weights, size = (float(torch.linalg.vector_norm(each)) for each in (_flat(self.before), self.observed))
         self.rounding = WEIGHT_ROUNDING * torch.finfo(torch.float32).eps * weights / max(size, 1e-300)
 
@@ -191,15 +183,10 @@ class _Training:
         return _Fit(1, rate, 0.0, float(torch.linalg.vector_norm(self.observed - rate * gradient) / size))
 
     def change(self, steps: int, lr: float, momentum: float) -> Float[Tensor, "p"]:
-        """Train, and return the weights before the training minus the weights after it.
-
-        Raises:
-            TimeoutError: if the deadline has passed.
-        """
+        """Train, and return the weights before the training minus the weights after it."""
         now, velocity = self.before, {name: torch.zeros_like(each) for name, each in self.before.items()}
         for _ in range(steps):
-            if time.monotonic() > self.deadline:
-                raise TimeoutError
+            check_time()
             current = {name: each.detach().requires_grad_(True) for name, each in now.items()}
             loss = nn.functional.cross_entropy(functional_call(self.model, current, (self.inputs,)), self.labels)
             gradients = torch.autograd.grad(loss, list(current.values()), allow_unused=True)

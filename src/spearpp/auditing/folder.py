@@ -16,13 +16,12 @@ import torch
 from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.document import EVIDENCE_KINDS, SCHEMA, VERSION, document, plain
 from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.history import History, RoundSummary
 from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
-from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
+from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
 from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.errors import DataError, OptionError
-from spearpp.inversion.evidence import Evidence
+from spearpp.inversion.evidence.evidence import COLUMNS, Evidence
 from spearpp.inversion.result import Inversion, Stats
 from spearpp.model import Layer
 from spearpp.pictures import Shape, blur, guess_shape
@@ -33,11 +32,9 @@ from spearpp.update.source import read_file, sha256_of
 Redaction = Literal["none", "blur", "omit"]
 REDACTIONS: tuple[Redaction, ...] = ("none", "blur", "omit")
 DOCUMENT, NUMBERS = "report.json", "recovered.safetensors"
-SMALLEST = 256
+MIN_BLURRED_PIXELS = 256
 """Smallest number of pixels of a picture that is blurred. Smaller pictures are omitted. A design choice: each of the 4
 x 4 blocks of the blurred picture then averages at least 16 pixels."""
-EVIDENCE_COLUMNS = ("holds", "determined", "error", "share")
-"""The columns that every kind of evidence has."""
 MAX_DOCUMENT_BYTES = 2**28
 """Largest size of ``report.json``. A design choice: 256 MiB are far more than any report needs, and they fit into
 memory."""
@@ -96,7 +93,7 @@ def redacted(result: AuditResult, redact: Redaction, shape: Shape | None = None)
             return audited
         inputs = audited.inversion.inputs
         picture = shape if shape is not None and audited.layer.sees != "features" else guess_shape(inputs.shape[1])
-        if redact == "omit" or picture is None or picture[1] * picture[2] < SMALLEST:
+        if redact == "omit" or picture is None or picture[1] * picture[2] < MIN_BLURRED_PIXELS:
             hidden = inputs[:, :0]
         else:
             hidden = blur(inputs.float(), picture)
@@ -188,9 +185,9 @@ def _layer(content: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor
     evidence: Evidence | None = None
     if found["evidence"] is not None:
         evidence = Evidence(
-            **{name: columns[name] for name in EVIDENCE_COLUMNS},
+            **{name: columns[name] for name in COLUMNS},
             layers={kind: layers for layers, kind in EVIDENCE_KINDS.items()}[found["evidence"]],
-            details={name: each for name, each in columns.items() if name not in EVIDENCE_COLUMNS},
+            details={name: each for name, each in columns.items() if name not in COLUMNS},
             numbers={name: _number(value) for name, value in found["batch_evidence"].items()},
         )
     inversion = Inversion(

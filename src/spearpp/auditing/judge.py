@@ -1,14 +1,14 @@
 """Judge recovered inputs: replay each input alone, and find its label."""
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from spearpp.auditing.after_layer import labels_of
 from spearpp.auditing.claim import Claim, Kind, Known
-from spearpp.auditing.claims import judge
+from spearpp.auditing.claims import claims_of
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
 from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
@@ -26,24 +26,13 @@ PROVES_NETWORK = 1e-3
 rounding of float32, and a wrong network leaves a far larger mismatch."""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Layers with their claims and labels."""
-
-    audits: list[LayerAudit]
-    network: nn.Module | None
-    """The given model, or the network that was assumed and that a replay proved. None if there is neither."""
-    signals: dict[str, Signals]
-    """The replay of each input alone, by name of the layer."""
-
-
 def judge_all(
     audits: list[LayerAudit],
     update: ClientUpdate,
     model: nn.Module | None,
     batch_size: int | None,
-    loss: Loss | None = Loss.CROSS_ENTROPY,
-) -> Judged:
+    loss: Loss | None,
+) -> tuple[list[LayerAudit], nn.Module | None, dict[str, Signals]]:
     """Add a claim and a label to every recovered input.
 
     Without a model, the function tries several common networks. The first network through which the replay of an input
@@ -55,6 +44,10 @@ def judge_all(
         model: the network, or None.
         batch_size: the number of samples that the client trained on, or None.
         loss: the loss of the client; None if it is unknown. No input is replayed then.
+
+    Returns:
+        The layers with claims and labels; the given model, or the network that was assumed and that a replay proved, or
+        None; and the replay of each input alone, by name of the layer.
     """
     guesses = assumed_networks(update) if model is None and update.clients == 1 else []
     network = model
@@ -73,11 +66,11 @@ def judge_all(
         if network is not None and signals is not None:
             replayed[each.layer.name] = signals
             patterns = patterns_of(each.layer, each.inversion.inputs, update)
-            claims = judge(each.inversion, patterns, signals, known_of(each.layer, update, batch_size, loss))
+            claims = claims_of(each.inversion, patterns, signals, known_of(each.layer, update, batch_size, loss))
             claimed = _exact_only(replace(each, claims=claims))
         labels = None if network is None else _labels(network, update, claimed, factors, signals, loss)
         judged.append(replace(claimed, labels=labels))
-    return Judged(judged, network, replayed)
+    return judged, network, replayed
 
 
 def judge_in_round(
@@ -85,7 +78,7 @@ def judge_in_round(
     update: ClientUpdate,
     model: nn.Module | None,
     batch_size: int | None,
-    loss: Loss | None = Loss.CROSS_ENTROPY,
+    loss: Loss | None,
 ) -> LayerAudit:
     """Add claims and labels to inputs that several rounds gave together, from what one of the rounds says about them.
 
@@ -101,7 +94,7 @@ def judge_in_round(
         return audited
     signals = None if model is None else _signals(model, update, audited.layer, found, found.factors, loss)
     patterns = patterns_of(audited.layer, found.inputs, update)
-    claims = judge(found, patterns, signals, known_of(audited.layer, update, batch_size, loss))
+    claims = claims_of(found, patterns, signals, known_of(audited.layer, update, batch_size, loss))
     labels = None
     if signals is not None and len(signals.labels) == len(found.inputs):
         labels = torch.where(signals.mismatch <= PROVES_NETWORK, signals.labels, -1)
@@ -113,7 +106,7 @@ def judge_by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | 
     if audited.inversion is None:
         return audited
     patterns = patterns_of(audited.layer, audited.inversion.inputs, update)
-    claims = judge(audited.inversion, patterns, None, known_of(audited.layer, update, batch_size))
+    claims = claims_of(audited.inversion, patterns, None, known_of(audited.layer, update, batch_size))
     return _exact_only(replace(audited, claims=claims))
 
 

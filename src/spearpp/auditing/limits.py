@@ -1,6 +1,8 @@
 """The limits of an audit: how its time is divided, and which layers do not fit into its memory."""
 
+import importlib
 import math
+import sys
 import time
 from dataclasses import dataclass, replace
 
@@ -9,10 +11,15 @@ from spearpp.model import Layer
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
-LEAST_SECONDS = 0.5
+MIN_SECONDS = 0.5
 """Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
 SEARCH_SHARE = 0.9
 """Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
+COMPILER = "torch._dynamo"
+"""The compiler that ``torch.func`` imports when it first computes a derivative."""
+LOADING_SECONDS = 3.0
+"""Smallest rest of the budget with which this compiler is loaded for a second search. Measured: loading takes 1.5 to
+2.5 s on a CPU core."""
 MEMORY = 2**33
 """Default limit for the work on one layer, in bytes. A design choice: 8 GiB fit on most machines."""
 INVERTED = 52
@@ -35,7 +42,7 @@ class Budget:
         """Seconds for each of the remaining layers; None without a budget."""
         if self.seconds is None:
             return None
-        return max(LEAST_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
+        return max(MIN_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
 
     @property
     def deadline(self) -> float:
@@ -52,10 +59,15 @@ class Budget:
         """Whether the budget is used up."""
         return self.seconds is not None and time.monotonic() - self.began >= self.seconds
 
-    def rest(self, most: float) -> float:
-        """The remaining seconds, but not more than ``most``."""
-        share = self.share(1)
-        return most if share is None else min(most, share)
+
+def load_compiler() -> None:
+    """Load the compiler of PyTorch before a search computes derivatives, so that the search does not wait for it."""
+    importlib.import_module(COMPILER)
+
+
+def time_to_load(seconds: float) -> bool:
+    """Return whether these seconds are enough to load the compiler, if necessary, and to use it."""
+    return seconds > (0.0 if COMPILER in sys.modules else LOADING_SECONDS)
 
 
 def check_memory(memory: int | None) -> None:

@@ -38,20 +38,19 @@ from spearpp.model import Layer, Sees
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.search.equations.rounds import run_rounds
-from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 
-MOST_SAMPLES = 32
+MAX_SAMPLES = 32
 """Largest number of samples. Design choice: the derivatives of 32 samples take 0.5 GB."""
 EPOCHS = (1, 2, 3)
 """Numbers of epochs that are tried if the number is unknown. Design choice: each takes as long as the whole fit."""
-MOST_EPOCHS = 6
+MAX_EPOCHS = 6
 """Largest number of epochs. Design choice: time and memory grow with it."""
 REPRODUCED = 2.0
 """Largest residual of a training that counts as repeated, in units of the rounding of the weights. Measured: 0.3 to 0.6
 for the right samples and order; 4 with one sample in a wrong mini-batch
 (``docs/lab/notebook.md``, "Local training with any activation")."""
-MOST_UNEXPLAINED = 0.01
+MAX_UNEXPLAINED = 0.01
 """Largest residual, relative to the update, whatever the rounding is. Design choice: wrong samples leave more."""
 SPARE = 2
 """Number of equations for each unknown. Design choice: a fit with fewer proves little."""
@@ -98,7 +97,7 @@ def invert_training(
             return None
         for epochs in EPOCHS if update.steps is None else (update.steps,):
             fit = _fit(posed, found, epochs, generator)
-            if fit is not None and fit.residual <= min(MOST_UNEXPLAINED, REPRODUCED * fit.expected):
+            if fit is not None and fit.residual <= min(MAX_UNEXPLAINED, REPRODUCED * fit.expected):
                 return _inversion(posed, fit, starts, time.monotonic() - began)
     return None
 
@@ -107,13 +106,12 @@ def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None
     """Return the layer with its equations halfway; None if the training cannot be repeated."""
     if update.kind == "gradients" or update.clients > 1 or layer.sees is not Sees.INPUTS or layer.dropout:
         return None
-    if update.steps is not None and update.steps > MOST_EPOCHS:
+    if update.steps is not None and update.steps > MAX_EPOCHS:
         return None
-    scale = (update.lr or 1.0) * (update.steps or 1)
     path = []
     for share in (0.0, 0.5, 1.0):
         weights = {name: update.weights[name] for name in update.weights}
-        weights |= {name: weights[name] - share * scale * update.gradients[name] for name in update.gradients}
+        weights |= {name: weights[name] - share * update.scale * update.gradients[name] for name in update.gradients}
         moved = replace(update, weights=weights)
         following = Following.of_model(as_sent(model, moved), moved, layer)
         path.append((observe(*moved.layer(layer.weight, layer.bias)), following))
@@ -122,13 +120,13 @@ def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None
     if not whole or following.loss is not Loss.CROSS_ENTROPY or _other_parameters(update, layer, following):
         return None
     problem = pose(path[1][0])
-    if not 1 < problem.batch_size <= MOST_SAMPLES:
+    if not 1 < problem.batch_size <= MAX_SAMPLES:
         return None
     network = halfway_network(path, problem.factors)
     if network is None:
         return None
     later = [observe(*following.layers[name]) for name in following.rest.layers]
-    return _Posed(replace(problem, network=network), network, [path[0][0], *later], following, scale)
+    return _Posed(replace(problem, network=network), network, [path[0][0], *later], following, update.scale)
 
 
 def _other_parameters(update: ClientUpdate, layer: Layer, following: Following) -> bool:
@@ -153,16 +151,15 @@ def _search(
 def _fit(posed: _Posed, found: Solutions, epochs: int, generator: torch.Generator) -> LocalFit | None:
     """Fit the samples by repeating the training; None if there are too few equations."""
     factors, rest = posed.problem.factors, posed.following.rest
-    rows = factors.right / factors.singular_values[:, None]
     before, *later = posed.layers
-    first = before.weight @ rows.T
+    first = before.weight @ factors.rows.T
     training = LocalTraining(
         [first, *(each.weight for each in later)],
         [each.has_bias for each in posed.layers],
         [function for _, function in rest.steps(first[:, :1].T)[0]],
         found.labels,
     )
-    movements = [before.gradient @ rows.T, *(each.gradient for each in later)]
+    movements = [before.gradient @ factors.rows.T, *(each.gradient for each in later)]
     b = posed.problem.batch_size
     seen = Seen.of([posed.scale * each for each in movements], b)
     if seen.observed.numel() < SPARE * (2 * b * b + 1):
@@ -182,12 +179,10 @@ def _rounding(posed: _Posed) -> float:
 def _inversion(posed: _Posed, fit: LocalFit, starts: int, seconds: float) -> Inversion:
     """Return the samples of a training that reproduces the update, with their evidence."""
     factors, seen, b = posed.problem.factors, posed.layers[0], posed.problem.batch_size
-    rows = factors.right / factors.singular_values[:, None]
-    inputs = fit.points @ rows
+    inputs = fit.points @ factors.rows
     columns = inputs.shape[1]
     norms = torch.linalg.vector_norm(inputs[:, : columns - seen.has_bias], dim=1)
-    noise = float(torch.linalg.vector_norm(factors.row_noise)) / len(factors.row_noise) ** 0.5
-    of_rows = noise * columns**0.5 * torch.linalg.vector_norm(fit.points / factors.singular_values, dim=1)
+    of_rows = factors.entry_noise * columns**0.5 * torch.linalg.vector_norm(fit.points / factors.singular_values, dim=1)
     spread = torch.full_like(norms, torch.inf) if fit.spread is None else fit.spread
     error = SIGMAS * torch.hypot(spread, of_rows) / norms
     directions = sphere.retract(torch.linalg.inv(fit.points).T * factors.singular_values)
@@ -195,7 +190,7 @@ def _inversion(posed: _Posed, fit: LocalFit, starts: int, seconds: float) -> Inv
         holds=torch.ones_like(norms, dtype=torch.bool),
         determined=torch.isfinite(error),
         error=error,
-        share=_shares(posed, fit, directions, inputs),
+        share=factors.shares(directions, fit.points),
         layers=WHOLE_NETWORK,
         numbers={"residual": fit.residual},
     )
@@ -215,12 +210,3 @@ def _inversion(posed: _Posed, fit: LocalFit, starts: int, seconds: float) -> Inv
         stats=Stats(starts=starts, found=b, seconds={"search": seconds}, stopped=stopped),
         factors=factors,
     )
-
-
-def _shares(posed: _Posed, fit: LocalFit, directions: Tensor, inputs: Tensor) -> Tensor:
-    """Return how much of the gradient of the layer each sample explains."""
-    factors = posed.problem.factors
-    product = (directions * fit.points / factors.singular_values).sum(1, keepdim=True)
-    signals = (directions / product) @ factors.left.T
-    sizes = torch.linalg.vector_norm(signals, dim=1) * torch.linalg.vector_norm(inputs, dim=1)
-    return sizes / torch.linalg.vector_norm(factors.row_norms)

@@ -14,7 +14,7 @@ from spearpp.update.lazy import NUMBERS, Named, blocks, tensor_specs
 SAMPLED_ENTRIES = 200_000
 """Number of entries of a gradient that are examined for its number format. A design choice: 200,000 entries show each
 of 256 quantisation levels many times, and examining them takes milliseconds."""
-FEWEST_ENTRIES = 100
+MIN_ENTRIES = 100
 """Smallest number of nonzero entries for which the number format is examined. A design choice: the percentiles of fewer
 entries are unreliable."""
 SAME_MAGNITUDE = 1.05
@@ -70,7 +70,7 @@ def changed_format(update: ClientUpdate) -> Iterable[Finding]:
     name = max(sizes, key=lambda each: sizes[each].numel())
     dtype, values = sizes[name].dtype, sample(update.gradients, name)
     size = values[values != 0].abs()
-    if len(size) < FEWEST_ENTRIES:
+    if len(size) < MIN_ENTRIES:
         return
     low, high = torch.quantile(size[:: max(1, len(size) // 10_000)], torch.tensor([0.1, 0.9], device=size.device))
     if high <= SAME_MAGNITUDE * low:
@@ -148,7 +148,7 @@ def limited_by_optimiser(update: ClientUpdate) -> Iterable[Finding]:
     for name, spec in tensor_specs(update.gradients).items():
         values = sample(update.gradients, name) if spec.ndim > 1 else torch.zeros(0)
         size = values[values != 0].abs()
-        if len(size) < FEWEST_ENTRIES:
+        if len(size) < MIN_ENTRIES:
             continue
         levels = torch.tensor([0.5, 0.99], device=size.device)
         median, limit = torch.quantile(size[:: max(1, len(size) // 10_000)], levels).tolist()
@@ -157,8 +157,8 @@ def limited_by_optimiser(update: ClientUpdate) -> Iterable[Finding]:
             return
         limits.append(limit)
     if len(limits) > 1 and max(limits) <= SAME_LIMIT * min(limits):
-        step = (update.lr or 1.0) * (update.steps or 1)
-        why = f"nearly all weights of all layers moved by at most {max(limits) * step:.1g}, and the update has full "
+        moved = max(limits) * update.scale
+        why = f"nearly all weights of all layers moved by at most {moved:.1g}, and the update has full "
         why += "rank: the client trained with Adam or a similar optimiser. The update does not contain the gradient"
         yield Finding("error", "update", f"{why}, so it cannot be inverted")
 
@@ -168,8 +168,7 @@ def share_of_weights(update: ClientUpdate, name: str) -> tuple[float, float]:
 
     For weights and deltas, the update is scaled back to the change of the weights, before - after.
     """
-    scale = 1.0 if update.kind == "gradients" else (update.lr or 1.0) * (update.steps or 1)
-    sent, weight = sample(update.gradients, name).double() * scale, sample(update.weights, name).double()
+    sent, weight = sample(update.gradients, name).double() * update.scale, sample(update.weights, name).double()
     product, square = float(sent @ weight.to(sent)), float(weight @ weight)
     size = float(torch.linalg.vector_norm(sent)) * square**0.5
     return (product / square, product / size) if size > 0 else (0.0, 0.0)

@@ -11,14 +11,13 @@ The claim about x is the claim of this replay. Its error is the larger of the er
 the equations imply. If all inputs are found, the whole update is replayed too, with all layers before this one.
 """
 
-import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, judge
+from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, claims_of
 from spearpp.auditing.judge import is_one_step, known_of, patterns_of
 from spearpp.auditing.replay import Replay, as_sent
 from spearpp.auditing.result import LayerAudit
@@ -28,14 +27,14 @@ from spearpp.inversion.evidence import EXACT, Evidence
 from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.pixels import NEAR, Pictures, solve
 from spearpp.inversion.result import Inversion
-from spearpp.linalg.time_limit import OutOfTimeError
+from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
 from spearpp.model import Layer, Sees, unwrapped
 from spearpp.model.front import FrontEnd
 from spearpp.model.loss import Loss
 from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 from spearpp.update import ClientUpdate
 
-SMALLEST_NOISE = 1e-6
+MIN_NOISE = 1e-6
 """Smallest relative residual that a solution must reach. Derived: ten times the rounding error of float32."""
 JACOBIAN_COPIES = 3
 """Matrices of the size of the Jacobian or of JᵀJ that are in memory at the same time. Derived: from the code."""
@@ -65,35 +64,16 @@ class FlatInputs(nn.Module):
         return outputs
 
 
-@dataclass(frozen=True)
-class Recovered:
-    """The layers of an audit after the inputs were computed from features."""
-
-    audits: list[LayerAudit]
-    """The given layers. The reason of a layer with features says why no input follows. If inputs follow, there is one
-    more entry, whose ``layer.sees`` is ``Sees.PIXELS``."""
-    network: nn.Module | None
-    """The model for the replay of the recovered inputs; None if no input follows."""
-
-
-@dataclass(frozen=True)
-class Budgeted:
-    """What limits the work, and where randomness comes from."""
-
-    deadline: float | None
-    memory: int | None
-    generator: torch.Generator
-
-
 def recover_inputs(
     audits: list[LayerAudit],
     update: ClientUpdate,
     model: nn.Module,
     input_shape: tuple[int, ...] | None,
     batch_size: int | None,
-    limits: Budgeted,
-    loss: Loss | None = Loss.CROSS_ENTROPY,
-) -> Recovered:
+    loss: Loss | None,
+    memory: int | None,
+    generator: torch.Generator,
+) -> tuple[list[LayerAudit], nn.Module | None]:
     """Compute the inputs of the model from the features of one layer, if they determine the inputs.
 
     Args:
@@ -102,8 +82,13 @@ def recover_inputs(
         model: the network.
         input_shape: shape of one input of the model; None to guess it.
         batch_size: the number of samples that the client trained on, or None.
-        limits: deadline, memory and source of randomness.
         loss: the loss of the client; None if it is unknown.
+        memory: bytes that the equations may take; None for no limit.
+        generator: source of randomness.
+
+    Returns:
+        The layers, and the model for the replay of the recovered inputs. The reason of a layer with features says why
+        no input follows; the model is then None. If inputs follow, there is one more layer, with ``Sees.PIXELS``.
     """
     done = any(each.layer.sees == Sees.INPUTS and len(each.inputs) == each.batch_size for each in audits)
     order = sorted(range(len(audits)), key=lambda index: -len(audits[index].inputs))
@@ -114,12 +99,12 @@ def recover_inputs(
             continue
         try:
             front = FrontEnd(unwrapped(as_sent(model, update)), each.layer.name, input_shape)
-            entry = _from_features(each, front, update, model, batch_size, limits, loss)
+            entry = _from_features(each, front, update, model, batch_size, loss, memory, generator)
         except OptionError as error:
             audits[index] = replace(each, reason=f"{each.reason}; the input of the model does not follow: {error}")
             continue
-        return Recovered([*audits, entry], FlatInputs(model, front.shape))
-    return Recovered(audits, None)
+        return [*audits, entry], FlatInputs(model, front.shape)
+    return audits, None
 
 
 def check_replay(audits: list[LayerAudit], replayed: Replay | None, update: ClientUpdate) -> list[LayerAudit]:
@@ -146,8 +131,9 @@ def _from_features(
     update: ClientUpdate,
     model: nn.Module,
     batch_size: int | None,
-    limits: Budgeted,
     loss: Loss | None,
+    memory: int | None,
+    generator: torch.Generator,
 ) -> LayerAudit:
     """Return the entry of the inputs that follow from the features of one layer.
 
@@ -161,12 +147,12 @@ def _from_features(
     claimed = claimed[claimed < len(found.directions)]
     errors = torch.tensor([audited.claims[row].error for row in claimed.tolist()], dtype=torch.float64)
     features = found.inputs.to(update.gradients[audited.layer.weight].device)[claimed].double()
-    enough = _enough_equations(front, features, errors, limits.memory)
+    enough = _enough_equations(front, features, errors, memory)
     few, claimed, errors, features = int((~enough).sum()), claimed[enough], errors[enough], features[enough]
-    if limits.deadline is not None and time.monotonic() >= limits.deadline:
+    if time_is_up():
         raise OptionError(OUT_OF_TIME)
-    noise = (SAFETY_FACTOR * errors).clamp(SMALLEST_NOISE, NEAR).to(features)
-    pictures = solve(front, features, noise, generator=limits.generator, deadline=limits.deadline)
+    noise = (SAFETY_FACTOR * errors).clamp(MIN_NOISE, NEAR).to(features)
+    pictures = solve(front, features, noise, generator=generator)
     solved = pictures.residual <= noise
     good = (solved & torch.isfinite(pictures.slope)).cpu()
     if not bool(good.any()):
@@ -184,7 +170,7 @@ def _from_features(
     on_features = replace(inversion, inputs=found.inputs[rows])
     signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, loss)
     known = replace(known_of(audited.layer, update, batch_size, loss), one_row_each=True)
-    claims = judge(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
+    claims = claims_of(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
     reason = layer.reason + why_missing

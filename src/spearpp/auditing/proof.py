@@ -110,7 +110,7 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
 
 
 def estimate_training(
-    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, replayed: Replay | None, seconds: float
+    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, replayed: Replay | None
 ) -> Estimate | None:
     """Estimate how the client trained.
 
@@ -127,7 +127,7 @@ def estimate_training(
     for inputs, labels in whole_batches(audits):
         if model is not None:
             with suppress(OptionError, OutOfTimeError):
-                return estimate(model, update, inputs, labels, seconds=seconds)
+                return estimate(model, update, inputs, labels)
     return None
 
 

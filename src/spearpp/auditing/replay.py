@@ -44,7 +44,7 @@ CANCELLED = 1e-3
 Derived: the expanded square ‖a‖² - 2 a·b + ‖b‖² has a rounding error of about 1e-16 ‖a‖², so above 1e-3 at least 13
 digits are right.
 """
-MOST_NEGATIVE = -0.1
+MIN_SAMPLE_WEIGHT = -0.1
 """Smallest weight of a sample, relative to the largest weight. A smaller weight rejects the weights.
 
 A design choice: no sample has a negative weight in its own loss, but noise can make a small weight negative.
@@ -159,7 +159,7 @@ def _replay_once(
     if equal.difference <= REWEIGHTED_FROM or not reweight:
         return equal
     weights = _sample_weights(update, named, losses)
-    if weights is None or float(weights.min()) < MOST_NEGATIVE * float(weights.max()):
+    if weights is None or float(weights.min()) < MIN_SAMPLE_WEIGHT * float(weights.max()):
         return equal
     weighted = _compare(update, named, (weights * losses).mean())
     return replace(weighted, weighted=True) if weighted.difference < equal.difference else equal

@@ -10,7 +10,6 @@ import torch
 
 from spearpp.auditing.claim import Claim, Kind, reasons
 from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.history import History
 from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.vocabulary import Vocabulary
@@ -94,6 +93,56 @@ class LayerAudit:
             return torch.zeros(0, dtype=torch.bool)
         recovered = [each.recovered for each in self.claims] or [False] * len(self.inversion.inputs)
         return torch.tensor(recovered, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """What one round gave on its own."""
+
+    verdict: str | None
+    """The verdict of the round alone. None if it was not audited alone."""
+    batch_size: int | None
+    """Number of samples that the gradient of the round shows. None if this could not be determined."""
+    recovered: int
+    """Number of inputs that were recovered from this round alone."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The rounds of an audit, and what they gave together. Rows belong to the recovered inputs of the best layer."""
+
+    rounds: tuple[RoundSummary, ...]
+    """The rounds, oldest first."""
+    joined: tuple[int, ...]
+    """Indices of the rounds whose gradients were joined. Empty if they were not joined."""
+    samples: int | None
+    """Number of different samples in the joined rounds. None if they were not joined or show no clear number."""
+    outcome: str
+    """What joining the rounds gave, or why they were not joined. A clause without a full stop."""
+    present: tuple[tuple[int, ...], ...]
+    """For each recovered input, the indices of the rounds to which it contributes."""
+    known_from: tuple[int, ...]
+    """For each recovered input, the index of the first round after which the rounds so far prove it."""
+
+    @property
+    def recovered_alone(self) -> int:
+        """Number of inputs that were recovered from the best single round."""
+        return max((each.recovered for each in self.rounds), default=0)
+
+    def known_after(self, index: int) -> int:
+        """Return how many of the recovered inputs were known after the round with this index."""
+        return sum(first <= index for first in self.known_from)
+
+    @property
+    def sentence(self) -> str:
+        """What the rounds add to the verdict, to follow its sentence."""
+        if len(self.rounds) < 2:
+            return ""
+        count = len(self.rounds)
+        if not self.known_from:
+            return f"; {count} rounds were audited"
+        alone = f"at most {self.recovered_alone} from a single round"
+        return f"; {len(self.known_from)} from {count} rounds together, {alone}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,3 +269,10 @@ def best_of(audits: list[LayerAudit]) -> LayerAudit | None:
     """
     found = [each for each in audits if len(each.inputs)]
     return max(found, key=lambda each: (each.layer.sees != "features", len(each.inputs)), default=None)
+
+
+def verdict_of(audits: list[LayerAudit], tables: tuple[Vocabulary, ...], *, tried: bool) -> Verdict:
+    """Return the verdict for some layers and embedding tables. ``tried`` says whether any layer could be inverted."""
+    if best_of(audits) is not None or any(each.leaks for each in tables):
+        return Verdict.LEAKS
+    return Verdict.NOT_FOUND if tried else Verdict.NOT_APPLICABLE

@@ -1,7 +1,5 @@
 """Invert the layers of a plan one after the other, within the time budget."""
 
-import importlib
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.auditing.limits import LEAST_SECONDS, Budget
+from spearpp.auditing.limits import MIN_SECONDS, Budget, load_compiler, time_to_load
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
@@ -29,14 +27,6 @@ from spearpp.types import LayerTensors
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
 (``search.equations.starts.TRIAL``), so that no activation takes long."""
-LOADING_SECONDS = 3.0
-"""Smallest rest of the budget with which PyTorch's compiler is loaded for a second search. Measured: loading takes 1.5
-to 2.5 s on a CPU core."""
-
-
-def _time_to_load(seconds: float) -> bool:
-    """Return whether there is enough time left that derivatives can be loaded, if necessary, and used."""
-    return seconds > (0.0 if "torch._dynamo" in sys.modules else LOADING_SECONDS)
 
 
 def run(
@@ -79,7 +69,7 @@ def _complete(audited: LayerAudit) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Task:
+class _LayerTask:
     """One layer to invert, with everything that its searches need."""
 
     layer: Layer
@@ -100,7 +90,7 @@ class _Task:
     @property
     def seconds(self) -> float | None:
         """Seconds for the next search; None without a deadline."""
-        return None if self.remaining is None else max(LEAST_SECONDS, self.remaining)
+        return None if self.remaining is None else max(MIN_SECONDS, self.remaining)
 
     def solve(self, following: Following, search: Search | None = None) -> Inversion:
         """Solve the equations of the network after the layer."""
@@ -150,9 +140,9 @@ def _invert(
     # A file that can no longer be read ends the whole audit, so this is outside of the try block.
     tensors = plan.update.layer(layer.weight, layer.bias)
     deadline = None if seconds is None else time.monotonic() + seconds
-    task = _Task(layer, plan, model, search, tensors, deadline, generator, tell)
+    task = _LayerTask(layer, plan, model, search, tensors, deadline, generator, tell)
     twice = search is None and not layer.equations and plan.copies_fit
-    twice = twice and (seconds is None or _time_to_load(seconds / 2))
+    twice = twice and (seconds is None or time_to_load(seconds / 2))
     try:
         if layer.equations or isinstance(search, Equations):
             result = _by_equations(task)
@@ -175,7 +165,7 @@ def _invert(
     return LayerAudit(layer, True, outcome, result)
 
 
-def _first_search(task: _Task, seconds: float | None, following: Following | None = None) -> Inversion:
+def _first_search(task: _LayerTask, seconds: float | None, following: Following | None = None) -> Inversion:
     """Search a layer for sparse directions, with the next layer if there is one, or solve the given equations."""
     layer, update = task.layer, task.plan.update
     return invert(
@@ -191,7 +181,7 @@ def _first_search(task: _Task, seconds: float | None, following: Following | Non
     )
 
 
-def _by_equations(task: _Task) -> Inversion:
+def _by_equations(task: _LayerTask) -> Inversion:
     """Solve the equations of the network, and repeat the local training of a client that sent weights."""
     steps = task.plan.update.steps
     found = task.repeat_training() if (steps or 1) > 1 else None
@@ -203,14 +193,14 @@ def _by_equations(task: _Task) -> Inversion:
     return result if found is None else found
 
 
-def _second_search(task: _Task, first: Inversion) -> tuple[Layer, Inversion]:
+def _second_search(task: _LayerTask, first: Inversion) -> tuple[Layer, Inversion]:
     """Solve the equations of the network for a layer with ReLU whose sparse directions did not certify every input.
 
     Returns:
         The layer and its inversion, with another reason if the second search certified more.
     """
     layer = task.layer
-    if task.remaining is not None and not _time_to_load(task.remaining):
+    if task.remaining is not None and not time_to_load(task.remaining):
         return layer, first
     if task.model is None:
         tries = layer.sees == "inputs" and not bool(first.certified.any())
@@ -222,7 +212,7 @@ def _second_search(task: _Task, first: Inversion) -> tuple[Layer, Inversion]:
     return layer, first
 
 
-def _other_activation(task: _Task) -> tuple[Layer, Inversion] | None:
+def _other_activation(task: _LayerTask) -> tuple[Layer, Inversion] | None:
     """Try common activations other than ReLU for an update without a model.
 
     A few starts for each activation show whether its equations have a solution. A certified input proves the
@@ -273,6 +263,5 @@ def _following(layer: Layer, plan: Plan, model: nn.Module | None) -> Following:
         raise OptionError("the equations of the network need a model")
     following = Following.of_model(as_sent(model, plan.update), plan.update, layer, plan.loss)
     if not following.rest.is_chain:
-        # torch.func imports a compiler when it first computes a derivative. No search should have to wait for it.
-        importlib.import_module("torch._dynamo")
+        load_compiler()
     return following

@@ -27,12 +27,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spearpp.auditing.after_layer import AfterLayer, observed_signals
+from spearpp.auditing.after_layer import AfterLayer, observed_signals, signals_of_labels
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
 from spearpp.model.loss import Loss
-from spearpp.types import Float, Int, Tensor, replace_rows, select_rows
+from spearpp.types import Float, Int, Tensor, join_rows, replace_rows, select_rows
 from spearpp.update import ClientUpdate
 
 DIRECTIONS = 4
@@ -165,8 +165,7 @@ def _fit(network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n
                 extra_equations=((signal != 0).sum(1) - unknowns).clamp_min(0),
             )
         )
-    columns = {name: torch.cat([getattr(each, name) for each in parts]) for name in parts[0].__dataclass_fields__}
-    return Signals(**columns)
+    return join_rows(*parts)
 
 
 def _best_label(
@@ -177,7 +176,7 @@ def _best_label(
     if loss is Loss.BCE:  # dL/do = sigmoid(o) - t is negative exactly where the target t is 1
         output_gradient = torch.linalg.lstsq(jacobian.mT, observed[:, :, None]).solution[:, :, 0]
         return torch.full_like(outputs[:, 0], -1).long(), here - (output_gradient < 0).to(outputs)
-    signals = torch.einsum("kc,kcm->km", here, jacobian)[:, None] - jacobian
+    signals = signals_of_labels(here, jacobian)
     size = torch.linalg.vector_norm(signals, dim=2).clamp_min(torch.finfo(signals.dtype).tiny)
     cosine = torch.einsum("kcm,km->kc", signals, observed) / size
     labels = cosine.argmax(1)

@@ -1,14 +1,11 @@
 """The sentences of an audit: the summary of the verdict, and the caveats."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spearpp.auditing.claim import Kind, reasons
-from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.proof import whole_batches
-from spearpp.auditing.replay import Replay
-from spearpp.auditing.result import LayerAudit, Verdict, best_of
-from spearpp.auditing.vocabulary import Vocabulary
+from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
 from spearpp.model import Sees
 from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
@@ -22,8 +19,8 @@ rounding, so the replay does not describe the client's training completely."""
 class Context:
     """Everything that the sentences depend on."""
 
-    verdict: Verdict
-    audits: list[LayerAudit]
+    result: AuditResult
+    """The result, still without its sentences."""
     update: ClientUpdate
     model_given: bool
     replayable: bool
@@ -32,45 +29,45 @@ class Context:
     """The number of samples that the client trained on, if the caller gave it."""
     decay: float
     """The weight decay that was subtracted from the update."""
-    whole_replay: Replay | None
-    """The replay of the whole update."""
-    training_estimate: Estimate | None
-    """How the client trained."""
-    interrupted: bool
     replay_skipped_because: str | None
     """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
-    tables: tuple[Vocabulary, ...] = ()
-    """What each embedding table reveals."""
-    loss: Loss | None = Loss.CROSS_ENTROPY
+    loss: Loss | None
     """The loss of the client; None if it is unknown."""
 
 
-def summary(context: Context, seconds: float) -> str:
+def worded(context: Context) -> AuditResult:
+    """Return the result with its summary, and with all caveats before those that it has already."""
+    result = context.result
+    return replace(result, summary=summary(context), caveats=[*caveats(context), *result.caveats])
+
+
+def summary(context: Context) -> str:
     """Return the verdict in one sentence."""
-    best = best_of(context.audits)
+    result = context.result
+    best = result.best
     if best is not None:
         more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
         where = f"from layer {best.layer.name}"
         if best.layer.sees == Sees.PIXELS:
             where = f"from features of an inner layer: {best.layer.name}, {best.layer.reason}"
         return f"LEAKS: {_recovered(best)} {where}{more}{_looked_up(context, '; ')}"
-    if context.verdict is Verdict.LEAKS:
+    if result.verdict is Verdict.LEAKS:
         return f"LEAKS: the vocabulary of this client, but no inputs: {_looked_up(context)}"
-    if context.verdict is Verdict.NOT_FOUND:
-        fitting = max(context.audits, key=lambda each: each.fitting)
+    if result.verdict is Verdict.NOT_FOUND:
+        fitting = max(result.layers, key=lambda each: each.fitting)
         if fitting.fitting:
             return f"NOT_FOUND: no input was proved to be a training sample; {_uncertified(fitting)}"
-        tried = sum(each.feasible and each.inversion is not None for each in context.audits)
+        tried = sum(each.feasible and each.inversion is not None for each in result.layers)
         where = f"{tried} layers" if tried > 1 else "one layer"
-        return f"NOT_FOUND: no input was recovered from {where} in {seconds:.3g} s; this does not prove safety"
-    qualified = [each.reason for each in context.audits if each.layer.qualifies and not each.layer.output]
-    why = qualified or [each.reason for each in context.audits]
+        return f"NOT_FOUND: no input was recovered from {where} in {result.seconds:.3g} s; this does not prove safety"
+    qualified = [each.reason for each in result.layers if each.layer.qualifies and not each.layer.output]
+    why = qualified or [each.reason for each in result.layers]
     return "NOT_APPLICABLE: " + (f"no layer can be inverted ({why[0]})" if why else "the model has no Linear layer")
 
 
 def _looked_up(context: Context, start: str = "") -> str:
     """Return how many rows of each embedding table the training looked up, or an empty string if there are none."""
-    tables = [each for each in context.tables if each.leaks]
+    tables = [each for each in context.result.vocabulary if each.leaks]
     if not tables:
         return ""
     counts = (f"{each.count:,} of {each.rows:,} rows of the embedding {each.table}" for each in tables)
@@ -115,14 +112,13 @@ def _uncertified(audited: LayerAudit, more: str = "") -> str:
 def caveats(context: Context) -> list[str]:
     """Return the sentences that a reader of the verdict must also know."""
     sentences = []
-    if context.interrupted:
+    if context.result.interrupted:
         sentences.append("The audit was interrupted. It reports what was found until then; more may be recoverable.")
     sentences += _about_claims(context) + _about_tables(context)
-    for each in context.audits:
+    for each in context.result.layers:
         sentences += _about_layer(each, context)
     if context.decay:
-        scale = 1.0 if context.update.kind == "gradients" else (context.update.lr or 1.0) * (context.update.steps or 1)
-        whole = math.isclose(abs(context.decay) * scale, 1)
+        whole = math.isclose(abs(context.decay) * context.update.scale, 1)
         what = "The whole weights were" if whole else f"Weight decay of {context.decay:.3g} was"
         sentences.append(f"{what} subtracted from the update before the inversion.")
     if context.update.clients > 1:
@@ -133,30 +129,30 @@ def caveats(context: Context) -> list[str]:
 
 def _about_claims(context: Context) -> list[str]:
     """Return caveats about the claims for the best layer."""
-    best = best_of(context.audits)
-    if best is None and context.verdict is Verdict.LEAKS:
+    best = context.result.best
+    if best is None and context.result.verdict is Verdict.LEAKS:
         return ["Treat the vocabulary of the client as personal data when you store or share it."]
     if best is None:
         sentences = [
             "Finding nothing does not prove that the update is safe. Another attack, a larger time budget or another "
             "training round may recover inputs."
         ]
-        if context.loss is not None and any(each.layer.equations and each.feasible for each in context.audits):
+        if context.loss is not None and any(each.layer.equations and each.feasible for each in context.result.layers):
             sentences.append(
                 f"The equations of the network were those of the loss {context.loss}. If the client trained with "
                 "another loss, pass this loss (loss=, --loss)."
             )
-        if context.verdict is Verdict.NOT_FOUND and context.update.kind == "weights":
+        if context.result.verdict is Verdict.NOT_FOUND and context.update.kind == "weights":
             sentences.append(
                 "The audit also finds nothing if the weights before and after training were swapped, or if the weights "
                 "before training belong to another round. Check both."
             )
-        if context.model_given and any(each.layer.assumed and each.feasible for each in context.audits):
+        if context.model_given and any(each.layer.assumed and each.feasible for each in context.result.layers):
             sentences.append(
                 "The activation function was assumed. If the network has another one, name your own model (--model "
                 "pkg.mod:Net), or give none, so that the audit tries several activation functions."
             )
-        if any(each.fitting for each in context.audits):
+        if any(each.fitting for each in context.result.layers):
             sentences += _about_batch_size(context)
         return sentences
     sentences = ["Treat the recovered inputs as personal data when you store or share them."]
@@ -183,7 +179,7 @@ def _about_batch_size(context: Context) -> list[str]:
 def _about_tables(context: Context) -> list[str]:
     """Return caveats about the embedding tables."""
     sentences = []
-    if any(each.count for each in context.tables):
+    if any(each.count for each in context.result.vocabulary):
         sentences.append(
             "The training looked up the named rows of embedding tables. They are tokens, categories or items of this "
             "client, unless the training also draws rows that are not in its data, as negative sampling and random "
@@ -191,7 +187,7 @@ def _about_tables(context: Context) -> list[str]:
             "included if the client kept the state of its optimiser. The audit assumes that the loss does not use a "
             "table outside of the model."
         )
-    for each in context.tables:
+    for each in context.result.vocabulary:
         if each.positions:
             first = f"Embedding {each.table}: the first {each.count} rows were looked up, as in a table of positions."
             sentences.append(f"{first} They do not count as a vocabulary.")
@@ -246,7 +242,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
 
 def _about_replay(context: Context) -> list[str]:
     """Return caveats about the model, the loss and the replay of the update."""
-    whole_replay, sentences = context.whole_replay, []
+    whole_replay, sentences = context.result.replay, []
     if context.loss not in (None, Loss.CROSS_ENTROPY):
         sentences.append(f"The audit used the given loss, {context.loss}, with one-hot targets.")
     if context.loss is None:
@@ -264,9 +260,9 @@ def _about_replay(context: Context) -> list[str]:
         sentences.append("No model was given, so the audit could neither find labels nor replay the update.")
     elif context.replay_skipped_because is not None:
         sentences.append(context.replay_skipped_because)
-    elif context.verdict is Verdict.LEAKS and whole_replay is None:
+    elif context.result.verdict is Verdict.LEAKS and whole_replay is None:
         why = "some inputs or labels are missing"
-        if any(whole_batches(context.audits)):
+        if any(whole_batches(context.result.layers)):
             why = "the model does not accept flat inputs, or the time budget ended"
         sentences.append(f"The update was not replayed as a whole, because {why}.")
     if whole_replay is None:
@@ -277,7 +273,7 @@ def _about_replay(context: Context) -> list[str]:
             "after training were swapped."
         )
     if whole_replay.difference > LARGE_DIFFERENCE and (
-        context.training_estimate is None or context.training_estimate.steps is None
+        context.result.estimated is None or context.result.estimated.steps is None
     ):
         sentences.append(
             f"A replay with one step differs from the update by {whole_replay.difference:.1%} (with averaged inputs by "

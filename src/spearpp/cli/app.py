@@ -44,18 +44,8 @@ def _report_interrupt(command: Callable[..., None]) -> Callable[..., None]:
 
 
 for command in (
-    *(
-        demo.demo,
-        audit.audit,
-        preflight.preflight,
-        layers.layers,
-        simulate.simulate,
-        score.score,
-        report.report,
-        compare.compare,
-        watch.watch,
-    ),
-    *(experiments.reproduce, experiments.frontier),
+    *(demo.demo, audit.audit, preflight.preflight, layers.layers, simulate.simulate, score.score),
+    *(report.report, compare.compare, watch.watch, experiments.reproduce, experiments.frontier),
 ):
     app.command()(_report_interrupt(command))
 
@@ -84,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: Command-line arguments without the program name. The default is ``sys.argv[1:]``.
 
     Returns:
-        0 for success, or one of the codes in :mod:`spearpp.cli.exits`.
+        0 for success, or one of the codes in ``spearpp.cli.console``.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = TRACEBACK in arguments

@@ -68,8 +68,8 @@ def audit(
     shape: Annotated[
         str | None,
         typer.Option(
-            help="Shape of one input of the model, e.g. 3x32x32: to show it as an image, and to compute it from "
-            "features after convolutions. none shows inputs as table rows. Default: guessed.",
+            help="Shape of one input of the model, e.g. 3x32x32. It is needed to show inputs as images, and to compute "
+            "them from features after convolutions. none: show inputs as table rows. Default: guessed.",
         ),
     ] = None,
     mean: options.Mean = None,

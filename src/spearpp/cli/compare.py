@@ -40,7 +40,7 @@ def compare(
 
     \b
     Exit codes: 0 finished, 1 worse or changed (with --fail-on), 2 invalid input, 4 internal error.
-    Redacted reports can be compared too. Time and file names of the reports are not compared.
+    Redacted reports can be compared too. The dates and the names of the two folders are not compared.
     """  # noqa: D301
     found = changes(read_document(before), read_document(after))
     if as_json:

@@ -3,11 +3,11 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -54,14 +54,6 @@ SHOWN_WORDS = 12
 SEVERITY_STYLES = {"critical": "bold red", "high": "bold red", "medium": "bold yellow", "low": "", "unknown": "blue"}
 
 
-class ProgressCallback(Protocol):
-    """Function that an audit calls after every round of a search."""
-
-    def __call__(self, layer: Layer, state: SearchProgress) -> None:
-        """Show the progress of one layer."""
-        ...
-
-
 def output(*, stderr: bool = False) -> Console:
     """Return a console: standard output for results, standard error for everything else.
 
@@ -104,8 +96,11 @@ def safe(text: str) -> str:
 
 
 @contextmanager
-def progress(budget: float | None, quiet: bool) -> Iterator[ProgressCallback]:
-    """Show one live line per layer on a terminal. Print nothing if ``quiet`` or if there is no terminal."""
+def progress(budget: float | None, quiet: bool) -> Iterator[Callable[[Layer, SearchProgress], None]]:
+    """Show one live line per layer on a terminal. Print nothing if ``quiet`` or if there is no terminal.
+
+    The block gets the function that an audit calls after every round of a search.
+    """
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),

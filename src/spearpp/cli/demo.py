@@ -32,7 +32,7 @@ def demo(
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Simulate a client with real photographs, audit its update and write a report. Offline, takes seconds."""
+    """Simulate a client with real photographs, audit its update and write a report, offline and within seconds."""
     generator = torch.Generator().manual_seed(seed)
     batch = photographs(samples, generator=generator)
     model = mlp(batch.inputs.shape[1], [WIDTH] * 3, CLASSES, generator=generator)

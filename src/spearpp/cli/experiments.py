@@ -23,34 +23,28 @@ from spearpp.experiments.table import TABLES, Method, Scale, Table, load, parse_
 from spearpp.search import Gated
 
 STORE = Path("spearpp-experiments.sqlite")
-StoreOption = Annotated[Path, typer.Option("--store", help="SQLite file that stores every measured batch.")]
-EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="local: processes on this machine. ray: a Ray cluster.")
-]
+StoreOption = Annotated[Path, typer.Option(help="SQLite file that stores every measured batch.")]
+EngineOption = Annotated[EngineName, typer.Option(help="local: processes on this machine. ray: a Ray cluster.")]
 AddressOption = Annotated[
-    str | None, typer.Option("--address", help="Address of a running Ray cluster. Default: start Ray on this machine.")
+    str | None, typer.Option(help="Address of a running Ray cluster. Default: start Ray on this machine.")
 ]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Number of processes per device (with --engine local).")
-]
+WorkersOption = Annotated[int | None, typer.Option(min=1, help="Number of processes per device (with --engine local).")]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda or cuda:0. Default: all GPUs, or all CPU cores if there is no GPU."),
+    typer.Option(help="cpu, cuda or cuda:0. Default: all GPUs, or all CPU cores if there is no GPU."),
 ]
 GpusOption = Annotated[
-    float, typer.Option("--gpus", min=0, help="GPUs per batch on Ray. 0.25 runs four batches on one GPU.")
+    float, typer.Option(min=0, help="GPUs for each batch on Ray. 0.25 runs four batches on one GPU.")
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder for JSON, Markdown, HTML and image files.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for JSON, Markdown, HTML and image files.")]
 DataOption = Annotated[
     str,
     typer.Option(
-        "--data",
-        help="Data set: photographs, digits, breast_cancer, cifar10, an npz, CSV or Parquet file, or a folder.",
+        help="Data set: photographs, digits, breast_cancer, cifar10, an npz, CSV or Parquet file, or a folder of "
+        "images."
     ),
 ]
-LabelOption = Annotated[
-    str | None, typer.Option("--label", help="Column that contains the class, for CSV and Parquet files.")
-]
+LabelOption = Annotated[str | None, typer.Option(help="Column that contains the class, for CSV and Parquet files.")]
 
 
 def reproduce(
@@ -58,17 +52,15 @@ def reproduce(
         str, typer.Argument(help=f"Experiment of the paper: {', '.join(TABLES)} (how the work of SPEAR grows).")
     ],
     method: Annotated[
-        Method, typer.Option("--method", help="paper: the paper's search. gated: this package's search. both: both.")
+        Method,
+        typer.Option(help="paper: the paper's searches. gated: the search of this package. both: all of them."),
     ] = "both",
-    batches: Annotated[
-        int | None, typer.Option("--batches", min=1, help="Batches per row. Default: 100, as in the paper.")
-    ] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Batches per row. Default: 100, as in the paper.")] = None,
     starts: Annotated[
         str | None,
         typer.Option(
-            "--starts",
-            help="Limit on the starts of the paper's search: one number, or one per width as in "
-            "200:1000000,4000:20000.",
+            help="Largest number of starts of the paper's searches: one number, or one per width as in "
+            "200:1000000,4000:20000."
         ),
     ] = None,
     width: Annotated[
@@ -76,7 +68,7 @@ def reproduce(
         typer.Option("--width", "-m", help="Measure only rows with this width m. May be given several times."),
     ] = None,
     scale: Annotated[
-        Scale, typer.Option("--scale", help="paper: the full table. small: a version that takes minutes on a laptop.")
+        Scale, typer.Option(help="paper: the full table. small: a version that takes minutes on a laptop.")
     ] = "paper",
     data: DataOption = "photographs",
     label: LabelOption = None,
@@ -148,49 +140,36 @@ def frontier(
     axis: Annotated[
         list[str],
         typer.Option(
-            "--axis",
             help=f"Parameter to vary: {', '.join(AXES)}. Its values are chosen automatically, or given as in "
-            "noise=1e-4,1e-3. A second --axis with values repeats the measurement for each of them.",
+            "noise=1e-4,1e-3. A second --axis with values repeats the measurement for each of them."
         ),
     ],
     batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Samples per client, b.")] = 32,
     width: Annotated[int, typer.Option("--width", "-m", min=1, help="Neurons per hidden layer, m.")] = 512,
-    noise: Annotated[
-        float, typer.Option("--noise", min=0, help="Standard deviation σ of the noise on the mean gradient.")
-    ] = 0.0,
-    clip: Annotated[
-        float | None, typer.Option("--clip", help="Norm C to which the gradient of each sample is clipped.")
-    ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Number of local steps.")] = 1,
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate of the local steps.")] = None,
+    noise: Annotated[float, typer.Option(min=0, help="Standard deviation σ of the noise on the mean gradient.")] = 0.0,
+    clip: Annotated[float | None, typer.Option(help="Norm C to which the gradient of each sample is clipped.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of local steps.")] = 1,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the local steps.")] = None,
     mini_batch: Annotated[
         int | None,
-        typer.Option("--mini-batch", min=1, help="Samples per local step. --steps then counts epochs."),
+        typer.Option(min=1, help="Samples per local step. --steps then counts epochs."),
     ] = None,
-    keep: Annotated[
-        float, typer.Option("--keep", help="Pruning keeps this share of the entries, the largest ones.")
-    ] = 1.0,
-    bits: Annotated[int, typer.Option("--bits", help="Bits per transmitted entry: 2 to 16, or 32.")] = 32,
+    keep: Annotated[float, typer.Option(help="Share of the entries that are sent: 0.1 sends the largest 10 %.")] = 1.0,
+    bits: Annotated[int, typer.Option(help="Bits per transmitted entry: 2 to 16, or 32.")] = 32,
     clients: Annotated[
-        int, typer.Option("--clients", min=1, help="Number of clients, with b samples each, whose updates are summed.")
+        int, typer.Option(min=1, help="Number of clients, with b samples each, whose updates are summed.")
     ] = 1,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of batches measured per point.")] = 20,
-    starts: Annotated[int, typer.Option("--starts", min=1, help="Limit on the starts of the search.")] = 2048,
-    trainings: Annotated[
-        int, typer.Option("--trainings", min=0, help="Training runs per point. 0: do not measure the accuracy.")
-    ] = 3,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds per training run.")] = 60,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of batches per point, each with its own seed.")] = 20,
+    starts: Annotated[int, typer.Option(min=1, help="Largest number of starts of the search.")] = 2048,
+    trainings: Annotated[int, typer.Option(min=0, help="Training runs per point. 0: do not measure the accuracy.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per training run.")] = 60,
     threshold: Annotated[
         float | None,
-        typer.Option(
-            "--threshold", help="PSNR in dB above which an input counts as recovered. Default: set by the axis."
-        ),
+        typer.Option(help="PSNR in dB above which an input counts as recovered. Default: 90 or 25, by axis."),
     ] = None,
     level: Annotated[
         float,
-        typer.Option(
-            "--level", min=0, max=0.99, help="Recovery counts as stopped if at most this share of the batches leaks."
-        ),
+        typer.Option(min=0, max=0.99, help="Largest share of leaking batches at which recovery counts as stopped."),
     ] = 0.0,
     data: DataOption = "photographs",
     label: LabelOption = None,

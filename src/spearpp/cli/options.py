@@ -37,7 +37,9 @@ Rounds = Annotated[
 ]
 Kind = Annotated[update.Kind, typer.Option(help="Content of the client's file.")]
 Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate of the client, if known.")]
-Steps = Annotated[int | None, typer.Option(help="Number of local steps on the whole batch or of epochs, if known.")]
+Steps = Annotated[
+    int | None, typer.Option(help="Number of local epochs, or of local steps on the whole batch, if known.")
+]
 Model = Annotated[
     str,
     typer.Option(
@@ -82,7 +84,8 @@ Columns = Annotated[
     ),
 ]
 Redact = Annotated[
-    Redaction, typer.Option(help="How to hide recovered inputs: blur reduces images to 4 x 4 blocks, omit writes none.")
+    Redaction,
+    typer.Option(help="How to hide recovered inputs. blur: reduce images to 4 x 4 blocks. omit: write no inputs."),
 ]
 Truth = Annotated[
     Path | None,
@@ -94,8 +97,8 @@ Memory = Annotated[
 Vocabulary = Annotated[
     list[str] | None,
     typer.Option(
-        help="File with the words or column values of an embedding table: tokenizer.json (extra: text), a JSON list, "
-        "or one entry per line. Write TABLE=FILE, once for each table, if several tables fit.",
+        help="File with the words or column values of an embedding table: tokenizer.json (needs the extra text), a "
+        "JSON list, or one entry per line. If several tables fit, write TABLE=FILE once for each table.",
         show_default=False,
     ),
 ]
@@ -103,8 +106,8 @@ ClientLoss = Annotated[
     LossName,
     typer.Option(
         "--loss",
-        help="Loss of the client; mse and bce with one-hot targets. The equations of the network and the replay use "
-        "it; the search for ReLU layers does not.",
+        help="Loss of the client. mse and bce have one-hot targets. The equations of the network and the replay use "
+        "the loss; the search for ReLU layers does not.",
     ),
 ]
 FailOn = Annotated[
@@ -132,7 +135,7 @@ NoiseMultiplier = Annotated[
 Clip = Annotated[
     float | None,
     _about_dp(
-        "Norm to which the client clips the gradient of each sample. With --batch-size, the noise is checked.",
+        "Norm to which the client clips the gradient of each sample. With --batch-size, the stated noise is checked.",
         show_default=False,
     ),
 ]
@@ -142,7 +145,7 @@ SampleRate = Annotated[
 DPSteps = Annotated[
     int | None,
     _about_dp(
-        "Number of DP-SGD steps on the client's data that the server has seen. Default: --steps, in every round.",
+        "Number of DP-SGD steps on the client's data that the server has seen. Default: --steps for each round.",
         "--dp-steps",
         show_default=False,
     ),

@@ -16,7 +16,7 @@ from spearpp.cli.audit import exit_code
 from spearpp.cli.console import VERDICT_STYLES, output, safe
 from spearpp.cli.models import named_model
 from spearpp.errors import OptionError
-from spearpp.preflight import Optimiser
+from spearpp.preflight import Optimiser, Preflight
 from spearpp.preflight import preflight as run_preflight
 
 
@@ -29,7 +29,7 @@ def preflight(
             help="Shape of one input, e.g. 3x32x32 or 20; if the model starts with an embedding, the number of tokens.",
         ),
     ],
-    batch: Annotated[int, typer.Option(min=1, help="Number of samples of a client.")],
+    batch: Annotated[int, typer.Option(min=1, help="Number of samples of each client.")],
     optimizer: Annotated[Optimiser, typer.Option(help="Optimiser of the clients.")] = "sgd",
     epochs: Annotated[
         int | None,
@@ -71,20 +71,22 @@ def preflight(
         raise typer.Exit(exit_code(result, fail_on))
     console = output()
     if not quiet:
-        table = Table(title="what each layer could reveal", title_justify="left")
-        for name in ("layer", "reveals", "up to batch", "reason"):
-            table.add_column(name, justify="right" if name == "up to batch" else "left")
-        for each in found.forecasts:
-            bound = "any" if each.largest_batch is None else str(each.largest_batch or "-")
-            exposed = each in found.exposed
-            table.add_row(safe(each.layer), each.reveals, bound, safe(each.reason), style="" if exposed else "dim")
-        console.print(table)
+        console.print(_table(found))
     console.print(f"simulated client of {batch} samples: {safe(result.summary)}", style=VERDICT_STYLES[result.verdict])
     if not quiet:
-        for sentence in found.advice:
+        more = "A bound above this batch size means that another search may recover what this one did not."
+        for sentence in (*found.advice, *(() if result.verdict is Verdict.LEAKS else (more,))):
             console.print(f"- {sentence}")
-        if result.verdict is not Verdict.LEAKS:
-            console.print(
-                "- A bound above this batch size means that another search may recover what this one did not."
-            )
     raise typer.Exit(exit_code(result, fail_on))
+
+
+def _table(found: Preflight) -> Table:
+    """Return a table with one row per layer and embedding table."""
+    table = Table(title="what each layer could reveal", title_justify="left")
+    for name in ("layer", "reveals", "up to batch", "reason"):
+        table.add_column(name, justify="right" if name == "up to batch" else "left")
+    for each in found.forecasts:
+        bound = "any" if each.largest_batch is None else str(each.largest_batch or "-")
+        style = "" if each in found.exposed else "dim"
+        table.add_row(safe(each.layer), each.reveals, bound, safe(each.reason), style=style)
+    return table

@@ -55,9 +55,11 @@ def simulate(
             help=f"Data set: {', '.join(DATA)}. For cifar10 set the environment variable SPEARPP_DATA to its file."
         ),
     ] = "photographs",
-    samples: Annotated[int, typer.Option(help="Number of samples in the batch, over all clients.")] = 32,
+    samples: Annotated[int, typer.Option(help="Number of samples of all clients together.")] = 32,
     hidden: Annotated[str, typer.Option(help="Widths of the hidden ReLU layers, comma-separated.")] = "200,200,200",
-    client: Annotated[ClientName, typer.Option(help="Training of the client.")] = "fedsgd",
+    client: Annotated[
+        ClientName, typer.Option(help="How each client trains. (For the number of clients, see --clients.)")
+    ] = "fedsgd",
     epochs: Annotated[int, typer.Option(help="fedavg: number of local epochs.")] = 1,
     mini_batch: Annotated[int, typer.Option(help="fedavg: samples per local step.")] = 8,
     lr: Annotated[float, typer.Option(help="fedavg: learning rate.")] = 0.01,
@@ -70,11 +72,15 @@ def simulate(
         float,
         typer.Option(help="opacus: standard deviation of the noise on the sum of the gradients, divided by --clip."),
     ] = 0.0,
-    clients: Annotated[int, typer.Option(help="Split the samples among this many clients and sum their updates.")] = 1,
-    wire: Annotated[NumberFormat, typer.Option(help="Number format of the transmitted update.")] = "float32",
+    clients: Annotated[
+        int, typer.Option(help="Number of clients that share the samples. Their updates are summed.")
+    ] = 1,
+    wire: Annotated[NumberFormat, typer.Option(help="Number format in which the update is sent.")] = "float32",
     keep: Annotated[
         float,
-        typer.Option(help="Share of the entries that pruning keeps: 0.1 keeps the largest 10 %."),
+        typer.Option(
+            help="Share of the entries that are sent: 0.1 sends the largest 10 % and sets the others to zero."
+        ),
     ] = 1.0,
     seed: options.Seed = 0,
 ) -> None:

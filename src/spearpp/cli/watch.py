@@ -1,17 +1,18 @@
 """``spearpp watch``: audit update files as they appear in a folder."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from spearpp.cli import options
 from spearpp.cli.console import BAD_INPUT, LEAK, NOT_APPLICABLE, VERDICT_STYLES, output
 from spearpp.cli.models import model_of
+from spearpp.config import Config
 from spearpp.errors import OptionError
-
-if TYPE_CHECKING:
-    from spearpp.integrations.watch import Watch
+from spearpp.integrations.common.job import Settings
+from spearpp.integrations.common.outcome import Outcome
+from spearpp.integrations.watch import Watch
 
 
 def watch(
@@ -64,9 +65,6 @@ def watch(
     Exit codes: 0 finished, 1 leak (with --fail-on), 2 invalid input, or an update that cannot be audited
     or no update at all (with --fail-on), 3 not applicable (with --fail-on), 4 internal error, 130 interrupted.
     """  # noqa: D301
-    from spearpp.integrations.common.job import Settings
-    from spearpp.integrations.watch import Watch
-
     if not interval > 0:
         raise OptionError(f"--interval {interval}: expected a positive number of seconds")
     settings = Settings(
@@ -88,33 +86,36 @@ def watch(
         samples=batch_size,
         model_of=lambda update: model_of(model, update),
     )
-    console, failing = output(), []
+    failing = []
     for outcome in watched.run(interval, once=once):
         failing += [outcome] if outcome.fails(config, fail_on) else []
-        style = VERDICT_STYLES.get(outcome.verdict or "", "red")
-        console.print(f"{outcome.name}: {outcome.summary}", style=style, markup=False)
-        if outcome.problem not in (None, outcome.summary):
-            console.print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
-        for line in outcome.acceptances(config):
-            console.print(f"{outcome.name}: {line}", style="yellow", markup=False)
+        _print_outcome(outcome, config)
     if watched.empty:
         output(stderr=True).print(f"no update file was found in {folder}", style="yellow", markup=False)
-    if fail_on == "never":
-        return
-    failing = watched.failing(fail_on) or failing
-    code, why = _without_leak(watched)
-    if failing:
-        more = f" (and {len(failing) - 1:,} more updates)" if len(failing) > 1 else ""
-        code, why = LEAK, f"failed: {failing[0].name}{more}: {failing[0].why_refused(config, fail_on)}"
-    console.print(f"gate: {why} (--fail-on {fail_on})", style="bold red" if code else "", markup=False)
-    raise typer.Exit(code)
+    if fail_on != "never":
+        code, why = _gate(watched, watched.failing(fail_on) or failing, config, fail_on)
+        output().print(f"gate: {why} (--fail-on {fail_on})", style="bold red" if code else "", markup=False)
+        raise typer.Exit(code)
 
 
-def _without_leak(watched: "Watch") -> tuple[int, str]:
-    """Return the exit code of a gate that found no leak, and what failed it.
+def _print_outcome(outcome: Outcome, config: Config | None) -> None:
+    """Print the verdict of one update, what went wrong, and which of its leaks are accepted."""
+    style = VERDICT_STYLES.get(outcome.verdict or "", "red")
+    output().print(f"{outcome.name}: {outcome.summary}", style=style, markup=False)
+    if outcome.problem not in (None, outcome.summary):
+        output().print(f"{outcome.name}: {outcome.problem}", style="red", markup=False)
+    for line in outcome.acceptances(config):
+        output().print(f"{outcome.name}: {line}", style="yellow", markup=False)
+
+
+def _gate(watched: Watch, failing: list[Outcome], config: Config | None, fail_on: str) -> tuple[int, str]:
+    """Return the exit code of the gate, and what failed it.
 
     A gate must not pass an update that could not be audited.
     """
+    if failing:
+        more = f" (and {len(failing) - 1:,} more updates)" if len(failing) > 1 else ""
+        return LEAK, f"failed: {failing[0].name}{more}: {failing[0].why_refused(config, fail_on)}"
     if watched.empty:
         return BAD_INPUT, "failed: there is no update"
     if None in watched.verdicts:

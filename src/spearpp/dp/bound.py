@@ -22,7 +22,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from spearpp.errors import MissingExtraError, OptionError
+from spearpp.errors import OptionError, needs
 
 KAPPA = 0.1
 """Default prior probability of success, as in the experiments of Hayes et al.: an attacker with ten candidates.
@@ -39,7 +39,7 @@ INTERVAL = 1e-3
 
 Measured: ten times finer grids change the bound by at most 0.0002, and take up to ten times as long.
 """
-SMALLEST_NOISE = 0.01
+MIN_NOISE = 0.01
 """Smallest noise multiplier for which subsampling is taken into account. Below, ``dp-accounting`` overflows."""
 
 
@@ -87,7 +87,7 @@ class StatedDP:
             MissingExtraError: If ``sample_rate`` is below 1 and ``dp-accounting`` is not installed.
         """
         every_step = float(ndtr(ndtri(self.kappa) + math.sqrt(self.steps) / self.noise_multiplier))
-        if self.sample_rate == 1 or self.noise_multiplier < SMALLEST_NOISE:
+        if self.sample_rate == 1 or self.noise_multiplier < MIN_NOISE:
             return every_step
         return min(every_step, self._bound_of_subsampled_steps())
 
@@ -99,7 +99,7 @@ class StatedDP:
             MissingExtraError: If ``sample_rate`` is below 1 and ``dp-accounting`` is not installed.
         """
         every_step = _epsilon_of_gaussian(math.sqrt(self.steps) / self.noise_multiplier, self.delta)
-        if self.sample_rate == 1 or self.noise_multiplier < SMALLEST_NOISE:
+        if self.sample_rate == 1 or self.noise_multiplier < MIN_NOISE:
             return every_step
         return min(every_step, float(self._losses().get_epsilon_for_delta(self.delta)))
 
@@ -128,10 +128,8 @@ class StatedDP:
 
 
 def _accounting() -> Any:
-    try:
+    with needs("dp-accounting", "dp"):
         from dp_accounting.pld import privacy_loss_distribution
-    except ImportError as error:
-        raise MissingExtraError("dp-accounting", "dp") from error
     return privacy_loss_distribution
 
 

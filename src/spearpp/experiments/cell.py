@@ -24,7 +24,7 @@ from spearpp.errors import OptionError, SpearError
 from spearpp.search import Gated, KernelSampling, ProjectedGradient, RiemannianAdam
 from spearpp.search.gated.descent import Effort
 from spearpp.search.losses import L1, LogCosh, NegativeL4
-from spearpp.search.rounding import LinearProgramRounding, NoRounding, SamplingRounding
+from spearpp.search.rounding import NoRounding, SamplingRounding
 from spearpp.simulate import DPSGD, Cast, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
 FIRST_SEED = 1000
@@ -32,7 +32,7 @@ FIRST_SEED = 1000
 KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(L1, LogCosh, NegativeL4, NoRounding, SamplingRounding, LinearProgramRounding),
+        *(L1, LogCosh, NegativeL4, NoRounding, SamplingRounding),
         *(RiemannianAdam, ProjectedGradient, KernelSampling, Gated, Effort),
         *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, SumOfClients, TopK, Quantise, Cast),
     )
@@ -41,10 +41,10 @@ KINDS: dict[str, type] = {
 DTYPES = {str(dtype): dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
 PACKAGE = Path(__file__).parents[1]
 NOT_MEASURING = frozenset(
-    "__init__.py __main__.py about.py auditing cli dp experiments integrations pictures.py plotting.py report".split()  # noqa: SIM905
+    "__init__.py __main__.py about.py cli dp experiments integrations pictures.py plotting.py report".split()  # noqa: SIM905
 )
 """Files and packages that a measurement does not run. Of ``experiments``, only ``MEASURING`` is part of the digest."""
-MEASURING = ("experiments/attack.py", "experiments/source.py", "experiments/training.py")
+MEASURING = tuple(f"experiments/{name}.py" for name in ("attack", "rounds", "source", "training"))
 """Files of ``experiments`` that a measurement runs."""
 
 
@@ -77,21 +77,12 @@ class Cell:
     @property
     def key(self) -> str:
         """Key of the cell in a store: SHA-256 of setting, seed and code version."""
-        return key_of(self.identity, self.seed, code_version())
+        text = json.dumps({"code": code_version(), "seed": self.seed, "setting": self.identity}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def measure(self, device: torch.device) -> dict[str, Any]:
         """Measure the setting with the seed on a device."""
         return self.setting.measure(self.seed, device)
-
-
-def key_of(identity: str, seed: int, code: str) -> str:
-    """Return the key of a cell: a hash of its setting, its seed and the code version.
-
-    >>> key_of("{}", 1, "a") == key_of("{}", 1, "b")
-    False
-    """
-    text = json.dumps({"code": code, "seed": seed, "setting": identity}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cells_of(setting: Setting, count: int) -> list[Cell]:
@@ -110,12 +101,13 @@ def register(kind: type) -> type:
     return kind
 
 
-def encode(value: object, *, identity: bool = False) -> Any:
+def encode(value: object) -> Any:
     """Encode an object as JSON values: its fields, and the name of its class under ``type``.
+
+    Fields that only say where a file is (``metadata={"place": True}``) are left out.
 
     Args:
         value: an object of a class in ``KINDS``, a list or tuple, a dtype or a JSON value.
-        identity: leave out fields that only say where a file is (``metadata={"place": True}``).
 
     Raises:
         OptionError: if the value cannot be encoded.
@@ -127,14 +119,14 @@ def encode(value: object, *, identity: bool = False) -> Any:
         name = type(value).__name__
         if KINDS.get(name) is not type(value):
             raise OptionError(f"{name} cannot be written to a store: supported are {', '.join(sorted(KINDS))}")
-        kept = [each for each in fields(value) if not (identity and each.metadata.get("place"))]
+        kept = [each for each in fields(value) if not each.metadata.get("place")]
         written = {each.name: getattr(value, each.name) for each in kept}
         for each in kept:  # so that 2 and 2.0 have the same key
             if "float" in str(each.type) and isinstance(written[each.name], int):
                 written[each.name] = float(written[each.name])
-        return {"type": name, **{key: encode(inner, identity=identity) for key, inner in written.items()}}
+        return {"type": name, **{key: encode(inner) for key, inner in written.items()}}
     if isinstance(value, tuple | list):
-        return [encode(inner, identity=identity) for inner in value]
+        return [encode(inner) for inner in value]
     if isinstance(value, torch.dtype):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -143,7 +135,7 @@ def encode(value: object, *, identity: bool = False) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Decode what ``encode`` returned, or the same form in a TOML file.
+    """Create the object that JSON or TOML values in the form of ``encode`` describe.
 
     Raises:
         OptionError: if the class is not in ``KINDS`` or does not accept the fields.
@@ -172,7 +164,7 @@ def canonical(value: object) -> str:
     '{"epochs":3,"mini_batch":5,"momentum":0.0,"rate":1.0,"type":"FedAvg","weight_decay":0.0}'
     """
     try:
-        return json.dumps(encode(value, identity=True), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return json.dumps(encode(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise SpearError(f"{value!r} contains NaN or Inf: a setting needs finite numbers") from error
 
@@ -201,9 +193,7 @@ def commit() -> str:
     Without git, for example in a container image, return the environment variable SPEARPP_COMMIT, or "unknown".
     """
     try:
-        _git(
-            "ls-files", "--error-unmatch", "__init__.py"
-        )  # fails if the repository around us does not track this package
+        _git("ls-files", "--error-unmatch", "__init__.py")  # fails if the repository does not track this package
         dirty = "-dirty" if _git("status", "--porcelain", "--untracked-files=no", ".") else ""
         return _git("rev-parse", "HEAD") + dirty
     except (OSError, subprocess.SubprocessError):

@@ -92,27 +92,17 @@ class Defence:
         self, *, data: Source, search: Search | None = None, layers_used: int = 2, threshold: float = PAPER_PSNR
     ) -> Attack | RoundsAttack:
         """Return the setting that measures how many inputs are recovered under this defence."""
+        shared: dict[str, Any] = {
+            "m": self.width,
+            "search": search or Gated(),
+            "client": self.client,
+            "changes": self.changes,
+            "data": data,
+            "threshold": threshold,
+        }
         if self.rounds is not None:
-            return RoundsAttack(
-                b=self.batch,
-                m=self.width,
-                rounds=self.rounds,
-                search=search or Gated(),
-                client=self.client,
-                changes=self.changes,
-                data=data,
-                threshold=threshold,
-            )
-        return Attack(
-            b=self.batch * self.clients,
-            m=self.width,
-            search=search or Gated(),
-            client=self.client,
-            changes=self.changes,
-            data=data,
-            layers_used=layers_used,
-            threshold=threshold,
-        )
+            return RoundsAttack(b=self.batch, rounds=self.rounds, **shared)
+        return Attack(b=self.batch * self.clients, layers_used=layers_used, **shared)
 
     def training(self, *, data: Source, rounds: int, train: int, test: int) -> Training:
         """Return the setting that measures the accuracy of training with this defence."""

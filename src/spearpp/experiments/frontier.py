@@ -1,11 +1,11 @@
 """Finds the frontier: the weakest defence that stops recovery, and its cost in accuracy."""
 
-import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from spearpp.errors import OptionError
-from spearpp.experiments.cell import Cell, Setting, cells_of
+from spearpp.experiments.cell import Cell, cells_of
 from spearpp.experiments.defence import AXES, CLIP, RATE, Axis, Defence
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.source import Source
@@ -20,6 +20,8 @@ VALUES_PER_ROUND = 3
 
 Three values leave a quarter of the interval and run in parallel; one value would leave half of it.
 """
+RESOLUTION = 1.3
+"""Factor between two neighbouring values at which a search ends. Design choice: closer values matter to nobody."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,12 @@ Measure = Callable[[Sequence[Cell]], None]
 """Measures those of the given cells that the store does not hold."""
 
 
-def bisect(
-    axis: Axis, defence: Defence, plan: Plan, store: Store, measure: Measure, *, resolution: float = 1.3
-) -> Line:
+def bisect(axis: Axis, defence: Defence, plan: Plan, store: Store, measure: Measure) -> Line:
     """Find the value of a parameter at which recovery stops.
 
     The first round measures five values over the whole range. Each further round measures three values between the
-    strongest value that leaks and the weakest value from which on recovery stops.
+    strongest value that leaks and the weakest value from which on recovery stops. The search ends when the two differ
+    by less than ``RESOLUTION``, or by 1 for whole numbers.
 
     Args:
         axis: the parameter.
@@ -113,7 +114,6 @@ def bisect(
         plan: how to measure a point.
         store: where the results are.
         measure: measures missing cells.
-        resolution: the search ends when the two values differ by less than this factor, or by 1 for whole numbers.
     """
     values = [axis.weak, *axis.between(axis.weak, axis.strong, FIRST_VALUES - 2), axis.strong]
     known: dict[float, Point] = {}
@@ -127,7 +127,7 @@ def bisect(
             break
         weak, strong = order[stop - 1], order[stop]
         values = axis.between(weak, strong, VALUES_PER_ROUND)
-        if not values or max(strong / weak, weak / strong) < resolution:
+        if not values or max(strong / weak, weak / strong) < RESOLUTION:
             break
     return line(axis, [known[value] for value in order], defence, plan, store, measure)
 
@@ -162,7 +162,7 @@ def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, 
     wanted += [cell for each in trainings for cell in cells_of(each, plan.trainings)]
     measure(wanted)
     return [
-        _point(each, threshold, _stored(store, attack, plan.seeds), _stored(store, training, plan.trainings), plan)
+        _point(each, threshold, store.batches(attack, plan.seeds), store.batches(training, plan.trainings), plan)
         for each, attack, training in zip(defences, attacks, trainings, strict=True)
     ]
 
@@ -240,25 +240,20 @@ def _stop(points: Sequence[Point], level: float) -> int | None:
     return index if index < len(points) else None
 
 
-def _stored(store: Store, setting: Setting, count: int) -> list[Stored]:
-    return [stored for cell in cells_of(setting, count) if (stored := store.get(cell)) is not None]
-
-
 def _point(defence: Defence, threshold: float, batches: list[Stored], trained: list[Stored], plan: Plan) -> Point:
     if not batches:
         raise OptionError(f"no batch of {defence} could be measured: see the errors above")
     attacks, runs = [each.result for each in batches], [each.result for each in trained]
-    total = sum(int(str(each["b"])) for each in attacks)
-    recovered = [int(str(each["recovered"])) for each in attacks]
+    recovered = [each["recovered"] for each in attacks]
     return Point(
         defence=defence,
         threshold=threshold,
         any=wilson(sum(each > 0 for each in recovered), len(attacks)),
         whole=wilson(sum(bool(each["exact"]) for each in attacks), len(attacks)),
-        inputs=sum(recovered) / total,
-        psnr=math.fsum(float(str(each["mean_psnr"])) for each in attacks) / len(attacks),
+        inputs=sum(recovered) / sum(each["b"] for each in attacks),
+        psnr=statistics.fmean(each["mean_psnr"] for each in attacks),
         seeds=len(attacks),
-        accuracy=mean([float(str(each["accuracy"])) for each in runs]).within(0, 1) if runs else None,
+        accuracy=mean([each["accuracy"] for each in runs]).within(0, 1) if runs else None,
         epsilon=defence.epsilon(rounds=plan.rounds, train=plan.train),
         commits=frozenset(each.commit for each in batches + trained),
         devices=frozenset(each.versions.get("device", "") for each in batches + trained) - {""},

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spearpp.errors import MissingExtraError, OptionError, SpearError
+from spearpp.errors import OptionError, SpearError, needs
 from spearpp.experiments.cell import Cell
 from spearpp.experiments.engine import Done, Failed, Outcome, measure, worded
 
@@ -26,24 +26,20 @@ class Ray:
 
     Every node needs the same version of spearpp, and data files under the same path.
 
-    >>> Ray(gpus=0.25).cpus
-    1.0
+    >>> Ray(gpus=0.25)
+    Ray(address=None, gpus=0.25)
     """
 
     address: str | None = None
     """Address of a running cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine."""
-    cpus: float = 1.0
-    """Number of CPUs for each cell."""
     gpus: float = 0.0
-    """Number of GPUs for each cell. With a fraction, several cells share one GPU."""
+    """Number of GPUs for each cell, beside one CPU. With a fraction, several cells share one GPU."""
     _started: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
     """Not empty if this object started or joined the cluster. (A list, because the dataclass is frozen.)"""
 
     def __post_init__(self) -> None:
-        if not self.cpus > 0 or self.gpus < 0:
-            raise OptionError(
-                f"cpus={self.cpus}, gpus={self.gpus}: cpus must be positive, and gpus must not be negative"
-            )
+        if self.gpus < 0:
+            raise OptionError(f"gpus={self.gpus}: expected 0 or more")
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """Measure the cells. Submit a few more cells than the cluster can run, so that it stays busy."""
@@ -51,7 +47,7 @@ class Ray:
         if not ray.is_initialized():
             _connect(ray, self.address)
             self._started.append(True)
-        task = ray.remote(_task).options(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=RETRIES)
+        task = ray.remote(_task).options(num_cpus=1, num_gpus=self.gpus, max_retries=RETRIES)
         waiting = deque(cells)
         running: dict[Any, Cell] = {}
         try:
@@ -76,13 +72,12 @@ class Ray:
         """Return the number of cells that the cluster can run at the same time, including nodes that joined later."""
         resources = ray.cluster_resources()
         cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-        slots = min(cpus / self.cpus, gpus / self.gpus) if self.gpus else cpus / self.cpus
+        slots = min(cpus, gpus / self.gpus) if self.gpus else cpus
         if slots < 1 and not cpus:
             raise SpearError("the Ray cluster has no CPUs: all its nodes are gone")
         if slots < 1:
-            raise OptionError(
-                f"a cell needs {self.cpus:g} CPUs and {self.gpus:g} GPUs, but the Ray cluster has {cpus:g} and {gpus:g}"
-            )
+            needed = f"a cell needs one CPU and {self.gpus:g} GPUs"
+            raise OptionError(f"{needed}, but the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs")
         return int(slots)
 
 
@@ -123,8 +118,6 @@ def _check_connection(address: str) -> None:
 
 
 def _ray() -> Any:
-    try:
+    with needs("Ray", "ray"):
         import ray
-    except ImportError as error:
-        raise MissingExtraError("Ray", "ray") from error
     return ray

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.experiments.attack import pixels_of
-from spearpp.experiments.cell import cells_of
 from spearpp.experiments.intervals import Interval
 from spearpp.experiments.reproduce import Reproduction, Result
 from spearpp.experiments.store import Store
 from spearpp.experiments.table import Table
-from spearpp.pictures import png
+from spearpp.pictures import guess_shape, png
 from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.types import Float, Tensor
 
@@ -159,14 +158,13 @@ def pictures(table: Table, store: Store) -> list[Picture]:
     """Draw, for each row, the stored batch with the most recovered inputs. Originals are above recovered inputs."""
     drawn = []
     for row in table.rows:
-        cells = cells_of(row.setting, table.batches)
-        with_images = [found for cell in cells if (found := store.get(cell)) is not None and found.result.get("images")]
+        with_images = [each for each in store.batches(row.setting, table.batches) if each.result.get("images")]
         if not with_images:
             continue
         best = max(with_images, key=lambda each: each.result["recovered"])
         originals, recovered = pixels_of(best.result["images"], row.setting.b)
-        shape = (3, row.setting.data.size, row.setting.data.size)
-        if originals.shape[1] != math.prod(shape):
+        shape = guess_shape(originals.shape[1])
+        if shape is None or shape[0] != 3:
             continue  # the inputs are not colour images
         sheet = contact_sheet(originals, recovered, shape)
         b, m = row.setting.b, row.setting.m

@@ -69,7 +69,7 @@ def collect(table: Table, store: Store) -> Reproduction:
     """Collect the results of a table that this code version has stored."""
     results, used = [], []
     for row in table.rows:
-        found = [stored for cell in cells_of(row.setting, table.batches) if (stored := store.get(cell)) is not None]
+        found = store.batches(row.setting, table.batches)
         results.append(summarise(row, [each.result for each in found], table.batches))
         used += found
     return Reproduction(

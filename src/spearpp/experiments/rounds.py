@@ -1,7 +1,9 @@
 """One simulated attack on several rounds of a client, which are inverted together."""
 
+import operator
 import time
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -23,9 +25,12 @@ from spearpp.simulate import Client, FedSGD, Quantise, TopK, mlp, play_rounds
 class RoundsAttack:
     """A setting of one attack on several rounds: the client has the same samples in every round.
 
-    >>> attack = RoundsAttack(b=12, m=20, rounds=3, data=Source("digits"), depth=1, server_rate=0.5)
-    >>> attack.measure(1000, torch.device("cpu"))["wrongly_certified"]
-    0
+    The network has one hidden layer of m neurons.
+
+    >>> attack = RoundsAttack(b=6, m=24, rounds=3, data=Source("digits"), server_rate=0.5)
+    >>> done = attack.measure(1000, torch.device("cpu"))
+    >>> done["certified"], done["wrongly_certified"]
+    (6, 0)
     """
 
     b: int
@@ -36,18 +41,14 @@ class RoundsAttack:
     changes: tuple[TopK | Quantise, ...] = ()
     """Changes to every update before the server receives it, in order."""
     data: Source = Source()
-    depth: int = 1
-    """Number of hidden layers, with m neurons each."""
     server_rate: float = 0.1
     """Learning rate of the server, which subtracts this multiple of the client's gradient after every round."""
     threshold: float = PAPER_PSNR
     """PSNR in dB above which an input counts as recovered."""
 
     def __post_init__(self) -> None:
-        if min(self.b, self.m, self.depth, self.rounds) < 1:
-            raise OptionError(
-                f"b={self.b}, m={self.m}, depth={self.depth}, rounds={self.rounds}: each must be at least 1"
-            )
+        if min(self.b, self.m, self.rounds) < 1:
+            raise OptionError(f"b={self.b}, m={self.m}, rounds={self.rounds}: each must be at least 1")
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
         """Simulate the rounds, invert them together and compare the result with the batch.
@@ -57,10 +58,8 @@ class RoundsAttack:
         """
         generator = torch.Generator().manual_seed(seed)
         batch = self.data.draw(self.b, generator)
-        model = mlp(batch.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
-        client = self.client
-        for change in self.changes:
-            client = client | change
+        model = mlp(batch.inputs.shape[1], [self.m], self.data.classes, generator=generator).to(device)
+        client = reduce(operator.or_, self.changes, self.client)
         updates = play_rounds(model, client, [batch] * self.rounds, rate=self.server_rate, generator=generator)
         layer = first_layer([make_plan(each, model, None) for each in updates])
         if layer is None:

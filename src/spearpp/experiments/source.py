@@ -35,8 +35,6 @@ class Source:
     kind: Kind = "photographs"
     digest: str = ""
     """Digest of values and labels, for files (``Dataset.digest``)."""
-    size: int = 32
-    """Height and width of photographs and of images in a folder, in pixels."""
     label: str | None = None
     """Column of a table that holds the class; None takes the last column."""
     path: str | None = field(default=None, metadata={"place": True})
@@ -48,8 +46,6 @@ class Source:
         Raises:
             DataError: if the content of the file does not match ``digest``.
         """
-        if self.kind == "photographs":
-            return simulate.photographs(samples, size=self.size, normalise=normalise, generator=generator)
         if self.kind in OFFLINE:
             return OFFLINE[self.kind](samples, normalise=normalise, generator=generator)
         loaded = self._loaded()
@@ -74,7 +70,7 @@ class Source:
 
     def _loaded(self) -> Dataset:
         if self.kind == "folder":
-            return simulate.image_folder(self.path or "", size=self.size)
+            return simulate.image_folder(self.path or "")
         if self.kind == "table":
             return simulate.table(self.path or "", label=self.label)
         return _cifar10(self.path)
@@ -87,7 +83,7 @@ class Source:
             DataError: if there is no such data set, or it cannot be read.
 
         >>> Source.parse("photographs")
-        Source(kind='photographs', digest='', size=32, label=None, path=None)
+        Source(kind='photographs', digest='', label=None, path=None)
         """
         named: Kind | None = next((kind for kind in NAMED if kind == text.replace("-", "_")), None)
         if named is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from spearpp.errors import SpearError
-from spearpp.experiments.cell import Cell, code_version, commit
+from spearpp.experiments.cell import Cell, Setting, cells_of, code_version, commit
 
 APPLICATION_ID = 0x53504152
 """SQLite application id of a store: the letters "SPAR"."""
@@ -48,17 +48,12 @@ class StoreError(SpearError):
 class Stored:
     """One measured cell and how it was measured."""
 
-    key: str
     seed: int
-    code: str
-    """Code version that measured the cell."""
     result: dict[str, Any]
     commit: str
     """Git commit that measured the cell."""
     versions: dict[str, str]
     """Versions of the libraries, and the device."""
-    stored: str
-    """Time of storing, in UTC as ISO 8601."""
 
 
 class Store:
@@ -160,29 +155,26 @@ class Store:
     def get(self, cell: Cell) -> Stored | None:
         """Return the result that this code version stored for a cell, or None."""
         with self._errors():
-            names = "key, seed, code, result, commit_id, versions, stored"
             row = self._connection.execute(
-                f"SELECT {names} FROM cells WHERE key = ?",  # noqa: S608
-                (cell.key,),
+                "SELECT result, commit_id, versions FROM cells WHERE key = ?", (cell.key,)
             ).fetchone()
         if row is None:
             return None
-        key, seed, code, result, commit_id, versions, stored = row
         try:
-            return Stored(key, seed, code, json.loads(result), commit_id, json.loads(versions), stored)
+            return Stored(cell.seed, json.loads(row[0]), row[1], json.loads(row[2]))
         except ValueError as error:
-            raise StoreError(f"{self.path} contains a damaged result with key {key[:12]}: {error}") from error
+            raise StoreError(f"{self.path} contains a damaged result with key {cell.key[:12]}: {error}") from error
+
+    def batches(self, setting: Setting, count: int) -> list[Stored]:
+        """Return the results that this code version stored for the first ``count`` seeds of a setting."""
+        return [found for cell in cells_of(setting, count) if (found := self.get(cell)) is not None]
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return the cells that this code version has not stored yet, without duplicates, in the given order."""
         wanted = {cell.key: cell for cell in cells}
         with self._errors():
-            known = {
-                row[0]
-                for row in self._connection.execute(
-                    "SELECT key FROM cells WHERE code = ?", (code_version(),)
-                ).fetchall()
-            }
+            rows = self._connection.execute("SELECT key FROM cells WHERE code = ?", (code_version(),)).fetchall()
+        known = {key for (key,) in rows}
         return [cell for key, cell in wanted.items() if key not in known]
 
     def stale(self, cells: Iterable[Cell]) -> int:
@@ -193,11 +185,6 @@ class Store:
                 "SELECT setting, seed FROM cells WHERE code != ?", (code_version(),)
             ).fetchall()
         return sum((setting, seed) in wanted for setting, seed in rows)
-
-    def __len__(self) -> int:
-        with self._errors():
-            count: int = self._connection.execute("SELECT count(*) FROM cells").fetchone()[0]
-        return count
 
     def close(self) -> None:
         """Close the file."""

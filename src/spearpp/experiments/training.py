@@ -12,7 +12,7 @@ import torch
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
-from spearpp.simulate import Batch, Cast, Client, FedSGD, Quantise, TopK, mlp
+from spearpp.simulate import Cast, Client, FedSGD, Quantise, TopK, mlp
 from spearpp.types import Tensor
 
 
@@ -38,8 +38,6 @@ class Training:
     data: Source = Source()
     depth: int = 3
     """Number of hidden layers, with m neurons each."""
-    normalise: bool = True
-    """Whether the inputs of the network are normalised."""
     rounds: int = 100
     """Number of rounds."""
     rate: float = 0.1
@@ -62,15 +60,14 @@ class Training:
         """
         began = time.perf_counter()
         generator = torch.Generator().manual_seed(seed)
-        drawn = self.data.draw(self.train + self.test, generator, normalise=self.normalise)
+        drawn = self.data.draw(self.train + self.test, generator)
         model = mlp(drawn.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
         client = reduce(operator.or_, self.changes, self.client)
         diverged = False
         for _ in range(self.rounds):
             rows = torch.randint(self.train, (self.b,), generator=generator)
-            batch = Batch(drawn.inputs[rows], drawn.labels[rows], drawn.normalisation)
             try:
-                update = client(model, batch, generator)
+                update = client(model, drawn.pick(rows), generator)
             except NonFiniteError:  # the noise or the learning rate is too large
                 diverged = True
                 break

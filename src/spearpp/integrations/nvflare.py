@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from spearpp.auditing.folder import Redaction
-from spearpp.errors import DataError, MissingExtraError, OptionError, SpearError
+from spearpp.errors import DataError, OptionError, SpearError, needs
 from spearpp.integrations.common.federation import Pseudonyms, RoundSampler, Training, round_name
 from spearpp.integrations.common.job import LOGGER, Job, Settings, tensors_of
 from spearpp.integrations.common.policy import Gate, Policy
@@ -24,7 +24,7 @@ from spearpp.integrations.common.worker import Auditor
 from spearpp.types import Tensor
 from spearpp.update import Kind
 
-try:
+with needs("nvflare", "nvflare"):
     from nvflare.apis.dxo import DXO, DataKind
     from nvflare.apis.event_type import EventType
     from nvflare.apis.filter import ContentBlockedException, FilterChainType, FilterContextKey
@@ -50,8 +50,6 @@ try:
 
     else:
         from nvflare.apis.dxo_filter import DXOFilter
-except ImportError as missing:
-    raise MissingExtraError("nvflare", "nvflare") from missing
 
 __all__ = ["AuditFilter"]
 SENT = "spearpp.sent"

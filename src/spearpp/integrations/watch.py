@@ -6,7 +6,6 @@ of reports. A restart therefore continues where the last run ended, and copies o
 """
 
 import json
-import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from spearpp.errors import DataError, OptionError, SpearError
-from spearpp.integrations.common.job import SCRATCH, Job, Settings, perform
+from spearpp.integrations.common.job import LOGGER, SCRATCH, Job, Settings, perform
 from spearpp.integrations.common.outcome import Outcome
 from spearpp.report import timeline
 from spearpp.report.leaks import Leak
@@ -27,7 +26,6 @@ from spearpp.update.files import READERS, FileName, open_tensors, write_whole
 from spearpp.update.rounds import by_number
 from spearpp.update.source import sha256_of
 
-LOGGER = logging.getLogger("spearpp.integrations")
 MEMORY = "watched.json"
 """File in the folder of reports that lists the audited updates."""
 TRIES = 5
@@ -252,19 +250,10 @@ class Watch:
 
 
 def _remembered(content: str, entry: dict[str, Any]) -> Outcome:
-    """Return the outcome of an audit from the list of audited updates.
-
-    An earlier release did not store the leaks. Its updates count as one leak that nobody has accepted.
-    """
+    """Return the outcome of an audit from the list of audited updates."""
     try:
-        stored = entry.get("leaks")
-        found = [Leak(**each) for each in stored] if stored is not None else []
-        if stored is None and entry.get("verdict") == "LEAKS":
-            found.append(Leak("inputs", "not recorded", 1, 0, None))
-        if stored is None and entry.get("fitting"):
-            found.append(Leak("unproved", "not recorded", int(entry["fitting"]), 0, None))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{MEMORY} has a damaged entry. Delete the file to audit all updates again: {error}") from error
-    return Outcome(
-        str(entry.get("file")), entry.get("verdict"), str(entry.get("summary")), found=tuple(found), sha256=content
-    )
+        found = tuple(Leak(**each) for each in entry["leaks"])
+    except (KeyError, TypeError) as error:
+        why = f"{MEMORY} has a damaged entry. Delete the file to audit all updates again: {error!r}"
+        raise DataError(why) from error
+    return Outcome(str(entry.get("file")), entry.get("verdict"), str(entry.get("summary")), found=found, sha256=content)

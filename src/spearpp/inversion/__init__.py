@@ -29,14 +29,14 @@ Modules, in the order in which one layer passes through them:
 ``network``               the equations of the whole network, for any activation (``chain``, ``spans``)
 ``levels``                how noisy inputs and moving weights disturb these equations
 ``residuals``             these equations for many points at once; ``tangents`` has their derivatives
-``loop``                  run a search from ``spearpp.search`` and collect the directions that it proposes
+``loop``                  run a search from ``spearpp.search``, collect the directions that it proposes, and assemble
+                          the inputs
 ``pool``, ``selection``   keep sparse directions, and select the b that belong together (``swaps`` scores exchanges)
 ``matches``               inputs that the next layer determines one by one
 ``solutions``             inputs that single rows of the gradient, or the network equations, determine one by one
 ``evidence``              certify recovered inputs without ground truth
-``assemble``, ``result``  put the result together
-``local_fit``             after local training: all samples fitted by repeating the training (``training``,
-                          ``visit_order``)
+``result``                the result of an inversion
+``local_fit``             after local training: all samples fitted by repeating the training (``training``)
 ``invert``, ``many``      the public functions for one layer and for many layers
 ``pixels``                after the inversion: pictures from the features that a front end computed
 ========================  ==========================================================================================

@@ -9,16 +9,23 @@ from dataclasses import replace
 import torch
 
 from spearpp.errors import OptionError
-from spearpp.inversion.assemble import Recovered, assemble, no_inputs
 from spearpp.inversion.levels import with_input_noise
-from spearpp.inversion.loop import SearchOutcome, nothing_to_find, only_direction, search_loop
+from spearpp.inversion.loop import (
+    Recovered,
+    SearchOutcome,
+    assemble,
+    no_inputs,
+    nothing_to_find,
+    only_direction,
+    search_loop,
+)
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Clock, Inversion, Progress, Stats
-from spearpp.linalg.threads import single_thread_if_small
+from spearpp.linalg.chunks import single_thread_if_small
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following
 from spearpp.search import Equations, Gated, Search
@@ -83,7 +90,8 @@ def invert(
             does not show a clear rank. A clear rank may be smaller: samples may repeat or activate no neuron.
         generator: source of randomness; None is a generator with seed 0.
         dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
-        one_step: whether the gradient is known to come from one step and not from local training.
+        one_step: whether the gradient is known to come from one step and not from local training. ``spearpp.audit``
+            knows this, as it knows ``dropout`` and ``rounds``.
         rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
             from some of them. The tensors of the next layer are then those of all rounds side by side,
             (m₂, rounds · m).
@@ -161,7 +169,7 @@ def _inversion(
 ) -> Inversion:
     """Return the result on the device of the gradient."""
     seen = problem.seen
-    zeros = problem.tolerance.zeros(recovered.directions @ problem.factors.left.T, recovered.directions)
+    zeros = problem.zeros(recovered.directions)
     zeros = (zeros & problem.factors.live).sum(1).to(seen.device)
     fits = recovered.certified if bool(recovered.certified.all()) else recovered.certified | recovered.fits(problem)
     recovered, factors = to_device(recovered, seen.device), to_device(problem.factors, seen.device)

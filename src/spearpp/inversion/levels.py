@@ -47,7 +47,7 @@ Measured: with 0.1, one of three batches lacked samples; with 0.2, none of five
 
 def with_input_noise(network: Network, own: Factors, seen: Observation) -> Network:
     """Add the noise of the row space to the levels of all spans, if the gradient has white noise beyond rounding."""
-    noise = float(torch.linalg.vector_norm(own.row_noise)) / max(1, len(own.row_noise)) ** 0.5
+    noise = own.entry_noise
     size = float(torch.linalg.vector_norm(own.row_norms)) / seen.gradient.numel() ** 0.5
     edge = noise * sum(length**0.5 for length in seen.gradient.shape)
     white = bool((own.spectrum[own.batch_size :] <= WHITE * edge).all())
@@ -65,7 +65,7 @@ def with_input_noise(network: Network, own: Factors, seen: Observation) -> Netwo
     for span, vectors, changed in pairs:
         outside = (changed - vectors) - ((changed - vectors) @ span.basis) @ span.basis.T
         found[span] = float((norm(outside) / norm(vectors)).median()) / step
-    preactivations = seen.weight @ (own.right / own.singular_values[:, None]).T
+    preactivations = seen.weight @ own.rows.T
     amplified = noise * torch.linalg.pinv(preactivations) / own.singular_values[:, None]
     sensitive = tuple(replace(span, sensitivity=found.get(span, 0.0)) for span in network.spans)
     return replace(network, spans=sensitive, input_noise=amplified)
@@ -107,8 +107,9 @@ def halfway_network(path: Sequence[tuple[Observation, Following]], own: Factors)
             gradient_of_outputs = later.gradient[:, -1]
         if len(values) > b:
             rows = right[:b].T.contiguous()
-            spans.append(Span(index, False, rows, values[:b], 0.0, rounding, appended_one=later.has_bias))
-            spans.append(Span(index, True, left[:, :b].contiguous(), values[:b], 0.0, rounding))
+            signals = left[:, :b].contiguous()
+            spans.append(Span(index, False, rows, values[:b], 0.0, rounding, signals, later.has_bias))
+            spans.append(Span(index, True, signals, values[:b], 0.0, rounding, rows))
     if not any(span.layer for span in spans):
         return None
     networks = []

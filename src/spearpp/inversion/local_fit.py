@@ -5,7 +5,7 @@ unknowns are the coordinates of the samples, the size κ of their steps, and the
 
 1. with any mixing: b samples have about 2 b² unknowns and more than 20 b² equations, and Gauss-Newton steps from points
    nearby solve them up to terms of second order in the movement of the weights;
-2. the mixing gives the likely orders of the mini-batches (``spearpp.inversion.visit_order``). Each is repeated exactly,
+2. the mixing gives the likely orders of the mini-batches (``likely_orders``). Each is repeated exactly,
    and the order that leaves the least outside the span of the derivatives is kept;
 3. with this order, Gauss-Newton steps solve the equations for the coordinates and κ alone.
 
@@ -20,8 +20,7 @@ from itertools import islice, permutations
 import torch
 
 from spearpp.inversion.solutions import affine
-from spearpp.inversion.training import LocalTraining, Visits
-from spearpp.inversion.visit_order import likely_orders, mixing_of, number_of_batches
+from spearpp.inversion.training import LocalTraining, Visits, likely_orders, mixing_of, number_of_batches
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 

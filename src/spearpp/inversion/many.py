@@ -22,21 +22,21 @@ from spearpp.inversion.selection import inputs_at
 from spearpp.inversion.swaps import agreeing
 from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
-from spearpp.linalg.nullspace import LEAST_BY_GRAM, smallest_eigenvector
+from spearpp.linalg.nullspace import MIN_BY_GRAM, smallest_eigenvector
 from spearpp.search import Gated
-from spearpp.search.gated import LEAST_STARTS_GPU
+from spearpp.search.gated import MIN_STARTS_GPU
 from spearpp.search.gated.accept import SAME, acceptable
 from spearpp.search.gated.descent import Effort, descend_many
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
 from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows, to_device
 
-STARTS = LEAST_STARTS_GPU[1]
+STARTS = MIN_STARTS_GPU[1]
 """Number of random starts in each layer. Measured for rounds on a GPU: 512 starts are as fast as 128 and find the whole
 batch in one round at b=20 (``docs/lab/notebook.md``, "Speed")."""
 SPARE = 2
 """Number of end points that are refined, for each sample. Design choice: some end points are wrong, and refinement is
 the most expensive step."""
-LARGEST_SIDE = 512
+MAX_SIDE = 512
 """Largest number of neurons, or of inputs if there are fewer, of layers that are inverted at once. Design choice: a
 larger layer keeps a GPU busy without a batch."""
 BYTES = 2**32
@@ -107,7 +107,7 @@ def _batches(layers: Sequence[LayerTensors]) -> Iterator[list[int]]:
     """
     if not layers or not isinstance(layers[0][0], Tensor) or not layers[0][0].is_cuda:
         return
-    if layers[0][0].ndim != 2 or min(layers[0][0].shape) > LARGEST_SIDE:
+    if layers[0][0].ndim != 2 or min(layers[0][0].shape) > MAX_SIDE:
         return
     first = _signature(layers[0])
     alike = [i for i, layer in enumerate(layers) if _signature(layer) == first]
@@ -174,7 +174,7 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             continue
         with clock("filter"):
             problem, directions = _select_layers(problem, kept), chosen[kept]
-            zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
+            zeros = problem.zeros(directions)
             evidence = certify_many(problem, directions, zeros)
             points = torch.linalg.inv(directions.mT)
             scores = (agreeing(problem, points, zeros) / zeros[0].numel()).tolist()
@@ -221,15 +221,14 @@ def _split(groups: list[SameRank]) -> Iterator[SameRank]:
 def _descend(problem: Problem, search: Gated, effort: Effort, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Descend from the same random starts in every layer, and return the end points and their directions."""
     left, a = problem.factors.left, problem.preactivations
-    updates, m, b = left.shape
+    updates, _, b = left.shape
     live = problem.factors.live[..., None]
     scale = a.square().mean((1, 2), keepdim=True).sqrt().clamp_min(torch.finfo(a.dtype).tiny)
     gates = torch.where(live, a / scale, 0.0).to(search.dtype)
     basis = torch.eye(b, dtype=search.dtype, device=left.device).expand(updates, b, b)
     starts = sphere.uniform(STARTS, b, generator, dtype=search.dtype, device=left.device)
     starts = starts.expand(updates, -1, -1).contiguous()
-    counts = [m] * updates
-    ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, counts, effort, search.rate)
+    ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, effort, search.rate)
     return ends.double(), directions.double()
 
 
@@ -250,7 +249,7 @@ def _choose(
     points, directions = (torch.take_along_dim(each, order[..., None], dim=1) for each in (points, directions))
     solved, accepted = _refine(problem, points, sphere.retract(directions))
     accepted &= worth
-    zeros = problem.tolerance.zeros(solved @ problem.factors.left.mT, solved).sum(-1)
+    zeros = problem.zeros(solved).sum(-1)
     order = torch.where(accepted, zeros, -1).argsort(dim=-1, descending=True, stable=True)
     solved = torch.take_along_dim(solved, order[..., None], dim=1)
     repeated = ((solved @ solved.mT).abs() > SAME).tril(-1).any(-1)
@@ -261,7 +260,7 @@ def _choose(
     one_missing = kept.sum(-1) == b - 1
     chosen[:, -1] = torch.where(one_missing[:, None], last, chosen[:, -1])
     factor, failed = torch.linalg.cholesky_ex(chosen @ chosen.mT)
-    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > LEAST_BY_GRAM)
+    basis = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).amin(1) > MIN_BY_GRAM)
     return chosen, basis & ((kept.sum(-1) >= b) | (one_missing & last_accepted))
 
 

@@ -303,15 +303,3 @@ def _solve_masked(
     block, norms = min_masked_residual(masks, span, fixed, (rows, weights))
     solved = torch.linalg.solve_triangular(triangle, block.transpose(0, 1).reshape(b, -1), upper=True)
     return solved.reshape(b, len(masks), 2).permute(1, 2, 0), norms
-
-
-def inputs_of(problem: Problem, points: Float[Tensor, "k b"]) -> Float[Tensor, "k n"]:
-    """Return the input x of each point p, from x̂ = Rᵀp scaled so that its last coordinate is 1.
-
-    For a layer without bias, the scale is unknown and inputs have unit norm.
-    """
-    inputs = points @ problem.factors.right
-    if not problem.seen.has_bias:
-        return sphere.retract(inputs)
-    scale = inputs[:, -1:]
-    return inputs[:, :-1] / torch.where(scale == 0, 1.0, scale)

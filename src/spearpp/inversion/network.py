@@ -251,17 +251,17 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
         if factors is None:
             notes.append(f"the gradient of {name} does not show the {own.batch_size} samples of the batch")
             continue
-        noise, rounding = _noise(factors, later), ROUNDING * later.gradient_epsilon
-        rows = (factors.right / factors.singular_values[:, None]).T.contiguous()
+        noise, rounding = factors.entry_noise, ROUNDING * later.gradient_epsilon
+        rows = factors.rows.T.contiguous()
         if rows.shape[0] > own.batch_size:
             spans.append(
-                Span(index, False, rows, factors.singular_values, noise, rounding, appended_one=later.has_bias)
+                Span(index, False, rows, factors.singular_values, noise, rounding, factors.left, later.has_bias)
             )
         if factors.left.shape[0] > own.batch_size:
-            spans.append(Span(index, True, factors.left, factors.singular_values, noise, rounding))
+            spans.append(Span(index, True, factors.left, factors.singular_values, noise, rounding, rows))
     if own.left.shape[0] > own.batch_size:
         rounding = ROUNDING * seen.gradient_epsilon
-        spans.append(Span(0, True, own.left, own.singular_values, _noise(own, seen), rounding))
+        spans.append(Span(0, True, own.left, own.singular_values, own.entry_noise, rounding))
     rests = tuple(each.rest for each in rounds)
     return Network(rests, loss, outputs, tuple(spans), weights, output_gradient, notes=notes)
 
@@ -275,8 +275,3 @@ def _at_rank(seen: Observation, batch_size: int) -> Factors | None:
     except RankError:
         return None
     return factors if factors.batch_size == batch_size else None
-
-
-def _noise(factors: Factors, seen: Observation) -> float:
-    """Return the standard deviation of the noise in an entry, averaged over the rows."""
-    return float(torch.linalg.vector_norm(factors.row_noise)) / max(1, seen.gradient.shape[0]) ** 0.5

@@ -218,7 +218,7 @@ def _equations(factors: Factors, weight: Tensor) -> NextLayer:
     """Return the equations of a next layer from the factors of its gradient and its weights."""
     live = max(1, factors.live_neurons)
     return NextLayer(
-        activations=(factors.right / factors.singular_values[:, None]).T.contiguous(),
+        activations=factors.rows.T.contiguous(),
         singular_values=factors.singular_values,
         back=weight.T @ factors.left,
         column=float(weight.square().sum(0).mean().sqrt()),

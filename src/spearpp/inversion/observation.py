@@ -13,7 +13,7 @@ from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Tensor
 
-LARGEST_MAGNITUDE = 1e100
+MAX_MAGNITUDE = 1e100
 """Largest entry of a gradient that is used without scaling, and one over the smallest. Derived: squares of such
 numbers, and sums of many squares, stay within the range of float64, which is 1e-308 to 1e308."""
 
@@ -124,7 +124,7 @@ def _scale_into_range(gradient: Tensor) -> Tensor:
     """
     smallest, largest = torch.aminmax(gradient)
     magnitude = max(-float(smallest), float(largest))
-    if magnitude == 0 or 1 / LARGEST_MAGNITUDE < magnitude < LARGEST_MAGNITUDE:
+    if magnitude == 0 or 1 / MAX_MAGNITUDE < magnitude < MAX_MAGNITUDE:
         return gradient
     return torch.ldexp(gradient, torch.tensor(-math.frexp(magnitude)[1], device=gradient.device))
 

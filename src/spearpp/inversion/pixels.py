@@ -22,7 +22,6 @@ picture satisfies the e - n extra equations only by chance: each of them holds t
 """
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from itertools import combinations
 import torch
 
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.time_limit import time_is_up
 from spearpp.model.front import FrontEnd
 from spearpp.types import Bool, Float, Int, Tensor, replace_rows
 
@@ -104,16 +104,14 @@ def solve(
     noise: Float[Tensor, "k"],
     *,
     generator: torch.Generator,
-    deadline: float | None = None,
 ) -> Pictures:
-    """Solve ψ(x) = f for every feature vector.
+    """Solve ψ(x) = f for every feature vector, or for as many as the ``time_limit`` of the caller allows.
 
     Args:
         front: ψ.
         features: f, one row for each picture.
         noise: relative residual at which a picture is solved.
         generator: source of randomness, for the starting points.
-        deadline: value of ``time.monotonic()`` at which the search ends; None for no limit.
 
     >>> from torch import nn
     >>> _ = torch.manual_seed(0)
@@ -134,22 +132,22 @@ def solve(
         scale = _input_scale(front, norms, generator)
         for attempt in range(ATTEMPTS):
             rows = torch.nonzero(found.residual > noise.to(norms))[:, 0]
-            if not len(rows) or (deadline is not None and time.monotonic() >= deadline):
+            if not len(rows) or time_is_up():
                 break
             for some in rows.split(len(rows) if rows.is_cuda else ON_CPU):
                 drawn = _draw(len(some), front, generator, features.device)
                 again = ends[some].nan_to_num() + (SHAKE * scale * drawn if attempt else 0)
                 start = scale * drawn if attempt in RANDOM else again
-                points = _descend(front, features[some], start, scale, deadline).double()
+                points = _descend(front, features[some], start, scale).double()
                 ends[some] = ends[some] if attempt in RANDOM else points
                 for row, point in zip(some.split(1), points.split(1), strict=True):
-                    ended = _finish(front, point, features[row], float(noise[row]), deadline)
+                    ended = _finish(front, point, features[row], float(noise[row]))
                     if bool(ended.residual < found.residual[row]):
                         found = replace_rows(found, row, ended)
                 solved = some[(found.residual <= noise.to(norms))[some]][: SECOND_STARTS - checked]
                 if len(solved):
                     checked += len(solved)
-                    unique &= _same_from_elsewhere(front, features, noise, found, solved, scale, generator, deadline)
+                    unique &= _same_from_elsewhere(front, features, noise, found, solved, scale, generator)
     if not unique or not checked or _has_symmetry(front, features, found, found.residual <= noise.to(norms)):
         nothing = torch.full_like(norms, torch.inf)
         return replace(found, slope=nothing, error=nothing)
@@ -164,7 +162,6 @@ def _same_from_elsewhere(
     rows: Int[Tensor, "j"],
     scale: float,
     generator: torch.Generator,
-    deadline: float | None,
 ) -> bool:
     """Return whether no start elsewhere ends at another picture with the same features.
 
@@ -172,13 +169,13 @@ def _same_from_elsewhere(
     pictures have them too, and a start at random ends at one of these.
     """
     start = scale * _draw(len(rows), front, generator, features.device)
-    points = _descend(front, features[rows], start, scale, deadline)
+    points = _descend(front, features[rows], start, scale)
     for row, point in zip(rows.split(1), points.double().split(1), strict=True):
-        other = _finish(front, point, features[row], float(noise[row]), deadline)
+        other = _finish(front, point, features[row], float(noise[row]))
         distance = torch.linalg.vector_norm(other.inputs - found.inputs[row])
         if bool((other.residual <= NEAR) & (distance > ELSEWHERE * torch.linalg.vector_norm(found.inputs[row]))):
             return False
-    return deadline is None or time.monotonic() < deadline
+    return not time_is_up()
 
 
 def _has_symmetry(front: FrontEnd, features: Float[Tensor, "k m"], found: Pictures, solved: Bool[Tensor, "k"]) -> bool:
@@ -211,11 +208,7 @@ def _unsolved(front: FrontEnd, features: Float[Tensor, "k m"]) -> Pictures:
 
 
 def _descend(
-    front: FrontEnd,
-    features: Float[Tensor, "k m"],
-    start: Float[Tensor, "k n"],
-    scale: float,
-    deadline: float | None,
+    front: FrontEnd, features: Float[Tensor, "k m"], start: Float[Tensor, "k n"], scale: float
 ) -> Float[Tensor, "k n"]:
     """Return the end points of Adam in single precision, for inputs of about the size ``scale``."""
     points = start.float()
@@ -224,7 +217,7 @@ def _descend(
     target, norms = (features / norms).float(), norms.float()
     mean, square = torch.zeros_like(points), torch.zeros_like(points)
     for step in range(STEPS):
-        if deadline is not None and time.monotonic() >= deadline:
+        if time_is_up():
             break
         width = WIDTH * (1 - 2 * step / STEPS)
         smooth = {name: width * each for name, each in widths.items() if each > 0} if width > 0 else None
@@ -240,9 +233,7 @@ def _descend(
     return points
 
 
-def _finish(
-    front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor, "1 m"], noise: float, deadline: float | None
-) -> Pictures:
+def _finish(front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor, "1 m"], noise: float) -> Pictures:
     """Take Gauss-Newton steps in double precision, and measure how well the equations determine the end point.
 
     The steps end when the residual is below the noise.
@@ -256,7 +247,7 @@ def _finish(
     size = torch.linalg.vector_norm(residual)
     found = replace(_unsolved(front, features), inputs=point, residual=size[None])
     for step in range(FINISH + 1):
-        if not bool(size <= NEAR) or (deadline is not None and time.monotonic() >= deadline):
+        if not bool(size <= NEAR) or time_is_up():
             break
         matrix = jacobian(front, point)[0] / norm
         equations = (matrix != 0).any(1).sum()

@@ -74,7 +74,7 @@ def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"], *, solve
         found = sphere.retract(found.double())
         found = torch.cat([_sparse_enough(problem, chunk) for chunk in _chunks(found, 24 * len(problem.factors.left))])
         found = refit(problem, drop_neighbours(found))
-    zeros = problem.tolerance.zeros(found @ problem.factors.left.T, found)
+    zeros = problem.zeros(found)
     enough = (_live_count(problem, zeros) >= problem.tolerance.least_zeros).nonzero()[:, 0]
     found, zeros = found[enough], zeros[enough]
     new = _new_directions(pool, problem, found, zeros)

@@ -53,6 +53,10 @@ class Problem:
         """b, the number of samples that the gradient shows."""
         return self.factors.batch_size
 
+    def zeros(self, directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
+        """Return which entries of L q are zero up to noise, one row for each direction q."""
+        return self.tolerance.zeros(directions @ self.factors.left.mT, directions)
+
     def on(self, device: torch.device) -> "Problem":
         """Return this problem on another device, without the next layer. ``seen`` stays on its device."""
         return replace(

@@ -94,7 +94,7 @@ def compute_score(problem: Problem, points: Float[Tensor, "b b"], zeros: Bool[Te
 
 
 def greedy_filt(
-    problem: Problem, chosen: Selection, pool: Pool, held: Int[Tensor, "b"], order: Int[Tensor, "candidates"]
+    problem: Problem, chosen: Selection, pool: Pool, pool_indices: Int[Tensor, "b"], order: Int[Tensor, "candidates"]
 ) -> Selection:
     """GreedyFilt: swap candidates into the selection as long as a swap improves it and λ is below 1.
 
@@ -111,7 +111,7 @@ def greedy_filt(
         problem: the layer.
         chosen: b directions to start from.
         pool: the candidates.
-        held: index in the pool of each of the b directions; -1 for a direction that is not in the pool.
+        pool_indices: index in the pool of each of the b directions; -1 for a direction that is not in the pool.
         order: indices of the candidates to try, in this order.
 
     Returns:
@@ -120,7 +120,7 @@ def greedy_filt(
     directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
     b, m = zeros.shape
     best, score, best_before = merit(chosen), chosen.score, -1
-    points, selected, tried = chosen.points, held.tolist(), order.tolist()
+    points, selected, tried = chosen.points, pool_indices.tolist(), order.tolist()
     most_at_once = small_chunk_size(directions.device, 8 * b * b * m)
     while best_before < best and score < 1:
         if best_before >= 0:
@@ -151,7 +151,7 @@ def merit(chosen: Selection) -> int:
     return round(chosen.score * chosen.zeros.numel()) + int(chosen.zeros.sum())
 
 
-def steadiest_first(problem: Problem, pool: Pool) -> Int[Tensor, "candidates"]:
+def least_noisy_first(problem: Problem, pool: Pool) -> Int[Tensor, "candidates"]:
     """Return the indices of all candidates by increasing ‖Σ⁻¹q‖, the noise of L q.
 
     Directions of samples with a strong gradient come first, then weak samples, then directions that only fit noise.
@@ -193,11 +193,13 @@ def select(
         order: indices of the candidates in the order in which they are considered; None for the sparsest first.
     """
     order = pool.sparsest_first() if order is None else order
-    start, held = initial(problem, pool, order)
-    fresh = greedy_filt(problem, start, pool, held, order)
+    start, pool_indices = initial(problem, pool, order)
+    fresh = greedy_filt(problem, start, pool, pool_indices, order)
     if before is None or fresh.score == 1.0:
         return fresh
-    again = greedy_filt(problem, before, pool, torch.full_like(held, -1), order[: RETRIED_PER_SAMPLE * len(held)])
+    again = greedy_filt(
+        problem, before, pool, torch.full_like(pool_indices, -1), order[: RETRIED_PER_SAMPLE * len(pool_indices)]
+    )
     return again if merit(again) > merit(fresh) else fresh
 
 
@@ -224,7 +226,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
         directions[usable] = torch.cat([smallest_eigenvector(chunk.mT @ chunk) for chunk in chunks])
         if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
             return chosen
-        zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions)
+        zeros = problem.zeros(directions)
         chosen = Selection.of(problem, directions, zeros)
     return chosen
 

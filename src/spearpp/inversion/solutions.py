@@ -99,7 +99,7 @@ def coordinates_of(problem: Problem) -> tuple[Float[Tensor, "m b"], Float[Tensor
     """Return A with z = A p, and the vector e with e·p = 1 for every sample; None for a layer without bias."""
     factors = problem.factors
     preactivations = problem.preactivations / factors.singular_values
-    return preactivations, factors.right[:, -1] / factors.singular_values if problem.seen.has_bias else None
+    return preactivations, factors.rows[:, -1] if problem.seen.has_bias else None
 
 
 def affine(

@@ -53,7 +53,7 @@ STATED_SIGMAS = 4.0
 """Number of standard deviations of the stated error of an input (``evidence.one_layer``), and of the angle between two
 estimates of one direction. Design choice. Rounding is not Gaussian: in 3,000 hostile updates the true error of an input
 reached eight standard deviations, twice the stated error (``docs/results/hostile.md``)."""
-SMALLEST_KERNEL_BOUND = 1e-12
+MIN_KERNEL_BOUND = 1e-12
 """Smallest bound for a singular value of a kernel. Design choice for gradients without noise:
 some thousand times the float64 precision of rows with norm 1."""
 RARE = 1e-9
@@ -113,7 +113,7 @@ class Tolerance:
     def kernel(self, rows: int, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
         """Return the largest norm of A q that noise explains if q is in the kernel of a matrix A of r rows of L."""
         entry = self.noise[..., None] * self.amplification(directions)
-        return (self.sigmas * rows**0.5 * entry).clamp_min(SMALLEST_KERNEL_BOUND)
+        return (self.sigmas * rows**0.5 * entry).clamp_min(MIN_KERNEL_BOUND)
 
     def angle(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
         """Return the largest sine of the angle between this direction and another that counts as the same."""

@@ -1,4 +1,7 @@
-"""Chunk sizes of batched computations, so that their memory stays bounded."""
+"""Chunk sizes of batched computations, so that their memory stays bounded, and the threads of small ones."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -9,6 +12,10 @@ DEVICE_BYTES = 2**30
 CACHE_BYTES, BUSY_BYTES = 2**22, 2**29
 """Working set of a loop that may stop after every chunk, on a CPU and on a GPU. Design choice: 4 MiB are about the
 cache of one core. 512 MiB keep a GPU busy, and are small against its memory."""
+WORTH = 2**16
+"""Number of entries of L from which a second thread helps. Measured: for smaller layers the threads mostly wait for
+each other. On a machine of two cores that other processes also used, two threads took ten times as long as one at 4,000
+entries (docs/lab/notebook.md, section "Speed")."""
 
 
 def chunk_size(device: torch.device, bytes_each: int) -> int:
@@ -23,3 +30,25 @@ def chunk_size(device: torch.device, bytes_each: int) -> int:
 def small_chunk_size(device: torch.device, bytes_each: int) -> int:
     """Return how many items fit the working set of a loop that may stop after every chunk; at least one."""
     return max(1, (CACHE_BYTES if device.type == "cpu" else BUSY_BYTES) // bytes_each)
+
+
+@contextmanager
+def single_thread_if_small(entries: int, device: torch.device) -> Iterator[None]:
+    """Use one CPU thread inside the context if the layer is small, and restore the setting afterwards.
+
+    PyTorch keeps this setting per thread. However, a thread that uses PyTorch for the first time inside the context
+    inherits the setting of one thread. Such a thread should call ``torch.set_num_threads`` on its own.
+
+    Args:
+        entries: number of entries of L.
+        device: device of the computation. GPU computations are left alone.
+    """
+    before = torch.get_num_threads()
+    if device.type != "cpu" or entries >= WORTH or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

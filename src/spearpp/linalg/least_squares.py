@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from spearpp.linalg.recording import CHECKED, repeat
+from spearpp.linalg.recording import repeat
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
@@ -190,17 +190,23 @@ def _conjugate_gradients(
 ) -> Float[Tensor, "k u"]:
     """Return about (JᵀJ + λ)⁻¹ Jᵀr, where λ is the strength."""
     tiny = torch.finfo(slope.dtype).tiny
-    found, rest, direction = torch.zeros_like(slope), slope, slope
+    found, rest, direction = torch.zeros_like(slope), slope.clone(), slope.clone()
     size = rest.square().sum(1)
     goal = ACCURACY**2 * size
-    for count in range(ITERATIONS):
-        if count % CHECKED == 0 and float((size <= goal).double().mean()) >= 1 - UNFINISHED:
-            break
+
+    def iterate() -> None:
         image = torch.addcmul(product(direction), strength[:, None], direction)
         length = torch.where(size > goal, size / (direction * image).sum(1).clamp_min(tiny), 0)[:, None]
-        found, rest = torch.addcmul(found, length, direction), torch.addcmul(rest, length, image, value=-1)
-        before, size = size, rest.square().sum(1)
-        direction = torch.addcmul(rest, (size / before.clamp_min(tiny))[:, None], direction)
+        found.addcmul_(length, direction)
+        rest.addcmul_(length, image, value=-1)
+        now = rest.square().sum(1)
+        direction.mul_((now / size.clamp_min(tiny))[:, None]).add_(rest)
+        size.copy_(now)
+
+    def done() -> bool:
+        return float((size <= goal).double().mean()) >= 1 - UNFINISHED
+
+    repeat(iterate, ITERATIONS, slope.device, done)
     return found
 
 

@@ -14,7 +14,7 @@ from spearpp.types import Bool, Float, Int, Tensor
 _ITERATIONS = 8
 """Inverse iterations for each eigenvector. Measured: fewer iterations for the second eigenvector lost one certificate
 in 1,100 (docs/lab/notebook.md)."""
-LEAST_BY_GRAM = 1e-4
+MIN_BY_GRAM = 1e-4
 """Smallest distance between a unit vector and a subspace that a Gram matrix yields to eight digits. Derived: a Gram
 matrix holds the square of the distance, 1e-8, and float64 has 16 digits."""
 _GATHER_SHARE = 0.75
@@ -283,7 +283,7 @@ def distance_to_span(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """
     factor, failed = torch.linalg.cholesky_ex(vectors @ vectors.T)
     distances = factor.diagonal()
-    if not len(distances) or (not bool(failed) and bool(distances.min() > LEAST_BY_GRAM)):
+    if not len(distances) or (not bool(failed) and bool(distances.min() > MIN_BY_GRAM)):
         return distances
     return torch.linalg.qr(vectors.T)[1].diagonal().abs()
 

@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": nn.ELU,
     "softplus": nn.Softplus,
 }
-"""Activations by name."""
+"""Common activations by their name in ``torch.nn.functional``, the most common first."""
 
 
 @dataclass(frozen=True, eq=False)

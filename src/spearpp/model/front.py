@@ -15,9 +15,18 @@ from torch import fx, nn
 
 from spearpp.errors import OptionError
 from spearpp.model.known import first_exchangeable, first_unknown
-from spearpp.model.operations import Tracer, is_batch_norm, is_dropout, is_linear, label
-from spearpp.model.rest import PROBES, SAME, arguments, evaluate, frozen
-from spearpp.model.smoothing import activation_of, max_pooling_of, smoothed, smoothed_max_pool
+from spearpp.model.operations import (
+    Tracer,
+    arguments,
+    evaluate,
+    is_batch_norm,
+    is_dropout,
+    is_linear,
+    label,
+    module_of,
+)
+from spearpp.model.rest import PROBES, SAME, TracedPart, device_of
+from spearpp.model.smoothing import max_pooling_of, smoothed, smoothed_max_pool
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
 
@@ -35,7 +44,7 @@ that is applied with probability 1/2 is missed with a probability of 1/64, and t
 the pictures that were augmented."""
 
 
-class FrontEnd:
+class FrontEnd(TracedPart):
     """ψ: the operations of a model between its input and the input of one Linear layer, in evaluation mode.
 
     Args:
@@ -66,13 +75,12 @@ class FrontEnd:
             graph = Tracer().trace(model)
         except Exception as error:  # forward is user code and may raise anything when it runs on symbols
             raise OptionError("the operations before the layer cannot be traced") from error
-        self._models: dict[Any, nn.Module] = {torch.float64: frozen(model, torch.float64)}
+        super().__init__(model)
         self._models["meta"] = copy.deepcopy(self._models[torch.float64]).to("meta")
         self._nodes, self._end = _nodes_before(model, graph, name)
         self._start = next(node.name for node in graph.nodes if node.op == "placeholder")
-        self.features = int(getattr(model.get_submodule(_module_of(model, name)), "in_features", 0))
-        modules = [model.get_submodule(str(node.target)) for node in self._nodes if node.op == "call_module"]
-        self.batch_norm = any(is_batch_norm(each) for each in modules)
+        self.features = int(getattr(model.get_submodule(_linear_named(model, name)), "in_features", 0))
+        self.batch_norm = any(is_batch_norm(module_of(model, node)) for node in self._nodes)
         self.shape = self._guess_shape(model) if shape is None else tuple(shape)
         self.guessed = shape is None and len(self.shape) > 1
         self.unknowns = int(torch.Size(self.shape).numel())
@@ -99,12 +107,6 @@ class FrontEnd:
         values = self._run(inputs[:1].reshape(-1, *self.shape), None)
         return sum(each.numel() for each in values.values() if isinstance(each, Tensor))
 
-    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Copy the weights to a device and dtype. Calls with such tensors need this first."""
-        model = self._models.get(dtype)
-        if model is None or _device(model) != device:
-            self._models[dtype] = copy.deepcopy(self._models[torch.float64]).to(device, dtype)
-
     def _run(self, x: Tensor, widths: Mapping[str, float] | None) -> dict[str, Any]:
         model = self._models["meta" if x.is_meta else x.dtype]
         values: dict[str, Any] = {self._start: x}
@@ -118,19 +120,13 @@ class FrontEnd:
                 values[node.name] = smoothed(self._activation(node), args[0], widths[node.name])
         return values
 
-    def _target(self, node: fx.Node) -> Any:
-        return self._models[torch.float64].get_submodule(str(node.target)) if node.op == "call_module" else node.target
-
-    def _activation(self, node: fx.Node) -> Any:
-        return activation_of(self._target(node))
-
     def _pooling(self, node: fx.Node) -> nn.MaxPool2d | None:
         return max_pooling_of(self._target(node), node.args[1:], node.kwargs)
 
     def _guess_shape(self, model: nn.Module) -> tuple[int, ...]:
         """Return the shape of the input that the first layer takes and that gives the right number of features."""
         for node in self._nodes:
-            module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+            module = module_of(model, node)
             if isinstance(module, nn.Linear) and self._fits((module.in_features,)):
                 return (module.in_features,)
             if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
@@ -155,11 +151,11 @@ class FrontEnd:
         """Raise an error unless ψ computes each sample alone, and as the model does in training mode."""
         generator = torch.Generator().manual_seed(0)
         probe = torch.rand(PROBES, self.unknowns, generator=generator, dtype=torch.float64)
-        probe = probe.to(_device(self._models[torch.float64]))
+        probe = probe.to(device_of(self._models[torch.float64]))
         try:
             together = self(probe)
             alone = torch.cat([self(each) for each in probe.split(1)])
-            seen = _seen_by_layer(model, _module_of(model, name), probe.reshape(-1, *self.shape))
+            seen = _seen_by_layer(model, _linear_named(model, name), probe.reshape(-1, *self.shape))
         except Exception as error:  # the operations are user code and may raise anything
             shape = "x".join(map(str, self.shape))
             raise OptionError(f"the model does not accept inputs of shape {shape} before the layer: {error}") from error
@@ -191,8 +187,7 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     if not any(node.op == "placeholder" for node in needed):
         raise OptionError("the layer does not depend on the input of the model")
     nodes = [node for node in graph.nodes if node in needed and node.op not in ("placeholder", "get_attr")]
-    modules = [model.get_submodule(str(node.target)) for node in nodes if node.op == "call_module"]
-    if any(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in modules):
+    if any(isinstance(module_of(model, node), nn.Embedding | nn.EmbeddingBag) for node in nodes):
         raise OptionError("the operations before the layer look up an embedding, so the inputs are tokens")
     unknown = first_unknown(model, nodes)
     if unknown is not None:
@@ -208,7 +203,7 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     return nodes, end.name
 
 
-def _module_of(model: nn.Module, name: str) -> str:
+def _linear_named(model: nn.Module, name: str) -> str:
     """Return the name of a Linear module in a model that may be wrapped."""
     names = [each for each, module in model.named_modules() if plain(each) == name and is_linear(module)]
     if len(names) != 1:
@@ -232,7 +227,3 @@ def _seen_by_layer(model: nn.Module, name: str, inputs: Tensor) -> list[Tensor]:
     finally:
         handle.remove()
     return seen
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((each.device for each in model.parameters()), torch.device("cpu"))

@@ -16,6 +16,7 @@ from spearpp.model.operations import (
     is_linear,
     is_reshape,
     label,
+    module_of,
     readers,
 )
 from spearpp.model.rest import linear_names, nodes_behind
@@ -35,7 +36,7 @@ def by_graph(model: nn.Module, graph: fx.Graph) -> Iterable[tuple[str, Layer]]:
     uses: dict[str, list[fx.Node]] = {}
     biases: dict[str, str | None] = {}
     for node in graph.nodes:
-        if node.op == "call_module" and is_linear(model.get_submodule(str(node.target))):
+        if is_linear(module_of(model, node)):
             uses.setdefault(str(node.target), []).append(node)
         elif node.op == "call_function" and node.target is functional.linear:
             weight, bias = (_parameter(node, position, key) for position, key in ((1, "weight"), (2, "bias")))
@@ -84,7 +85,7 @@ def _by_equations(model: nn.Module, layer: Layer, nodes: list[fx.Node]) -> Layer
         return replace(layer, reason=f"{layer.reason}; {why}") if "Dropout" in why else layer
     reason = layer.reason.replace(", not to ReLU", "").replace(": no ReLU follows", "")
     reason = f"{reason}: the equations of the network are solved"
-    if any(node.op == "call_module" and is_batch_norm(model.get_submodule(str(node.target))) for node in behind):
+    if any(is_batch_norm(module_of(model, node)) for node in behind):
         reason += ", which hold if BatchNorm is in evaluation mode"
     return replace(layer, qualifies=True, equations=True, reason=reason)
 
@@ -136,7 +137,7 @@ def _next_linear(model: nn.Module, relu: fx.Node, width: int) -> tuple[str | Non
         if len(users) != 1:
             return None, dropout
         node = users[0]
-        module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
+        module = module_of(model, node)
         if is_linear(module):
             return (str(node.target) if getattr(module, "in_features", None) == width else None), dropout
         if not (isinstance(module, DROPOUT) or is_dropout(model, node) or is_reshape(model, node)):

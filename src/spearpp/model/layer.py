@@ -7,7 +7,7 @@ from torch import nn
 
 from spearpp.update.names import plain
 
-FEWEST_OUTPUTS = 3
+MIN_OUTPUTS = 3
 """Smallest number of outputs of an output layer that can be inverted. Derived: with two outputs every signal is a
 multiple of (1, -1), so the gradient has rank one for any batch."""
 
@@ -74,7 +74,7 @@ class Layer:
 
 def as_output(layer: Layer) -> Layer:
     """Return an output layer, qualified if it has enough outputs: softmax(z) - e_y has two dimensions or more."""
-    if layer.neurons < FEWEST_OUTPUTS:
+    if layer.neurons < MIN_OUTPUTS:
         return layer
     reason = f"{layer.reason.partition(':')[0]}: the equations of cross-entropy are solved"
     return replace(layer, qualifies=True, equations=True, output=True, reason=reason)

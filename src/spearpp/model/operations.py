@@ -1,7 +1,7 @@
 """Trace a model into the graph of its operations, and evaluate what they do to the output of a Linear layer."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
@@ -58,7 +58,7 @@ class Activation:
     """What the operations from the Linear layer to this node do to the values, together."""
 
 
-def is_batch_norm(module: nn.Module) -> bool:
+def is_batch_norm(module: object) -> bool:
     """Return whether a module is BatchNorm, which mixes the samples of a batch in training mode."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
@@ -93,17 +93,22 @@ def readers(node: fx.Node) -> list[fx.Node]:
     ]
 
 
+def module_of(model: nn.Module, node: fx.Node) -> nn.Module | None:
+    """Return the module that a node calls, or None if it calls a function or a method."""
+    return model.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
 def is_reshape(model: nn.Module, node: fx.Node) -> bool:
     """Return whether a node keeps all values and may change only shape, dtype or device."""
     if node.op == "call_module":
-        return isinstance(model.get_submodule(str(node.target)), RESHAPING_MODULES)
+        return isinstance(module_of(model, node), RESHAPING_MODULES)
     return node.op in ("call_method", "call_function") and label(model, node) in RESHAPING
 
 
 def is_dropout(model: nn.Module, node: fx.Node) -> bool:
     """Return whether a node sets random values to zero during training."""
-    if node.op == "call_module":
-        module = model.get_submodule(str(node.target))
+    module = module_of(model, node)
+    if module is not None:
         return isinstance(module, DROPOUT) and module.p > 0
     return node.op == "call_function" and node.target is functional.dropout
 
@@ -113,7 +118,7 @@ def label(model: nn.Module, node: fx.Node) -> str:
     if node.op == "output":
         return "the model's output"
     if node.op == "call_module":
-        return type(model.get_submodule(str(node.target))).__name__
+        return type(module_of(model, node)).__name__
     return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
 
 
@@ -156,46 +161,32 @@ def _evaluated(model: nn.Module, linear: fx.Node, probe: Tensor) -> Iterator[Act
     ``pending`` holds the nodes that use a computed value and are not computed yet. A node takes the whole output of
     the layer if no other node is pending when it is computed.
     """
-    values: dict[fx.Node, Any] = {linear: probe}
+    values: dict[str, Any] = {linear.name: probe}
     pending = set(readers(linear))
     node = linear.next
     while node.op != "root" and pending:
         inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
-        if any(each in values for each in inputs):
-            is_end = node.op == "output" or (
-                node.op == "call_module" and is_linear(model.get_submodule(str(node.target)))
-            )
-            if is_end or any(each not in values for each in inputs):
+        if any(each.name in values for each in inputs):
+            is_end = node.op == "output" or is_linear(module_of(model, node))
+            if is_end or any(each.name not in values for each in inputs):
                 return
             try:
-                value = values[node] = _evaluate(model, node, values)
+                value = values[node.name] = _evaluate(model, node, values)
             except Exception:  # the operation is user code and may not accept the probe
                 return
             pending.discard(node)
             if not pending and isinstance(value, Tensor) and value.is_floating_point():
                 yield Activation(node, _classify(probe, value))
-            pending |= set(readers(node)) - values.keys()
+            pending |= {each for each in readers(node) if each.name not in values}
         node = node.next
 
 
-def _evaluate(model: nn.Module, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    """Return the value of one node in evaluation mode. Values are copied, because an operation may be in place."""
-
-    def value_of(each: fx.Node) -> Any:
-        if each in values:
-            return values[each].clone() if isinstance(values[each], Tensor) else values[each]
-        return attrgetter(str(each.target))(model)
-
-    args, kwargs = fx.map_arg(node.args, value_of), fx.map_arg(node.kwargs, value_of)
+def _evaluate(model: nn.Module, node: fx.Node, values: Mapping[str, Any]) -> Any:
+    """Return the value of one node in evaluation mode."""
+    args, kwargs = arguments(model, node, values)
+    module = module_of(model, node)
     with torch.no_grad():
-        if node.op == "call_module":
-            return copy.deepcopy(model.get_submodule(str(node.target))).eval()(*args, **kwargs)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        if node.target is functional.dropout:
-            return args[0]
-        function: Any = node.target
-        return function(*args, **kwargs)
+        return evaluate(model, node, args, kwargs) if module is None else frozen(module, torch.float32)(*args, **kwargs)
 
 
 def _probes(width: int) -> Iterator[Tensor]:
@@ -228,3 +219,46 @@ def _classify(probe: Tensor, value: Tensor) -> Behaviour:
         return Behaviour.RELU
     nearly = close(value[small], relu[small]) and close(value[probe < 0], relu[probe < 0])
     return Behaviour.NEARLY_RELU if nearly else Behaviour.OTHER
+
+
+def arguments(model: nn.Module, node: fx.Node, values: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the positional and the keyword arguments of a node, given the values of earlier nodes by name.
+
+    The first argument of an operation in place is copied, so that the operation does not change an earlier value.
+    """
+
+    def value_of(each: fx.Node) -> Any:
+        return values[each.name] if each.name in values else attrgetter(str(each.target))(model)
+
+    args: Any = fx.map_arg(node.args, value_of)
+    kwargs: Any = fx.map_arg(node.kwargs, value_of)
+    if args and _is_in_place(node):
+        args = (args[0].clone(), *args[1:])
+    return args, kwargs
+
+
+def evaluate(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Return the value of one operation of a traced model. Dropout returns its input."""
+    module = module_of(model, node)
+    if module is not None:
+        return module(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    function: Any = node.target
+    return args[0] if function is functional.dropout else function(*args, **kwargs)
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    """Return whether an operation writes its result into its first argument, as ``relu_`` and ``+=`` do."""
+    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    augmented = getattr(node.target, "__module__", "") == "_operator" and name in ("iadd", "isub", "imul", "itruediv")
+    return bool(node.kwargs.get("inplace")) or augmented or (name.endswith("_") and not name.endswith("__"))
+
+
+def frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy of the model on the CPU, in evaluation mode, without gradients and without operations in place."""
+    model = copy.deepcopy(model).to("cpu", dtype).eval().requires_grad_(False)
+    for module in model.modules():
+        if "inplace" in vars(module):
+            vars(module)["inplace"] = False
+    return model

@@ -9,14 +9,12 @@ these layers, and the derivatives of the loss at their outputs.
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn import functional
 
-from spearpp.model.operations import Tracer, is_dropout, is_linear, label
+from spearpp.model.operations import Tracer, arguments, evaluate, frozen, is_dropout, is_linear, label, module_of
 from spearpp.model.smoothing import activation_of, smoothed
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
@@ -29,7 +27,35 @@ SAME = 1e-9
 the rounding error."""
 
 
-class Rest:
+class TracedPart:
+    """Some operations of a traced model, in evaluation mode. ``Rest`` and ``FrontEnd`` are such parts."""
+
+    _nodes: list[fx.Node]
+
+    def __init__(self, model: nn.Module) -> None:
+        self._models: dict[Any, nn.Module] = {torch.float64: frozen(model, torch.float64)}
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Copy the weights to a device and dtype. Calls with such tensors need this first."""
+        if dtype not in self._models or device_of(self._models[dtype]) != device:
+            self._models[dtype] = copy.deepcopy(self._models[torch.float64]).to(device, dtype)
+
+    def _target(self, node: fx.Node, dtype: torch.dtype = torch.float64) -> Any:
+        """Return the module, the function or the name of the method that a node calls."""
+        module = module_of(self._models[dtype], node)
+        return node.target if module is None else module
+
+    def _activation(self, node: fx.Node, dtype: torch.dtype = torch.float64) -> Any:
+        """Return the activation that a node applies to every entry on its own, or None."""
+        return activation_of(self._target(node, dtype))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model, which is the CPU if it has no parameters."""
+    return next((each.device for each in model.parameters()), torch.device("cpu"))
+
+
+class Rest(TracedPart):
     """The operations of a model behind one Linear layer, in evaluation mode.
 
     Args:
@@ -52,7 +78,7 @@ class Rest:
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
-        self._models = {torch.float64: frozen(model, torch.float64)}
+        super().__init__(model)
         graph = Tracer().trace(model)
         starts = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
         if len(starts) != 1:
@@ -111,12 +137,6 @@ class Rest:
         nodes = [node for node in self._nodes if self._activation(node) is not None]
         return {node.name: float(values[self._argument(node).name].std()) for node in nodes}
 
-    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Copy the weights to a device and dtype. Calls with such tensors need this first."""
-        model = self._models.get(dtype)
-        if model is None or next(model.parameters()).device != device:
-            self._models[dtype] = copy.deepcopy(self._models[torch.float64]).to(device, dtype)
-
     def _run(
         self, z: Tensor, shifts: Mapping[str, Tensor], widths: Mapping[str, float] | None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -166,8 +186,7 @@ class Rest:
         return all(a.ndim == 2 and torch.allclose(a, b, SAME, SAME) for a, b in pairs)
 
     def _is_linear(self, node: fx.Node) -> bool:
-        model = self._models[torch.float64]
-        return node.op == "call_module" and is_linear(model.get_submodule(str(node.target)))
+        return is_linear(self._target(node))
 
     def _alternates(self) -> bool:
         """Return whether the nodes are an activation, a Linear layer, an activation, and so on, each of one value."""
@@ -180,10 +199,6 @@ class Rest:
             and all(node.all_input_nodes == [each] for node, each in zip(nodes, before[:-1], strict=True))
             and all(set(node.kwargs) <= {"inplace"} for node in nodes)
         )
-
-    def _activation(self, node: fx.Node, dtype: torch.dtype = torch.float64) -> Any:
-        module = self._models[dtype].get_submodule(str(node.target)) if node.op == "call_module" else None
-        return activation_of(node.target if module is None else module)
 
     def _argument(self, node: fx.Node) -> fx.Node:
         return node.all_input_nodes[0]
@@ -215,51 +230,5 @@ def nodes_behind(model: nn.Module, start: fx.Node) -> tuple[list[fx.Node], str]:
 
 def linear_names(model: nn.Module, nodes: list[fx.Node]) -> list[str]:
     """Return the plain names of the Linear modules that are called exactly once among the nodes."""
-    used = [
-        str(node.target)
-        for node in nodes
-        if node.op == "call_module" and is_linear(model.get_submodule(str(node.target)))
-    ]
+    used = [str(node.target) for node in nodes if is_linear(module_of(model, node))]
     return [plain(each) for each in used if used.count(each) == 1]
-
-
-def arguments(model: nn.Module, node: fx.Node, values: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the positional and the keyword arguments of a node, given the values of earlier nodes by name.
-
-    The first argument of an operation in place is copied, so that the operation does not change an earlier value.
-    """
-
-    def value_of(each: fx.Node) -> Any:
-        return values[each.name] if each.name in values else attrgetter(str(each.target))(model)
-
-    args: Any = fx.map_arg(node.args, value_of)
-    kwargs: Any = fx.map_arg(node.kwargs, value_of)
-    if args and _is_in_place(node):
-        args = (args[0].clone(), *args[1:])
-    return args, kwargs
-
-
-def evaluate(model: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Return the value of one operation of a traced model. Dropout returns its input."""
-    if node.op == "call_module":
-        return model.get_submodule(str(node.target))(*args, **kwargs)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    function: Any = node.target
-    return args[0] if function is functional.dropout else function(*args, **kwargs)
-
-
-def _is_in_place(node: fx.Node) -> bool:
-    """Return whether an operation writes its result into its first argument, as ``relu_`` and ``+=`` do."""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    augmented = getattr(node.target, "__module__", "") == "_operator" and name in ("iadd", "isub", "imul", "itruediv")
-    return bool(node.kwargs.get("inplace")) or augmented or (name.endswith("_") and not name.endswith("__"))
-
-
-def frozen(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy of the model on the CPU, in evaluation mode, without gradients and without operations in place."""
-    model = copy.deepcopy(model).to("cpu", dtype).eval().requires_grad_(False)
-    for module in model.modules():
-        if "inplace" in vars(module):
-            vars(module)["inplace"] = False
-    return model

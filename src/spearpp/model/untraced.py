@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from spearpp.model.following import ACTIVATIONS
 from spearpp.model.layer import Layer, Sees, as_output, layer_of
 from spearpp.model.operations import Behaviour, behaviour, is_linear
 from spearpp.update import ClientUpdate
@@ -133,21 +134,8 @@ class AssumedNetwork(nn.Module):
         return last(x)
 
 
-ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (
-    functional.relu,
-    functional.gelu,
-    functional.silu,
-    functional.tanh,
-    functional.sigmoid,
-    functional.leaky_relu,
-    functional.elu,
-    functional.softplus,
-)
-"""Activation functions that are tried for a checkpoint without a model, the most common first."""
-
-
 def assumed_networks(update: ClientUpdate) -> list[AssumedNetwork]:
-    """Return the fully connected networks that an update without a model may belong to, one for each activation.
+    """Return the fully connected networks that an update without a model may belong to, one for each common activation.
 
     The list is empty unless the update consists only of Linear layers with bias whose widths fit each other. Each
     network is an assumption. Recovered inputs prove it if recomputing the update from them reproduces the update.
@@ -167,6 +155,9 @@ def assumed_networks(update: ClientUpdate) -> list[AssumedNetwork]:
         return []
     widths = [shapes[0][1], *(shape[0] for shape in shapes)]
     return [
-        AssumedNetwork([(stem, nn.Linear(*sizes)) for stem, sizes in zip(stems, pairwise(widths), strict=True)], each)
-        for each in ACTIVATIONS
+        AssumedNetwork(
+            [(stem, nn.Linear(*sizes)) for stem, sizes in zip(stems, pairwise(widths), strict=True)],
+            getattr(functional, name),
+        )
+        for name in ACTIVATIONS
     ]

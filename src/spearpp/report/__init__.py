@@ -19,7 +19,7 @@ from typing import Any
 
 from spearpp.about import __version__
 from spearpp.auditing import AuditResult
-from spearpp.auditing.folder import DOCUMENT, NUMBERS, SMALLEST, Redaction, load, read_document, redacted
+from spearpp.auditing.folder import DOCUMENT, MIN_BLURRED_PIXELS, NUMBERS, Redaction, load, read_document, redacted
 from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.metrics import Score, score
@@ -211,7 +211,7 @@ def _originals(truth: Batch, presentation: Presentation, redact: Redaction) -> T
     if redact == "none":
         return truth.inputs
     shape = presentation.shape or guess_shape(truth.inputs.shape[1])
-    if redact == "omit" or shape is None or shape[1] * shape[2] < SMALLEST:
+    if redact == "omit" or shape is None or shape[1] * shape[2] < MIN_BLURRED_PIXELS:
         return None
     return blur(truth.inputs, shape)
 

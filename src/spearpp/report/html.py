@@ -1,7 +1,6 @@
 """Render ``report.html``: one file that loads nothing else."""
 
 from collections.abc import Mapping
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from spearpp.auditing import AuditResult, Kind, Verdict
@@ -61,61 +60,50 @@ def page(
     lists: dict[str, Any] = {"source": [], "versions": {}, "files": []}
     absent = ("truth_not_compared", "received", "threat_model", "command", "date", "client", "model", "dp")
     columns, features = _columns(result, presentation), shows_features(result)
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            content={**dict.fromkeys(absent), **lists, **content},
-            verdict=result.verdict,
-            leaks=result.verdict is Verdict.LEAKS,
-            replay_meaning="" if result.replay is None else result.replay.meaning,
-            headline=headline(result),
-            layers=result.layers,
-            samples=samples[:MAX_SAMPLES],
-            not_shown=max(0, len(samples) - MAX_SAMPLES),
-            missed=_missed(presentation, originals, compared),
-            states=list(dict.fromkeys(each["state"] for each in samples)),
-            labels=sorted({each["label"] for each in samples if each["label"] is not None}),
-            shape=presentation.shape,
-            records=presentation.shape is None or not columns or features,
-            columns=columns,
-            scaled=presentation.shape is not None and not presentation.mean,
-            plots=_plots(result),
-            **_rounds(result),
-            advice=advice(result),
-            defences=defences(),
-            redact=redact,
-            compared=compared,
-            features=features,
-            tables=result.vocabulary,
-            most_words=MAX_WORDS,
-            counts=count_checks(content["checks"]),
-            most_files=MAX_FILES,
-            glossary=glossary({name for each in samples for name in (each["claim"], *each["facts"])}),
-            explained=explained,
-        )
+    return template("report.html").render(
+        content={**dict.fromkeys(absent), **lists, **content},
+        verdict=result.verdict,
+        leaks=result.verdict is Verdict.LEAKS,
+        replay_meaning="" if result.replay is None else result.replay.meaning,
+        headline=headline(result),
+        layers=result.layers,
+        samples=samples[:MAX_SAMPLES],
+        not_shown=max(0, len(samples) - MAX_SAMPLES),
+        missed=_missed(presentation, originals, compared),
+        states=list(dict.fromkeys(each["state"] for each in samples)),
+        labels=sorted({each["label"] for each in samples if each["label"] is not None}),
+        shape=presentation.shape,
+        records=presentation.shape is None or not columns or features,
+        columns=columns,
+        scaled=presentation.shape is not None and not presentation.mean,
+        plots=_plots(result),
+        **_rounds(result),
+        advice=advice(result),
+        defences=defences(),
+        redact=redact,
+        compared=compared,
+        features=features,
+        tables=result.vocabulary,
+        most_words=MAX_WORDS,
+        counts=count_checks(content["checks"]),
+        most_files=MAX_FILES,
+        glossary=glossary({name for each in samples for name in (each["claim"], *each["facts"])}),
+        explained=explained,
     )
 
 
-def environment() -> "jinja2.Environment":
-    """Return the environment in which the pages are rendered. It escapes every text."""
+def template(name: str) -> "jinja2.Template":
+    """Return the template of a page. It escapes every text."""
     import jinja2  # the numeric core runs without it
 
     made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.PackageLoader("spearpp.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
     )
-    for name, shown in (
-        ("number", number),
-        ("probability", probability),
-        ("short", _short),
-        ("received", describe_layer_input),
-    ):
-        made.filters[name] = shown
-    return made
-
-
-def _template(name: str) -> str:
-    return resources.files("spearpp.report").joinpath("templates", name).read_text("utf-8")
+    made.filters.update(number=number, probability=probability, short=_short, received=describe_layer_input)
+    return made.get_template(name)
 
 
 def _short(text: object) -> str:

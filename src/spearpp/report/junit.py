@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from spearpp.report.decision import describe, passed, refused
+from spearpp.config import Config
+from spearpp.report.decision import describe, judge, passed, refused
 from spearpp.report.leaks import leaks
 
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -25,9 +25,7 @@ def junit(content: Mapping[str, Any]) -> str:
     Returns:
         The XML document, with one test suite.
     """
-    stored = {each["id"]: each for each in content.get("leaks") or []}
-    open_leak = {"status": "open", "acceptance": None}
-    found = [stored.get(each.id) or {**asdict(each), **open_leak} for each in leaks(content)]
+    found = content["leaks"] if "leaks" in content else judge(leaks(content), Config(), ())
     gate = content.get("gate") or {}
     cases = [_layer(each, _at(found, each["name"]), gate) for each in content["layers"]]
     cases += [_table(each, _at(found, each["table"], vocabulary=True), gate) for each in content.get("vocabulary", [])]

@@ -2,12 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
-LeakKind = Literal["inputs", "features", "unproved", "vocabulary"]
-LEAK_KINDS: tuple[LeakKind, ...] = get_args(LeakKind)
-"""Kinds of leaks, most serious first: inputs of the model, features of an inner layer, inputs that fit the update
-without proof that they are samples, and the rows of an embedding table that the training looked up."""
+from spearpp.config import LEAK_KINDS, LeakKind
 
 
 @dataclass(frozen=True)

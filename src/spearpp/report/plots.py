@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from spearpp.auditing.history import History
+from spearpp.auditing.result import History
 from spearpp.plotting import Axis, Point, ReferenceLine, Series, Size, draw
 
 SIZE = Size(width=640, height=282, left=92, right=24, top=16, bottom=66)

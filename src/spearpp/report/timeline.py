@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from spearpp.errors import DataError
 from spearpp.plotting import Axis, Point, Series, draw
-from spearpp.report.html import environment
+from spearpp.report.html import template
 from spearpp.report.plots import SIZE
 from spearpp.update.files import write_whole
 
@@ -127,19 +127,15 @@ def render(folder: Path) -> Path:
     shown = entries[-MAX_SHOWN:]
     first = len(entries) - len(shown) + 1
     leaking = sum(each.verdict == "LEAKS" for each in entries)
-    page = (
-        environment()
-        .get_template("timeline.html")
-        .render(
-            plot=plot(shown, first),
-            rows=[_row(number, each) for number, each in enumerate(shown, first)][::-1],
-            count=len(entries),
-            leaking=leaking,
-            accepted=sum(each.accepted for each in entries),
-            failed=sum(each.verdict is None for each in entries),
-            damaged=damaged,
-            list_name=ENTRIES,
-        )
+    page = template("timeline.html").render(
+        plot=plot(shown, first),
+        rows=[_row(number, each) for number, each in enumerate(shown, first)][::-1],
+        count=len(entries),
+        leaking=leaking,
+        accepted=sum(each.accepted for each in entries),
+        failed=sum(each.verdict is None for each in entries),
+        damaged=damaged,
+        list_name=ENTRIES,
     )
     write_whole(folder / PAGE, page.encode())
     return folder / PAGE

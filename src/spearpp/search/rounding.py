@@ -2,14 +2,13 @@
 
 The minima of smooth losses are near the sparse directions, but not exactly there. A rounding takes approximate
 directions and returns exact ones. It may return fewer directions (if there is no kernel) or more (several draws per
-direction).
+direction). The usual rounding by linear programming is not here: the paper found that it does not scale.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy
 import torch
 
 from spearpp.errors import OptionError
@@ -75,41 +74,3 @@ class SamplingRounding:
             chosen = random_subsets(len(smallest), r, b, generator).to(rows.device)
             found.append(one_dimensional_kernels(problem, rows[smallest.gather(1, chosen)]))
         return torch.cat(found) if found else directions.double()
-
-
-@dataclass(frozen=True)
-class LinearProgramRounding:
-    """Minimise ‖L q‖₁ subject to q̂·q = 1, exactly, with the solver HiGHS.
-
-    This classical method solves one linear program with m + b variables per direction. The paper found it slow.
-    """
-
-    def round(
-        self, problem: Problem, directions: Float[Tensor, "k b"], generator: torch.Generator
-    ) -> Float[Tensor, "found b"]:
-        """Return the normalised minimiser for each direction. Directions whose linear program fails are skipped."""
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array, hstack, identity, vstack
-
-        rows = problem.live_rows.cpu().numpy()
-        m, b = rows.shape
-        # The variables are (q, t) with -t ≤ L q ≤ t. The program minimises Σ t.
-        matrix, eye = csr_array(rows), identity(m, format="csr")
-        inequalities = vstack([hstack([matrix, -eye]), hstack([-matrix, -eye])], format="csr")
-        cost = numpy.concatenate([numpy.zeros(b), numpy.ones(m)])
-        bounds = [(None, None)] * b + [(0, None)] * m
-        found = []
-        for direction in directions.double().cpu().numpy():
-            equality = numpy.concatenate([direction, numpy.zeros(m)])[None]
-            solved = linprog(
-                cost,
-                A_ub=inequalities,
-                b_ub=numpy.zeros(2 * m),
-                A_eq=equality,
-                b_eq=[1.0],
-                bounds=bounds,
-                method="highs",
-            )
-            if solved.status == 0 and solved.x is not None:
-                found.append(solved.x[:b] / numpy.linalg.norm(solved.x[:b]))
-        return torch.tensor(numpy.array(found).reshape(-1, b), dtype=torch.float64, device=directions.device)

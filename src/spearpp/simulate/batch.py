@@ -5,7 +5,7 @@ Recovered inputs are compared with the batch.
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,10 @@ class Batch:
         if not str(path).endswith(".safetensors"):
             raise DataError(f"{path}: a batch is written as .safetensors")
         write_tensors(path, tensors, header)
+
+    def pick(self, rows: Tensor | slice) -> "Batch":
+        """Return the samples with these indices, or those that a mask or a slice selects, as a batch."""
+        return replace(self, inputs=self.inputs[rows], labels=self.labels[rows])
 
     def as_rows(self, features: int) -> "Batch | None":
         """Return the batch with rows of this many numbers, as a Linear layer of this width receives it.

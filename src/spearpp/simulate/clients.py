@@ -9,12 +9,12 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from spearpp.errors import MissingExtraError, OptionError
+from spearpp.errors import OptionError, needs
 from spearpp.simulate.batch import Batch
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
@@ -120,7 +120,7 @@ class FedAvg(Client):
         for _ in range(self.epochs):
             for rows in _shuffled(len(batch.inputs), generator).split(self.mini_batch):
                 optimiser.zero_grad()
-                _loss(local, replace(batch, inputs=batch.inputs[rows], labels=batch.labels[rows])).backward()
+                _loss(local, batch.pick(rows)).backward()
                 optimiser.step()
         return ClientUpdate.from_weights(model, local, lr=self.rate, steps=self.epochs)
 
@@ -152,8 +152,7 @@ class DPSGD(Client):
         named = _trainable(model)
         total = [torch.zeros_like(parameter) for parameter in named.values()]
         for row in range(len(batch.inputs)):
-            one = replace(batch, inputs=batch.inputs[row : row + 1], labels=batch.labels[row : row + 1])
-            gradients = torch.autograd.grad(_loss(model, one), list(named.values()))
+            gradients = torch.autograd.grad(_loss(model, batch.pick(slice(row, row + 1))), list(named.values()))
             norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradients]))
             factor = (self.clip / norm.clamp_min(1e-30)).clamp_max(1.0) / len(batch.inputs)
             for part, gradient in zip(total, gradients, strict=True):
@@ -191,11 +190,9 @@ class OpacusDPSGD(Client):
 
     def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
         """See ``Client.train``."""
-        try:
+        with needs("opacus", "dp"):
             from opacus import GradSampleModule
             from opacus.optimizers import DPOptimizer
-        except ImportError as error:
-            raise MissingExtraError("opacus", "dp") from error
         drawn = torch.rand(len(batch.inputs), generator=generator, device=generator.device).cpu() < self.sample_rate
         local = GradSampleModule(copy.deepcopy(model).train())
         optimiser = DPOptimizer(
@@ -209,7 +206,7 @@ class OpacusDPSGD(Client):
             raise OptionError("Poisson sampling drew no sample: use another seed, or a larger sample_rate")
         with warnings.catch_warnings():  # the hooks of Opacus warn because the inputs need no gradient
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            _loss(local, replace(batch, inputs=batch.inputs[drawn], labels=batch.labels[drawn])).backward()
+            _loss(local, batch.pick(drawn)).backward()
         optimiser.pre_step()
         return ClientUpdate.from_gradients(
             model, {n: p.grad for n, p in local.named_parameters() if p.grad is not None}
@@ -222,10 +219,8 @@ class OpacusDPSGD(Client):
             steps: number of steps that the client took.
             delta: δ.
         """
-        try:
+        with needs("opacus", "dp"):
             from opacus.accountants import RDPAccountant
-        except ImportError as error:
-            raise MissingExtraError("opacus", "dp") from error
         if self.noise_multiplier == 0:
             return math.inf
         accountant = RDPAccountant()
@@ -252,8 +247,7 @@ class SumOfClients(Client):
                 f"clients={self.clients} for {len(batch.inputs)} samples: each client needs at least one sample"
             )
         parts = torch.arange(len(batch.inputs)).tensor_split(self.clients)
-        own = [replace(batch, inputs=batch.inputs[part], labels=batch.labels[part]) for part in parts]
-        return ClientUpdate.sum([self.client(model, each, generator) for each in own])
+        return ClientUpdate.sum([self.client(model, batch.pick(part), generator) for part in parts])
 
 
 def _shuffled(count: int, generator: torch.Generator) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from spearpp.errors import DataError, MissingExtraError
+from spearpp.errors import DataError, needs
 from spearpp.normalisation import Normalisation
 from spearpp.simulate.batch import Batch, Dataset, normalisation_of
 from spearpp.types import Tensor
@@ -149,10 +149,8 @@ def cifar10_set(path: FileName | None = None) -> Dataset:
 @cache
 def _photographs() -> tuple[Tensor, ...]:
     """Return the photographs on the [0, 1] scale, (3, height, width), after averaging blocks of 4 x 4 pixels."""
-    try:
+    with needs("scikit-image", "data"):
         import skimage.data
-    except ImportError as error:
-        raise MissingExtraError("scikit-image", "data") from error
     shrunk = []
     for name in PHOTOGRAPHS:
         loaded = getattr(skimage.data, name)()
@@ -164,10 +162,8 @@ def _photographs() -> tuple[Tensor, ...]:
 
 @cache
 def _digits() -> Dataset:
-    try:
+    with needs("scikit-learn", "data"):
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "data") from error
     pixels, labels = load_digits(return_X_y=True)
     unit = torch.from_numpy(pixels).float() / 16
     normalisation = normalisation_of(unit.mean(), unit.std(), 64, (1, 8, 8))
@@ -176,10 +172,8 @@ def _digits() -> Dataset:
 
 @cache
 def _breast_cancer() -> Dataset:
-    try:
+    with needs("scikit-learn", "data"):
         from sklearn.datasets import load_breast_cancer
-    except ImportError as error:
-        raise MissingExtraError("scikit-learn", "data") from error
     loaded = load_breast_cancer()
     records = torch.from_numpy(loaded.data)
     low, high = records.amin(0), records.amax(0)

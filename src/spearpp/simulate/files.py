@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from spearpp.errors import DataError, MissingExtraError
+from spearpp.errors import DataError, needs
 from spearpp.normalisation import Normalisation
 from spearpp.simulate.batch import Dataset, normalisation_of
 from spearpp.simulate.data import MAX_BYTES, cifar10_of
@@ -46,10 +46,8 @@ def image_folder(path: FileName, *, size: int = 32) -> Dataset:
     ...
     spearpp.errors.DataError: no folder at nowhere
     """
-    try:
+    with needs("Pillow", "data"):
         from PIL import Image
-    except ImportError as error:
-        raise MissingExtraError("Pillow", "data") from error
     root = Path(path)
     if not root.is_dir():
         raise DataError(f"no folder at {root}")

@@ -63,6 +63,11 @@ class ClientUpdate:
     buffers: tuple[str, ...] = field(default=())
     """Names of the running statistics and counters that the client also sent. The audit ignores them."""
 
+    @property
+    def scale(self) -> float:
+        """lr · steps: what the gradients are multiplied with to give before - after; 1 for gradients and if unknown."""
+        return 1.0 if self.kind == "gradients" else (self.lr or 1.0) * (self.steps or 1)
+
     def __post_init__(self) -> None:
         if not self.gradients:
             raise DataError("the update holds no gradient")

@@ -10,7 +10,7 @@ from torch import nn
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Named, elementwise, map_blocks, pick, tensor_specs
-from spearpp.update.names import Tensors, dense, is_buffer, parameters_of, plain
+from spearpp.update.names import Tensors, parameters_of, plain
 
 
 def plain_lr_and_steps(lr: Any, steps: Any) -> tuple[float | None, int | None]:
@@ -42,7 +42,9 @@ def parameters_and_buffers(model: Tensors, given: Tensors) -> tuple[Named, tuple
     """
     if isinstance(model, nn.Module) and isinstance(given, Sequence) and len(given) == len(model.state_dict()):
         given = dict(zip(model.state_dict(), given, strict=True))
-    found, buffers = parameters_of(given), _buffers(given)
+    found = parameters_of(given)
+    names = [str(name) for name in given] if isinstance(given, Mapping) else []
+    buffers = tuple(name for name in names if plain(name) not in found)
     if isinstance(model, nn.Module):
         own = {plain(name) for name, _ in model.named_parameters()}
         extra = {plain(name) for name in model.state_dict()} - own
@@ -96,11 +98,3 @@ def moved_to(tensors: Named, device: torch.device | str) -> Named:
     """Move tensors to a device. Tensors that are on the device already are returned unchanged."""
     there = all(spec.device == torch.device(device) for spec in tensor_specs(tensors).values())
     return tensors if there else elementwise(lambda tensor: tensor.to(device), tensors)
-
-
-def _buffers(tensors: Tensors) -> tuple[str, ...]:
-    if not isinstance(tensors, Mapping):
-        return ()
-    if isinstance(tensors, Lazy):
-        return tuple(name for name, spec in tensor_specs(tensors).items() if is_buffer(name, spec))
-    return tuple(str(name) for name, tensor in tensors.items() if is_buffer(str(name), dense(str(name), tensor)))

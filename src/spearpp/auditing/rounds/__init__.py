@@ -8,18 +8,18 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from spearpp.auditing.history import History, RoundSummary
 from spearpp.auditing.limits import INVERTED, Budget
+from spearpp.auditing.numbers import Finding
 from spearpp.auditing.plan import Plan, make_plan
 from spearpp.auditing.replay import Replay, replay
-from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, best_of
-from spearpp.auditing.rounds.joined import Joined, join_rounds
+from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
+from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined
 from spearpp.auditing.rounds.union import Union, of_layer, unite
-from spearpp.auditing.vocabulary import Vocabulary, unite_vocabularies
-from spearpp.auditing.wording import Context, caveats, summary
+from spearpp.auditing.vocabulary import unite_vocabularies
+from spearpp.auditing.wording import Context, worded
 from spearpp.errors import DataError, OptionError
 from spearpp.inversion.result import Inversion, Progress
-from spearpp.model import Layer
+from spearpp.model import Layer, named_as
 from spearpp.model.loss import Loss
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
@@ -130,91 +130,98 @@ def audit_rounds(
         generator: source of randomness.
         progress: called after every round of a search.
     """
-    check_rounds(updates)
+    updates = [named_as(each, model) for each in check_rounds(updates)]
     began = time.monotonic()
-    clock = Budget(None if budget is None else ALONE * budget, began)
-    first = 0 if each_alone else len(updates) - 1
-    alone: list[AuditResult | None] = [None] * len(updates)
-    interrupted = False
-    for index in range(len(updates) - 1, first - 1, -1):  # the last round comes first, so that it is always audited
-        if not interrupted:
-            alone[index] = audited = audit_one(updates[index], clock.share(index - first + 1))
-            interrupted = audited.interrupted
-    last = alone[-1]
-    if last is None:
-        raise ValueError("the last round was not audited")
+    alone_budget = Budget(None if budget is None else ALONE * budget, began)
+    alone, last = _audit_alone(updates, audit_one, 0 if each_alone else len(updates) - 1, alone_budget)
     plans = [make_plan(each, model, memory, loss) for each in updates]
     sent = [index for index, plan in enumerate(plans) if plan.feasible]  # an idle round has nothing to invert
     layer = first_layer([plans[index] for index in sent]) if sent else None
-    used: list[int] = []
-    joined: Joined | None = None
+    interrupted = any(each is not None and each.interrupted for each in alone)
     outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, alone)
+    joined = not_joined(outcome)
     if layer is not None and not outcome:
         used = [sent[index] for index in choose_rounds(layer, [plans[index].update for index in sent], memory)]
-        if len(used) < 2:
-            used, outcome = [], "only one round sent a gradient of its own, or memory allows only one of them"
-    if layer is not None and not outcome:
-        joined = join_rounds(
-            layer,
-            [plans[index].update for index in used],
-            model,
-            search=search,
-            batch_size=batch_size,
-            loss=loss,
-            seconds=Budget(budget, began).share(1),
-            generator=generator,
-            progress=progress,
-        )
-        outcome = joined.outcome
-    union = None if layer is None else unite(layer, alone, joined, used)
+        joined = not_joined("only one round sent a gradient of its own, or memory allows only one of them")
+        if len(used) > 1:
+            joined = join_rounds(
+                layer,
+                [plans[index].update for index in used],
+                model,
+                search=search,
+                batch_size=batch_size,
+                loss=loss,
+                seconds=Budget(budget, began).share(1),
+                generator=generator,
+                progress=progress,
+            )
+            joined = replace(joined, used=tuple(used))
+    union = None if layer is None else unite(layer, alone, joined)
     audits, shown = _layers(last, union), len(updates) - 1
     if best_of(audits) is None:  # a leak of a single round counts, whatever the other rounds give
         shown = max(range(len(alone)), key=lambda index: (_recovered(alone[index]), index))
         best = alone[shown] or last
         audits, last = (best.layers, best) if best_of(best.layers) is not None else (audits, last)
-    replayed = _replay_last(union, updates, model, loss) or last.replay
-    history = _history(alone, layer, joined, used, outcome, union)
+    history = _history(alone, layer, joined, union)
     tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
-    verdict = _verdict(alone, audits, tables)
-    context = Context(
-        verdict=verdict,
-        audits=audits,
-        update=updates[shown],
-        model_given=model is not None,
-        replayable=model is not None,
-        batch_size=batch_size,
-        decay=plans[shown].decay,
-        whole_replay=replayed,
-        training_estimate=None,
-        interrupted=interrupted,
-        replay_skipped_because=None,
-        tables=tables,
-        loss=loss,
-    )
-    return AuditResult(
-        verdict=verdict,
-        summary=summary(context, time.monotonic() - began) + history.sentence,
+    tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
+    result = AuditResult(
+        verdict=verdict_of(audits, tables, tried=tried),
+        summary="",
         layers=audits,
-        findings=[
-            replace(finding, message=f"round {number}: {finding.message}")
-            for number, each in enumerate(alone, start=1)
-            for finding in (each.findings if each is not None else [])
-        ],
-        caveats=[*caveats(context), *_caveats(history, shown)],
+        findings=_findings(alone),
+        caveats=_caveats(history, shown),
         interrupted=interrupted,
-        replay=replayed,
+        replay=_replay_last(union, updates, model, loss) or last.replay,
         seconds=time.monotonic() - began,
         budget=budget,
         history=history,
         vocabulary=tables,
     )
+    context = Context(
+        result,
+        update=updates[shown],
+        model_given=model is not None,
+        replayable=model is not None,
+        batch_size=batch_size,
+        decay=plans[shown].decay,
+        replay_skipped_because=None,
+        loss=loss,
+    )
+    result = worded(context)
+    return replace(result, summary=result.summary + history.sentence)
 
 
-def _verdict(alone: list[AuditResult | None], audits: list[LayerAudit], tables: tuple[Vocabulary, ...]) -> Verdict:
-    if best_of(audits) is not None or any(each.leaks for each in tables):
-        return Verdict.LEAKS
-    tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
-    return Verdict.NOT_FOUND if tried else Verdict.NOT_APPLICABLE
+def _audit_alone(
+    updates: Sequence[ClientUpdate],
+    audit_one: Callable[[ClientUpdate, float | None], AuditResult],
+    first: int,
+    clock: Budget,
+) -> tuple[list[AuditResult | None], AuditResult]:
+    """Audit the rounds from the first one on, each alone, until Ctrl-C ends one of these audits.
+
+    The last round comes first, so that it is always audited.
+
+    Returns:
+        The audit of each round, None where it was not audited; and the audit of the last round.
+    """
+    last = audit_one(updates[-1], clock.share(len(updates) - first))
+    alone: list[AuditResult | None] = [*([None] * (len(updates) - 1)), last]
+    audited = last
+    for index in range(len(updates) - 2, first - 1, -1):
+        if audited.interrupted:
+            break
+        alone[index] = audited = audit_one(updates[index], clock.share(index - first + 1))
+    return alone, last
+
+
+def _findings(alone: list[AuditResult | None]) -> list[Finding]:
+    """Return the findings about all rounds, with the number of the round."""
+    return [
+        replace(finding, message=f"round {number}: {finding.message}")
+        for number, each in enumerate(alone, start=1)
+        for finding in (each.findings if each is not None else [])
+    ]
 
 
 def _why_not_joined(layer: Layer | None, alone: list[AuditResult | None]) -> str:
@@ -262,9 +269,7 @@ def _replay_last(
 def _history(
     alone: list[AuditResult | None],
     layer: Layer | None,
-    joined: Joined | None,
-    used: list[int],
-    outcome: str,
+    joined: Joined,
     union: Union | None,
 ) -> History:
     """Return what the rounds gave, alone and together."""
@@ -277,9 +282,9 @@ def _history(
     rows = [] if union is None else torch.nonzero(union.audited.held)[:, 0].tolist()
     return History(
         rounds=tuple(rounds),
-        joined=tuple(used),
-        samples=None if joined is None else joined.samples,
-        outcome=outcome,
+        joined=joined.used,
+        samples=joined.samples,
+        outcome=joined.outcome,
         present=tuple(tuple(sorted(union.present[row])) for row in rows if union is not None),
         known_from=tuple(union.known_from[row] for row in rows if union is not None),
     )

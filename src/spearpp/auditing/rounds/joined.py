@@ -53,7 +53,9 @@ class Joined:
     samples: int | None
     """Number of different samples that the joined rounds show. None if there is no clear number."""
     outcome: str
-    """Why the search ended, or why the rounds could not be joined. A clause without a full stop."""
+    """Why the search ended, or why the rounds were not joined. A clause without a full stop."""
+    used: tuple[int, ...] = ()
+    """Indices of the rounds that were joined. Empty if they were not joined."""
 
 
 def join_rounds(
@@ -103,16 +105,16 @@ def join_rounds(
     try:
         following = _rests(layer, updates, model, loss)
         if layer.equations and following is None:
-            return _nothing(len(updates), "the rest of the network could not be computed in every round")
+            return not_joined("the rest of the network could not be computed in every round")
         alone = layer.equations or following is None
         found = solve(search, following if layer.equations else None, 1.0 if alone else FIRST_SHARE)
         if following is not None and not layer.equations and search is None and not bool(found.certified.all()):
             more = solve(None, following, 1.0)
             found = more if int(more.certified.sum()) > int(found.certified.sum()) else found
     except SpearError as error:
-        return _nothing(len(updates), str(error))
+        return not_joined(str(error))
     if found.factors is None or not bool(found.certified.any() or found.fits.any()):
-        return _nothing(len(updates), found.stats.stopped, found.batch_size)
+        return not_joined(found.stats.stopped, found.batch_size)
     present = contributions(found, len(updates))
     audited = _judge(layer, found, present, updates, model, batch_size, loss)
     known_from = _known_from(layer, found, audited, present, updates, following if _by_network(found) else None)
@@ -160,8 +162,9 @@ def _by_network(found: Inversion) -> bool:
     return found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
 
 
-def _nothing(rounds: int, outcome: str, samples: int | None = None) -> Joined:
-    return Joined(None, torch.zeros(0, rounds, dtype=torch.bool), [], samples, outcome)
+def not_joined(outcome: str, samples: int | None = None) -> Joined:
+    """Return that joining rounds gave nothing, for the reason ``outcome``."""
+    return Joined(None, torch.zeros(0, 0, dtype=torch.bool), [], samples, outcome)
 
 
 def contributions(found: Inversion, rounds: int) -> Bool[Tensor, "k T"]:

@@ -21,17 +21,17 @@ class Union:
     """For each input, the first round after which the rounds so far prove it."""
 
 
-def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined | None, used: list[int]) -> Union | None:
+def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Union | None:
     """Combine the inputs of the joined rounds with those that only a single round gave.
 
     Args:
         layer: the layer.
         alone: the audit of every round alone, None where it was not audited alone.
-        joined: what the joined rounds gave, or None.
-        used: indices of the rounds that were joined.
+        joined: what the joined rounds gave.
     """
     union = None
-    if joined is not None and joined.audited is not None:
+    if joined.audited is not None:
+        used = joined.used
         present = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in joined.present]
         union = Union(joined.audited, present, [used[count - 1] for count in joined.known_from])
     for index, result in enumerate(alone):

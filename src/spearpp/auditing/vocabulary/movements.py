@@ -21,7 +21,6 @@ class Movements:
 
     def __init__(self, update: ClientUpdate, table: Table) -> None:
         self.update, self.table, self.name = update, table, table.weight
-        self.scale = 1.0 if update.kind == "gradients" else (update.lr or 1.0) * (update.steps or 1)
         self.usable = torch.ones(table.rows, dtype=torch.bool)
         if table.padding is not None:
             self.usable[table.padding] = False
@@ -37,7 +36,7 @@ class Movements:
         """Yield blocks of w and Δ in float64, with at most the block size of a file."""
         pairs = zip(blocks(self.update.weights, self.name), blocks(self.update.gradients, self.name), strict=True)
         for weight, gradient in pairs:
-            yield weight.double(), gradient.double() * self.scale
+            yield weight.double(), gradient.double() * self.update.scale
 
     def per_row(self, compute: Callable[[Tensor, Tensor], Tensor]) -> Float[Tensor, "rows"]:
         """Return one number per row, computed from blocks of w and Δ."""

@@ -51,13 +51,13 @@ BETWEEN = 0.01
 
 A design choice: a few rows that moved little are left undecided.
 """
-FEWEST_ROWS, FEWEST_ENTRIES = 8, 64
+MIN_ROWS, MIN_ENTRIES = 8, 64
 """Smallest number of rows that establish a weight decay, and of entries that establish that there is none.
 
 Design choices: by chance, so many rows do not agree on one factor, and so many entries are not hidden by rounding while
 entries of other rows are not.
 """
-FEWEST_DECAY_COLUMNS, FEWEST_HALF_COLUMNS, FEWEST_SIGN_COLUMNS = 4, 8, 16
+MIN_DECAY_COLUMNS, MIN_HALF_COLUMNS, MIN_SIGN_COLUMNS = 4, 8, 16
 """Smallest number of columns of a table that shows weight decay, that may be rounded to half precision, and that shows
 a pull by signs.
 
@@ -118,7 +118,7 @@ def looked_up(update: ClientUpdate, table: Table) -> tuple[Bool[Tensor, "rows"],
     still = int((~view.per_row(lambda _, d: (d != 0).any(1)).bool() & view.usable).sum())
     if not still:
         return nothing, f"every row moved, because the training looked up all of them, or because {dense}"
-    if still < -(-FEWEST_ENTRIES // view.columns):
+    if still < -(-MIN_ENTRIES // view.columns):
         few = f"only {still} of the rows did not move, which is too few to exclude other reasons"
         return nothing, f"{few}: {dense}"
     return nothing, f"rounding hides which rows were looked up, or {dense}"
@@ -150,7 +150,7 @@ class _View(Movements):
         must not be more than chance explains, because a decay that rounding hides moves entries towards zero only.
         """
         least = VISIBLE_HALF if self.half else VISIBLE
-        if self.columns < FEWEST_HALF_COLUMNS:
+        if self.columns < MIN_HALF_COLUMNS:
             if self.half:
                 return None
             least = VISIBLE_FEW_COLUMNS
@@ -173,7 +173,7 @@ class _View(Movements):
 
     def decays_alone(self, most: float) -> Bool[Tensor, "rows"]:
         """Return the rows that decay with a factor of their own, up to a number of units of rounding."""
-        if self.columns < FEWEST_DECAY_COLUMNS or self.table.renormalised:
+        if self.columns < MIN_DECAY_COLUMNS or self.table.renormalised:
             return torch.zeros_like(self.usable)
         return self.unexplained(None)[1] <= most
 
@@ -187,37 +187,37 @@ class _View(Movements):
 
     def by_rounding(self, rows: Bool[Tensor, "rows"]) -> tuple[Bool[Tensor, "rows"], str] | None:
         """Return the rows that moved by more than rounding, or None if no sufficient number of rows stayed."""
-        used = self.beyond_rounding(rows, 0.0, -(-FEWEST_ENTRIES // self.columns))
+        used = self.beyond_rounding(rows, 0.0, -(-MIN_ENTRIES // self.columns))
         if used is None:
             return None
         still = int((rows & ~used).sum())
-        if self.columns >= FEWEST_DECAY_COLUMNS and not self.table.renormalised:  # some rows may decay, others not
+        if self.columns >= MIN_DECAY_COLUMNS and not self.table.renormalised:  # some rows may decay, others not
             used &= self.per_row(not_parallel) > PARALLEL
         used &= ~self.decays_alone(VISIBLE_HALF if self.half else VISIBLE)
         return self.by_data(used, 0.0, f"{still:,} other rows did not move")
 
     def by_decay(self, rows: Bool[Tensor, "rows"]) -> tuple[Bool[Tensor, "rows"], str] | None:
         """Return the rows that Δ = c w does not explain, or None if no c explains a sufficient number."""
-        if self.columns < FEWEST_DECAY_COLUMNS:
+        if self.columns < MIN_DECAY_COLUMNS:
             return None
         factors, shares = self.per_row(lambda w, d: own_factor(w, d)[:, 0]), self.per_row(not_parallel)
         parallel = rows & (shares <= (COLLINEAR_HALF if self.half else COLLINEAR))
-        if int(parallel.sum()) < FEWEST_ROWS:
+        if int(parallel.sum()) < MIN_ROWS:
             return None
         # Rows that were looked up a little are nearly parallel too, so the most parallel rows decide. In half precision
         # rounding decides how parallel a row is, so the median of all is more precise.
-        part = 1.0 if self.half else FEWEST_ROWS / int(parallel.sum())
+        part = 1.0 if self.half else MIN_ROWS / int(parallel.sum())
         c = float(factors[parallel & (shares <= shares[parallel].quantile(part))].median())
         if not 0 < c <= STRONGEST_DECAY:
             return None
         gradients = self.update.kind == "gradients"
         threshold: float | None = VISIBLE_HALF
         if self.half:
-            used = None if gradients else self.beyond_rounding(rows, c, FEWEST_ROWS)
+            used = None if gradients else self.beyond_rounding(rows, c, MIN_ROWS)
         else:
             most = ROUNDED_GRADIENT if gradients else min(ROUNDED_OFTEN, c * 2.0 ** MANTISSA[self.weight_dtype])
             units = self.unexplained(c)[1]
-            threshold = _threshold(units[rows], 0.5, most, FEWEST_ROWS)
+            threshold = _threshold(units[rows], 0.5, most, MIN_ROWS)
             used = None if threshold is None else rows & (units > threshold)
         if used is None or threshold is None:
             return None
@@ -238,11 +238,11 @@ class _View(Movements):
             centre = amount.median(1, keepdim=True).values
             return ((amount - centre).abs() <= SIMILAR * centre.abs()).double().mean(1)
 
-        if self.columns < FEWEST_SIGN_COLUMNS or self.half:
+        if self.columns < MIN_SIGN_COLUMNS or self.half:
             return None
         medians = self.per_row(lambda w, d: (d * w.sign()).median(1).values)
         constant = rows & (self.per_row(agreement) >= 0.5)
-        if int(constant.sum()) < FEWEST_ROWS or not float(medians[constant].median()) > 0:
+        if int(constant.sum()) < MIN_ROWS or not float(medians[constant].median()) > 0:
             return None
         a = float(medians[constant].median())
         near = 2 * a if self.update.kind != "gradients" else 0.0  # entries below may have crossed zero
@@ -272,12 +272,12 @@ class _View(Movements):
         deviations = self.per_row(deviation)
         for _ in range(TRIMS):
             kept = constant & (deviations >= 0)
-            if int(kept.sum()) < FEWEST_ROWS:
+            if int(kept.sum()) < MIN_ROWS:
                 return None
             coefficients = fit(kept & (deviations <= deviations[kept].median()))
             deviations = self.per_row(deviation)
         judged = rows & (deviations >= 0)
-        threshold = _threshold(deviations[judged], 1e-6, SIGN_PRECISION, FEWEST_ROWS)
+        threshold = _threshold(deviations[judged], 1e-6, SIGN_PRECISION, MIN_ROWS)
         if threshold is None:
             return None
         used = judged & (deviations > threshold)

@@ -6,12 +6,10 @@ client: app = ClientApp(mods=[audit_mod("block"), ...])
 The first mod in Flower's list is the outermost. Only there the audit sees exactly what the client sends.
 """
 
-from spearpp.errors import MissingExtraError
+from spearpp.errors import needs
 
-try:
+with needs("flwr 1.22 or newer", "flower"):
     from spearpp.integrations.flower.mod import audit_mod
     from spearpp.integrations.flower.strategy import AuditStrategy
-except ImportError as missing:
-    raise MissingExtraError("flwr 1.22 or newer", "flower") from missing
 
 __all__ = ["AuditStrategy", "audit_mod"]

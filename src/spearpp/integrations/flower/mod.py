@@ -88,7 +88,7 @@ def audit_mod(
             return noise(message, context, lambda _message, _context: update)
 
         decision = gate.decide(name, reply, job, None if noise is None else add_noise)
-        allowed, reason = decision
+        allowed, reason = decision  # in a line of its own, so that mypy takes the type of the payload from the reply
         if allowed is not None:
             return allowed
         return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)

@@ -1,6 +1,5 @@
 """Server side of the Flower integration: a strategy that wraps another strategy and audits its clients."""
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from os import PathLike
@@ -15,7 +14,7 @@ from torch import nn
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import OptionError, SpearError
 from spearpp.integrations.common.federation import Pseudonyms, RoundSampler, Training, round_name, round_number
-from spearpp.integrations.common.job import Settings
+from spearpp.integrations.common.job import LOGGER, Settings
 from spearpp.integrations.common.outcome import Outcome
 from spearpp.integrations.common.worker import Auditor
 from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Result
 
-LOGGER = logging.getLogger("spearpp.integrations")
 VERDICTS = {"NOT_APPLICABLE": -1, "NOT_FOUND": 0, "LEAKS": 1}
 """Verdicts as numbers, because Flower metrics contain only numbers."""
 METRICS = ("leak_verdict", "recovered", "batch_estimate")
@@ -49,17 +47,8 @@ class AuditStrategy(Strategy):
 
     _own_attributes = frozenset(
         {
-            "inner",
-            "auditor",
-            "kind",
-            "wait",
-            "_sampler",
-            "_names",
-            "_sent",
-            "_dropped",
-            "_configure",
-            "_aggregate",
-            "_shown",
+            *("inner", "auditor", "kind", "wait"),
+            *("_sampler", "_names", "_sent", "_dropped", "_configure", "_aggregate", "_shown"),
         }
     )
 

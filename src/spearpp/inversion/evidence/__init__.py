@@ -8,7 +8,14 @@ what it means that an input is consistent or exact.
 If the model is known, replaying an input alone gives further evidence (``spearpp.auditing.signals``).
 """
 
-from spearpp.inversion.evidence.evidence import EXACT, WHOLE_NETWORK, Evidence, chance_of_zeros, coins
+from spearpp.inversion.evidence.evidence import (
+    EXACT,
+    WHOLE_NETWORK,
+    Evidence,
+    chance_in_bits,
+    chance_of_zeros,
+    pattern_distances,
+)
 from spearpp.inversion.evidence.joint import certify_together
 from spearpp.inversion.evidence.one_layer import certify, certify_many, certify_whole
 from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers
@@ -23,6 +30,7 @@ __all__ = [
     "certify_together",
     "certify_two_layers",
     "certify_whole",
+    "chance_in_bits",
     "chance_of_zeros",
-    "coins",
+    "pattern_distances",
 ]

@@ -21,6 +21,9 @@ UNLUCKY = 1e-6
 """Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
 choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
 
+COLUMNS = ("holds", "determined", "error", "share")
+"""The tensors that every kind of evidence has."""
+
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
@@ -58,8 +61,13 @@ class Evidence:
     @property
     def columns(self) -> dict[str, Tensor]:
         """All tensors by name."""
-        named = ("holds", "determined", "error", "share")
-        return {**{name: getattr(self, name) for name in named}, **self.details}
+        return {**{name: getattr(self, name) for name in COLUMNS}, **self.details}
+
+
+def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:
+    """Return in how many neurons the activation patterns of each pair of inputs differ."""
+    masks = patterns.double()
+    return masks @ (1 - masks).T + (1 - masks) @ masks.T
 
 
 def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
@@ -69,18 +77,18 @@ def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
     return (exceeds > UNLUCKY).sum(-1)
 
 
-def coins(
+def chance_in_bits(
     neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
 ) -> Float[Tensor, "*k"]:
-    """Return how unlikely it is that all inactive neurons lie among the zeros of a column by chance, in fair coins.
+    """Return how unlikely it is that all inactive neurons lie among the zeros of a column by chance, in bits.
 
-    k coins stand for a probability of 2^-k.
+    k bits stand for a probability of 2^-k.
 
     ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons beyond
     those. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
 
     >>> import torch
-    >>> round(float(coins(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6
+    >>> round(float(chance_in_bits(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6
     2.585
     """
     n, k, s = (each.double() - free for each in (neurons, zeros, inactive))

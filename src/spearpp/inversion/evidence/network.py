@@ -41,7 +41,7 @@ PROBES = 3
 """Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
 found, and the points of one span can show at most as many equations as there are points."""
 
-LARGEST = 400
+MAX_JOINT_BATCH = 400
 """Largest batch whose samples help each other. Design choice: this needs b matrices of b times b numbers, 0.5 GB."""
 
 
@@ -66,7 +66,7 @@ def judge_points(
 
     Returns:
         The evidence, and the matrix JᵀJ of each input, whose inverse is the covariance of its coordinates; None instead
-        of the matrices for batches above ``LARGEST``.
+        of the matrices for batches above ``MAX_JOINT_BATCH``.
     """
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
@@ -78,23 +78,20 @@ def judge_points(
     factors = problem.factors
     columns = factors.right.shape[1]
     rows = columns**0.5 * row_deviation(factors, found.coordinates)
-    inputs = found.coordinates @ (factors.right / factors.singular_values[:, None])
-    size = torch.linalg.vector_norm(inputs, dim=1)
-    length = torch.linalg.vector_norm(inputs[:, : columns - problem.seen.has_bias], dim=1)
+    inputs = (found.coordinates @ factors.rows)[:, : columns - problem.seen.has_bias]
+    length = torch.linalg.vector_norm(inputs, dim=1)
     sigmas = SIGMAS * excess.clamp_min(1)
     deviation = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * rows)
     error = (deviation + bias) / length
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
-    product = (found.directions * found.coordinates / factors.singular_values).sum(1)
-    signals = (found.directions / product[:, None]) @ factors.left.T
-    whole = torch.linalg.norm(factors.row_norms)
+    share = factors.shares(found.directions, found.coordinates)
     evidence = Evidence(
-        holds=(excess <= SIGMAS) & (chance <= math.log10(RARE)) & torch.isfinite(error) & (product != 0),
+        holds=(excess <= SIGMAS) & (chance <= math.log10(RARE)) & torch.isfinite(error) & torch.isfinite(share),
         determined=torch.isfinite(spread) & ~_mirrored(problem, network, z),
         error=error,
-        share=torch.linalg.vector_norm(signals, dim=1) * size / whole,
+        share=share,
         layers=WHOLE_NETWORK,
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
         numbers={"equations": float(effective), **_counts(network)},
@@ -176,10 +173,11 @@ def _spread(
             linear = others.rows[rows] @ basis
             products = products + linear.mT @ linear
         pulled = _pull_of_noise(network, equations, t[rows], found.labels[rows], levels[:, rows])
-        moved = torch.linalg.vector_norm(torch.linalg.solve_ex(products, pulled)[0], dim=1)
+        factors, failed = torch.linalg.cholesky_ex(products)
+        moved = torch.linalg.vector_norm(torch.cholesky_solve(pulled[:, :, None], factors)[:, :, 0], dim=1)
         spreads.append(trace_of_inverse(products).sqrt())
-        biases.append(torch.where(torch.isfinite(moved), moved, torch.inf))
-        kept += [products] if problem.batch_size <= LARGEST else []
+        biases.append(torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf))
+        kept += [products] if problem.batch_size <= MAX_JOINT_BATCH else []
     return torch.cat(spreads), torch.cat(biases), torch.cat(kept) if kept else None
 
 

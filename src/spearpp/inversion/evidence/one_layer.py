@@ -31,7 +31,7 @@ the observed gradient by no more than noise.
 
 **Dropout** after the ReLU sets further entries of a column to zero. ``Problem.dropout`` says whether the model does
 this. Active neurons without a gradient then count neither for nor against an input, and inactive neurons without a
-gradient count by how rarely as many lie among the zeros of a column by chance (``coins``).
+gradient count by how rarely as many lie among the zeros of a column by chance (``chance_in_bits``).
 
 **Several rounds.** If the rows belong to several rounds (``Problem.rounds``), a sample may be absent from some of them:
 its column is zero in all rows of such a round. These rows count neither for nor against the input. They do use up
@@ -64,11 +64,11 @@ ratio is 1 for noise alone."""
 DECISIVE = 1e-3
 """A zero row is decisive if its leverage h has 1 - h up to this: it alone separates a direction from others with the
 same zeros. A row of random directions has h of about b/m."""
-LARGEST_FAMILY = 8
+MAX_FAMILY = 8
 """Most directions that may share the same zeros. With more of them, all inputs count as undetermined.
 
 A design choice: larger groups of samples with one pattern are not certified anyway."""
-LARGEST_TURN = 10.0
+MAX_TURN = 10.0
 """Tangent of the largest angle between the true direction and the one that was chosen among all with the same zeros.
 Design choice: if these span two dimensions, 94 % of all directions are within this angle of 84°."""
 
@@ -193,10 +193,10 @@ def _entangled(
             own = torch.where(decisive[:, None], 0.0, own)
         _, values, vectors = torch.linalg.svd(own, full_matrices=False)
         family = vectors[values <= _noise(problem, directions[j].expand_as(vectors), vectors)]
-        if len(family) > LARGEST_FAMILY:
+        if len(family) > MAX_FAMILY:
             return torch.full_like(share, torch.inf)
         beside = family - (family @ directions[j])[:, None] * directions[j]
-        moved = torch.linalg.vector_norm(inverse @ beside.T, dim=1) * LARGEST_TURN * size[j] / size
+        moved = torch.linalg.vector_norm(inverse @ beside.T, dim=1) * MAX_TURN * size[j] / size
         moved[j] = torch.inf
         share = torch.maximum(share, moved)
     return share

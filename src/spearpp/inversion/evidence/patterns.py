@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence.evidence import chance_of_zeros, coins, most_by_chance
+from spearpp.inversion.evidence.evidence import chance_in_bits, chance_of_zeros, most_by_chance
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import fix_scale
 from spearpp.inversion.tolerance import STATED_SIGMAS
@@ -222,7 +222,7 @@ def _count_agreements(
     if problem.dropout:
         free = problem.batch_size - 1
         inactive = (counted & ~sides.active & sides.zeros).sum(-1)
-        agreeing = coins(sides.live.sum(-1), (sides.zeros & sides.live).sum(-1), inactive, free).long() + free
+        agreeing = chance_in_bits(sides.live.sum(-1), (sides.zeros & sides.live).sum(-1), inactive, free).long() + free
         hidden = torch.zeros_like(hidden)
     if problem.one_step:  # no drift explains a conflict of a single gradient
         agreeing = torch.where(conflicts.any(-1), 0, agreeing)

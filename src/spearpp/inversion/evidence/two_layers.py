@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence.evidence import ABOVE_NOISE, Evidence
+from spearpp.inversion.evidence.evidence import ABOVE_NOISE, Evidence, pattern_distances
 from spearpp.inversion.matches import (
     SIGMAS,
     SPREAD,
@@ -118,10 +118,9 @@ def _gap_without_nearest(problem: Problem, next_layer: NextLayer, z: Float[Tenso
 
 def _twins(active: Bool[Tensor, "k m"]) -> Int[Tensor, "k"]:
     """Return in how many neurons the most similar other pattern differs from each pattern; m if there is no other."""
-    masks = active.double()
-    distances = masks @ (1 - masks).T + (1 - masks) @ masks.T
-    distances.fill_diagonal_(active.shape[1])
-    return distances.amin(1).round().long() if len(active) else torch.zeros(0, dtype=torch.long, device=active.device)
+    if not len(active):
+        return torch.zeros(0, dtype=torch.long, device=active.device)
+    return pattern_distances(active).fill_diagonal_(active.shape[1]).amin(1).round().long()
 
 
 def chance_of_another(

@@ -53,6 +53,23 @@ class Factors:
         return torch.hypot(torch.linalg.matrix_norm(inside), self.outside)
 
     @cached_property
+    def rows(self) -> Float[Tensor, "*u b columns"]:
+        """V_bᵀ, an orthonormal basis of the row space: an input is x̂ = V_b times its coordinates."""
+        return self.right / self.singular_values[..., None]
+
+    @property
+    def entry_noise(self) -> float:
+        """Standard deviation of the noise in an entry of Ĝ, averaged over the rows of one layer."""
+        return float(torch.linalg.vector_norm(self.row_noise)) / max(1, len(self.row_noise)) ** 0.5
+
+    def shares(self, directions: Float[Tensor, "k b"], coordinates: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
+        """Return ‖d_i‖ ‖x̂_i‖ over the norm of the gradient; not finite if an input has no gradient in its direction."""
+        product = (directions * coordinates / self.singular_values).sum(1, keepdim=True)
+        signals = torch.linalg.vector_norm((directions / product) @ self.left.T, dim=1)
+        inputs = torch.linalg.vector_norm(coordinates @ self.rows, dim=1)
+        return signals * inputs / torch.linalg.vector_norm(self.row_norms)
+
+    @cached_property
     def live_neurons(self) -> int:
         """Number of neurons with a gradient."""
         return int(self.live.sum())

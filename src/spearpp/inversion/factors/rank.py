@@ -24,7 +24,7 @@ clear gap between them. Design choice: the input of a weaker sample would be mos
 ABOVE_NOISE = 1.25
 """Smallest ratio of the singular value of a sample and the edge of i.i.d. noise. Design choice: larger than
 ``IID_TAIL``, the factor by which noise itself may exceed the edge."""
-SHORTEST_TAIL = 50
+MIN_TAIL = 50
 """Smallest number of singular values whose distribution can be compared with that of noise. Design choice: nine deciles
 of fewer values are too uncertain."""
 NEGLIGIBLE = 0.01
@@ -77,11 +77,11 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     if len(clear):
         return _with_weak_samples(s, flatness, int(clear[-1]) + 1)
     only_rounding = tail / (p * q).sqrt() <= ROUNDING * epsilon / 12**0.5 * tail[0] / (shape[0] * shape[1]) ** 0.5
-    rounding_tails = torch.nonzero((flatness <= FLAT_TAIL) & only_rounding & (r - k >= SHORTEST_TAIL))
+    rounding_tails = torch.nonzero((flatness <= FLAT_TAIL) & only_rounding & (r - k >= MIN_TAIL))
     if len(rounding_tails) and rounding_tails[0] > 0:
         return int((s >= ABOVE_ROUNDING * s[rounding_tails[0]]).sum())
     above = torch.cat([s.new_zeros(1), s[:-1]]) * flatness / s  # s_k divided by the edge of the noise
-    possible = (flatness <= IID_TAIL) & (above >= ABOVE_NOISE) & (k <= r / 2) & (r - k >= SHORTEST_TAIL)
+    possible = (flatness <= IID_TAIL) & (above >= ABOVE_NOISE) & (k <= r / 2) & (r - k >= MIN_TAIL)
     for candidate in torch.nonzero(possible)[:, 0].tolist():
         if _is_iid_noise(s[candidate:], shape[0] - candidate, shape[1] - candidate):
             return int(candidate)
@@ -106,7 +106,7 @@ def _with_weak_samples(s: Float[Tensor, "r"], flatness: Float[Tensor, "r"], rank
     error.
     """
     flat = torch.nonzero(flatness[rank:] <= FLAT_TAIL)
-    if not len(flat) or flat[0] == 0 or len(s) - rank - int(flat[0]) < SHORTEST_TAIL:
+    if not len(flat) or flat[0] == 0 or len(s) - rank - int(flat[0]) < MIN_TAIL:
         return rank
     end = rank + int(flat[0])
     return end if s[end - 1] >= ABOVE_ROUNDING * s[end] else rank

@@ -1,24 +1,39 @@
 """Choose how a search solves its equations: with the matrix JᵀJ of every point, or by conjugate gradients."""
 
+from typing import NamedTuple
+
 import torch
 
-from spearpp.inversion.residuals import Residuals
+from spearpp.inversion.residuals import RECORDED, Residuals
+from spearpp.linalg import sphere
 from spearpp.linalg.least_squares import levenberg_marquardt, truncated_newton
 from spearpp.types import Float, Int, Tensor
 
 WIDE = 80
 """Number of unknowns from which on conjugate gradients are considered. Measured on a CPU: a search with 99 unknowns and
 1000 neurons takes two thirds of the time, one with 89 unknowns and 200 neurons the same time."""
-LARGE = 5e12
-"""Number of multiplications for the matrices JᵀJ from which on a GPU uses conjugate gradients. Measured on an H200:
-with 1.4e12 (b = 450, m = 1000) the matrices take 0.6 of the time. With 2e13 (240 starts, b = 400, m = 4000) only
-conjugate gradients were measured alone on a GPU."""
 SAMPLED = 8
 """Number of points whose mean JᵀJ preconditions all others. Measured: with 40 points
 the condition number is 0.8 times as large."""
-WELL_CONDITIONED = 300.0
+WELL_CONDITIONED = 100.0
 """Largest condition number of JᵀJ, after preconditioning, for conjugate gradients. Measured: with 80 a start takes 120
 products in all, and with 770 most starts are not done after 300."""
+
+
+POWERS = 10
+"""Number of power iterations for the largest eigenvalue. Design choice: a limit needs one digit."""
+
+
+class Ends(NamedTuple):
+    """Where a descent ended."""
+
+    points: Float[Tensor, "k u"]
+    squared: Float[Tensor, "k"]
+    """Squared residuals."""
+    steps: int
+    """Number of steps, summed over the points."""
+    matrices: bool
+    """Whether the matrices JᵀJ were computed, and not only products with them."""
 
 
 def descend(
@@ -33,8 +48,8 @@ def descend(
     patience: int,
     left: float = 0.0,
     recorded: bool = False,
-) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
-    """Minimise the residuals of many points. Return the end points, their squared residuals, and the number of steps.
+) -> Ends:
+    """Minimise the residuals of many points.
 
     The options are those of ``levenberg_marquardt``. ``recorded`` is followed only where it is faster.
     """
@@ -45,10 +60,10 @@ def descend(
     def squared(points: Tensor, which: Tensor) -> Tensor:
         return equations.squared(points, *chosen(which))
 
-    dense = t.shape[1] < WIDE or (t.is_cuda and equations.multiplications(*t.shape) < LARGE)
+    dense = t.shape[1] < WIDE or (t.is_cuda and equations.multiplications(*t.shape) <= RECORDED)
     factor = None if dense else _preconditioner(equations, t, labels, weights)
     if factor is None:
-        return levenberg_marquardt(
+        found = levenberg_marquardt(
             squared,
             lambda points, which: equations.normal_equations(points, *chosen(which)),
             t,
@@ -59,6 +74,7 @@ def descend(
             left=left,
             recorded=recorded and equations.is_small(t),
         )
+        return Ends(*found, matrices=True)
     before = equations.basis
     equations.basis = torch.linalg.solve_triangular(factor, before.T, upper=False).T.contiguous()
     try:
@@ -74,7 +90,8 @@ def descend(
         )
     finally:
         equations.basis = before
-    return torch.linalg.solve_triangular(factor.T, ends.T, upper=True).T.contiguous(), error, total
+    points = torch.linalg.solve_triangular(factor.T, ends.T, upper=True).T.contiguous()
+    return Ends(points, error, total, matrices=False)
 
 
 def _preconditioner(
@@ -91,5 +108,9 @@ def _preconditioner(
     alike = torch.linalg.solve_triangular(factor, half.T, upper=False)
     if int(failed) or not bool(torch.isfinite(alike).all()):
         return None
-    values = torch.linalg.eigvalsh(alike)
-    return factor if float(values[-1]) <= WELL_CONDITIONED * float(values[0]) else None
+    vector = torch.ones_like(alike[0])
+    for _ in range(POWERS):
+        vector = sphere.retract(alike @ vector)
+    # Every eigenvalue is above this bound if the matrix minus the bound is positive definite.
+    bound = torch.linalg.vector_norm(alike @ vector) / WELL_CONDITIONED
+    return None if int(torch.linalg.cholesky_ex(alike - bound * torch.eye(len(alike)).to(alike))[1]) else factor

@@ -12,7 +12,7 @@ The search tries them in this order and goes on with those that work.
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,11 +21,12 @@ from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of, no_solutions
+from spearpp.inversion.spans import Span
 from spearpp.linalg import sphere
 from spearpp.model.loss import Loss
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.directions import directions_of
-from spearpp.search.equations.starts import Starts
+from spearpp.search.equations.starts import STARTS, Starts, adapted
 from spearpp.types import Bool, Float, Int, Tensor
 
 WORKS = 0.25
@@ -81,8 +82,13 @@ class _Way:
     widest: float
     """First width of the smoothed activations; 0 for the exact activations only."""
     new: float | None = None
-    """New samples of the last round, as a share of its starts, or of the samples that were missing if these are fewer;
-    None before the first round."""
+    """New samples of the last round, as a share of its starts, of ``STARTS``, or of the missing samples, whichever are
+    the fewest; None before the first round."""
+    spread: float = 1.0
+    """Typical norm of the next starts, relative to that of a sample. It stays 1 for smoothed activations, because
+    nearly all of their starts reach a solution."""
+    matrices: bool = True
+    """Whether the last round computed the matrices JᵀJ."""
     rate: float = 0.0
     """New samples for each step of the last round."""
 
@@ -132,7 +138,8 @@ class Rounds:
                     made[key] = Residuals(network, spans, self.a, torch.float32)
                 self.ways.append(_Way(made[key], widest))
         self._every = Residuals(network, self.spans, self.a, torch.float64)
-        self._every.place(*affine(self._whole, self.one))
+        self._origin, self._basis = affine(self._whole, self.one)
+        self._every.place(self._origin, self._basis)
         self.starts = Starts(problem, generator)
 
     def round(self) -> Round:
@@ -141,12 +148,14 @@ class Rounds:
         remaining = self._remaining()
         ends: tuple[Tensor, Tensor | None]
         if remaining.shape[1] == 1 and self.one is not None:
-            ends, starts, steps = self._last(remaining), 1, 0
+            ends, starts, steps = (affine(remaining, self.one)[0][None], None), 1, 0  # only one point is left
         else:
             ends, starts, steps = self._solve(way, remaining)
         new = self.finish(*ends)
-        missing = self.problem.batch_size - len(self.found)
-        way.new, way.rate = len(new) / min(starts, missing), len(new) / max(1, steps)
+        missing, reached = self.problem.batch_size - len(self.found), len(ends[0])
+        way.new, way.rate = len(new) / min(starts, missing, STARTS), len(new) / max(1, steps)
+        if steps and not way.widest:
+            way.spread = adapted(way.spread, reached / starts, len(new) / max(1, min(reached, missing)))
         if len(new):
             self.empty, self.found = 0, self.found.join(new)
         elif all(each.new is not None for each in self.ways):
@@ -169,14 +178,6 @@ class Rounds:
         duals = sphere.retract(self.found.directions / self.problem.factors.singular_values)
         return torch.linalg.qr(duals.T, mode="complete")[0][:, count:]
 
-    def _last(self, remaining: Float[Tensor, "b 1"]) -> tuple[Tensor, Tensor]:
-        """Return the only point that is left once for every label, and the labels."""
-        labels = self._all_labels()
-        return affine(remaining, self.one)[0].expand(len(labels), -1), labels
-
-    def _all_labels(self) -> Int[Tensor, "labels"]:
-        return torch.arange(max(1, self.network.labels), device=self.a.device)
-
     def _solve(self, way: _Way, remaining: Float[Tensor, "b k"]) -> tuple[tuple[Tensor, Tensor | None], int, int]:
         """Descend from random starts.
 
@@ -186,10 +187,10 @@ class Rounds:
         """
         equations = way.residuals
         origin, basis = affine(remaining, self.one)
-        equations.place(origin, basis)
+        equations.place(origin, basis, self._without_found(equations.spans) if not way.widest else ())
         unknowns = basis.shape[1]
-        starts = self.starts.number(equations, unknowns, first=way.new is None)
-        t = self.starts.draw(starts, unknowns, self.found, self.empty, smoothed=way.widest > 0).to(equations.dtype)
+        starts = self.starts.number(equations, unknowns, first=way.new is None, matrices=way.matrices)
+        t = self.starts.draw(starts, unknowns, self.found, self.empty, way.spread).to(equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), way.widest)
@@ -197,7 +198,7 @@ class Rounds:
         steps = 0
         for each in [*widths, None]:
             equations.widths = each
-            t, error, taken = descend(
+            ends = descend(
                 equations,
                 t,
                 labels,
@@ -208,13 +209,20 @@ class Rounds:
                 left=LEFT,
                 recorded=True,
             )
-            steps += taken
-        order = error.argsort()
-        order = order[error[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
-        if not way.widest:
-            self.starts.adapt(len(order) / starts)
-        ends = origin + t[order].to(basis) @ basis.T
-        return (ends, labels[order] if labelled else None), starts, steps
+            t, steps = ends.points, steps + ends.steps
+        way.matrices = ends.matrices
+        order = ends.squared.argsort()
+        order = order[ends.squared[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
+        points = origin + t[order].to(basis) @ basis.T
+        return (points, labels[order] if labelled else None), starts, steps
+
+    def _without_found(self, spans: Sequence[Span]) -> list[Float[Tensor, "_ k"]]:
+        """Return for each span directions to which the vectors of all missing samples are orthogonal."""
+        if not len(self.found) or self.network.loss is None or self.empty % 2:
+            return []
+        later, signals = self._replay(self.found)
+        inputs = [self.found.coordinates, *later]
+        return [span.without(inputs[span.layer] if span.signals else signals[span.layer]) for span in spans]
 
     def _draw_labels(self, count: int) -> Int[Tensor, "count"]:
         """Draw the labels of starts, in proportion to the labels of the samples that are missing if they are known.
@@ -247,11 +255,11 @@ class Rounds:
         chosen = _first_alike(points, labels).unique()
         points = points[chosen]
         labels = self._best_labels(points) if labels is None else labels[chosen]
-        origin, basis = affine(self._whole, self.one)
+        origin, basis = self._origin, self._basis
         weights = (1 / self.network.levels(points @ self.a.T, labels, tolerated=math.inf)[1]).T
         t = (points - origin) @ basis
-        t, _, _ = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
-        points = origin + t @ basis.T
+        ends = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
+        points = origin + ends.points @ basis.T
         shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
         directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
         right = (shares <= SIGMAS * levels).all(0) & determined & self._informed(levels)
@@ -271,15 +279,14 @@ class Rounds:
         return ((levels <= INFORMATIVE) * sizes[:, None]).sum(0) >= self.problem.batch_size - (self.one is not None)
 
     def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
-        """Return the label whose signal lies closest to the column space of the layer's gradient."""
-        none = torch.zeros(len(points), dtype=torch.long, device=points.device)
-        own = [span for span in self.spans if span.signals and span.layer == 0]
-        if not own:
-            return none
-        labels = self._all_labels()
-        z = (points @ self.a.T).repeat(len(labels), 1)
-        shares = own[0].share_outside(self.network.vectors(z, labels.repeat_interleave(len(points)), own)[0])
-        return shares.unflatten(0, (len(labels), -1)).argmin(0)
+        """Return the label whose signals lie closest to the column spaces of the gradients."""
+        count, signals = max(1, self.network.labels), [span for span in self.spans if span.signals]
+        labels = torch.arange(count, device=points.device).repeat_interleave(len(points))
+        if not signals:
+            return labels[: len(points)]
+        vectors = self.network.vectors((points @ self.a.T).repeat(count, 1), labels, signals)
+        shares = torch.stack([span.share_outside(each) for span, each in zip(signals, vectors, strict=True)])
+        return shares.square().sum(0).unflatten(0, (count, -1)).argmin(0)
 
 
 def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Int[Tensor, "k"]:

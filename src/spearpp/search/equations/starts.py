@@ -10,7 +10,7 @@ import math
 import torch
 
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.residuals import SMALL, Residuals
+from spearpp.inversion.residuals import RECORDED, Residuals
 from spearpp.inversion.solutions import Solutions
 from spearpp.types import Float, Tensor
 
@@ -20,16 +20,24 @@ STARTS = 60
 """Number of starts of a round. Measured: larger rounds find the same samples more often. With b = 450 and m = 1000, 240
 starts found 62 samples, the next 240 starts 21; with b = 400 and m = 4000, 960 starts found 62 and 240 starts 48."""
 MANY = 240
-"""Number of starts of a round on a GPU, if it takes longer to launch the kernels of a step than to run them."""
+"""Largest number of starts of a round on a GPU. Measured: a product with JᵀJ for 60 starts takes 2 ms to launch and
+less than 1 ms to run (b = 1200, m = 4000)."""
 MOST, FEW, WIDER = 0.9, 0.6, 1.25
-"""If more starts than the first share reach a solution, the next ones are spread by the last factor more; if fewer than
-the second share do, by this factor less. Measured: with b = 200 and m = 500, 100 starts at 0.7, 1, 1.5 and 2 times the
-norm of a sample find 40, 51, 59 and 62 samples. With one hidden layer, b = 90 and m = 200, of 60 starts at 0.5, 1 and
-1.4 times this norm 57, 53 and 33 reach a sample."""
+"""If more starts than the first share reach a solution, but many of them the same, the next ones are spread by the last
+factor more; if fewer than the second share do, by this factor less. Measured: with b = 200 and m = 500, 100 starts at
+0.7, 1, 1.5 and 2 times the norm of a sample find 40, 51, 59 and 62 samples. With one hidden layer, b = 90 and m = 200,
+of 60 starts at 0.5, 1 and 1.4 times this norm 57, 53 and 33 reach a sample."""
+DIFFERENT = 0.7
+"""Share of new samples among the solutions that is enough. Measured: with b = 600 and m = 1000, starts at three times
+the norm of a sample found 45 new ones with 60 starts, and starts at ten times this norm as many with three times the
+steps."""
+NEAREST = 0.5
+"""Smallest spread, relative to the norm of a sample. Measured: at this spread most solutions are the same few samples
+(``docs/lab/notebook.md``, section "Starting points of the equations")."""
 
 
 class Starts:
-    """Draws starting points, and adapts how far they are spread.
+    """Draws starting points.
 
     Args:
         problem: the layer.
@@ -38,19 +46,25 @@ class Starts:
 
     def __init__(self, problem: Problem, generator: torch.Generator) -> None:
         self._generator, self._device = generator, problem.factors.left.device
-        self._norm, self._reach = typical_norm(problem), 1.0
+        self._norm = typical_norm(problem)
 
-    def number(self, equations: Residuals, unknowns: int, *, first: bool) -> int:
-        """Return the number of starts of the next round. ``first`` says whether it is the first with its equations."""
+    def number(self, equations: Residuals, unknowns: int, *, first: bool, matrices: bool) -> int:
+        """Return the number of starts of the next round.
+
+        Args:
+            equations: the equations of the round.
+            unknowns: number of unknowns.
+            first: whether it is the first round with these equations.
+            matrices: whether the round computes the matrices JᵀJ.
+        """
         most = TRIAL if first else STARTS
         if self._device.type == "cuda":
-            most = max(STARTS, min(MANY, int(SMALL / equations.multiplications(1, unknowns))))
+            room = int(RECORDED / 2 / equations.multiplications(1, unknowns)) if matrices else MANY
+            most = min(MANY, max(STARTS, room))
         return min(most, 6 * unknowns + 10)
 
-    def draw(
-        self, count: int, unknowns: int, found: Solutions, empty: int, *, smoothed: bool
-    ) -> Float[Tensor, "count u"]:
-        """Draw points whose typical norm is that of the found samples, or else an estimate, times the reach.
+    def draw(self, count: int, unknowns: int, found: Solutions, empty: int, spread: float) -> Float[Tensor, "count u"]:
+        """Draw points whose typical norm is that of the found samples, or else an estimate, times the spread.
 
         After rounds without a new sample the norm is halved, doubled, divided by four, and so on.
 
@@ -59,20 +73,26 @@ class Starts:
             unknowns: number of unknowns.
             found: the samples that are known.
             empty: number of rounds in a row without a new sample.
-            smoothed: whether the activations are smoothed. The reach is not used then.
+            spread: typical norm of the points, relative to that of a sample.
         """
         norms = torch.linalg.vector_norm(found.coordinates, dim=1)
-        norm = (1.0 if smoothed else self._reach) * (float(norms.median()) if len(norms) else self._norm)
+        norm = spread * (float(norms.median()) if len(norms) else self._norm)
         norm *= 2.0 ** ((empty + 1) // 2 * (-1 if empty % 2 else 1))
         drawn = torch.randn(count, unknowns, generator=self._generator, device=self._generator.device)
         return norm / unknowns**0.5 * drawn.to(self._device)
 
-    def adapt(self, converged: float) -> None:
-        """Spread the next starts wider or less wide, given the share of starts that reached a solution."""
-        if converged >= MOST:
-            self._reach *= WIDER
-        elif converged < FEW:
-            self._reach /= WIDER
+
+def adapted(spread: float, reached: float, new: float) -> float:
+    """Return the spread of the next starts.
+
+    Args:
+        spread: that of the last starts.
+        reached: share of the last starts that reached a solution.
+        new: share of new samples among these solutions, or among the missing samples if these are fewer.
+    """
+    if reached >= MOST and new < DIFFERENT:
+        return spread * WIDER
+    return max(NEAREST, spread / WIDER) if reached < FEW else spread
 
 
 def typical_norm(problem: Problem) -> float:

@@ -5,7 +5,7 @@ where L q must be zero: at the neurons that are inactive for the input xÌ‚ = Ráµ
 activation pattern of p to gate the rows of L.
 
 One round minimises the ``objective`` from random starts (``descent``), solves the end points exactly (``refine``),
-keeps those that fit (``accept``), and removes what was found from the problem (``rounds``). Before these rounds, the
+keeps those that fit (``accept``), and removes what was found from the problem (``one_layer``). Before these rounds, the
 search tries cheaper sources: the equations of the next layer if its gradient is informative (``two_layers``),
 else inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with
 few outputs (``backward``, and ``over_rounds`` for several rounds of one client).
@@ -25,14 +25,14 @@ from spearpp.linalg import sphere
 from spearpp.search.base import Proposals, check_options
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
+from spearpp.search.gated.one_layer import OneLayerRounds, RoundOptions
 from spearpp.search.gated.over_rounds import BackwardOverRounds
 from spearpp.search.gated.peel import peel
-from spearpp.search.gated.rounds import Pace, Rounds
 from spearpp.search.gated.two_layers import TwoLayerRounds
 
-MOST_STARTS = 4096
+MAX_STARTS = 4096
 """Largest number of starts in a round. A design choice: it bounds the memory of a round."""
-LEAST_STARTS, LEAST_STARTS_GPU = 128, (256, 512)
+MIN_STARTS, MIN_STARTS_GPU = 128, (256, 512)
 """Smallest number of starts in a round, on a CPU and on a GPU. A GPU descends from four times as many starts in about
 the same time, and then needs fewer rounds (512). If the host selects the candidates (``SMALL_FOR_GPU``), twice as many
 are enough (256)."""
@@ -41,9 +41,12 @@ SMALL_FOR_GPU = 8192
 Measured on an H200 (``docs/lab/notebook.md``)."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 """Descents from the cheapest to the most careful. A round that finds little is followed by a more careful one."""
-HASTY, MANY, WIDE = Effort(50, 2, 1e-4), 16, 8
-"""Cheaper first effort, used for batches of at least MANY samples with at least WIDE neurons per sample. On such layers
-two conjugate-gradient iterations found as many samples as four (``docs/lab/notebook.md``)."""
+HASTY = Effort(50, 2, 1e-4)
+"""Cheaper first effort for large batches in wide layers. Measured: on such layers two conjugate-gradient iterations
+found as many samples as four (``docs/lab/notebook.md``)."""
+HASTY_SAMPLES, HASTY_NEURONS = 16, 8
+"""Smallest number of samples, and of neurons for each sample, for which ``HASTY`` comes first. Measured together with
+it."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Gated:
         if self.efforts is not None:
             return self.efforts
         b, neurons = problem.batch_size, int(problem.factors.live.sum(-1).max())
-        return (HASTY, *EFFORTS) if b >= MANY and neurons >= WIDE * b else EFFORTS
+        return (HASTY, *EFFORTS) if b >= HASTY_SAMPLES and neurons >= HASTY_NEURONS * b else EFFORTS
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
         """Propose the new directions of each round, from three sources one after the other.
@@ -146,11 +149,11 @@ class Gated:
                 return
             if tried and len(known) == len(peeled):  # then the outputs do not belong to the layer that follows
                 problem = replace(problem, outputs=None)
-        rounds = Rounds(
+        rounds = OneLayerRounds(
             problem,
-            Pace(
+            RoundOptions(
                 self.round_starts or self._least(problem),
-                self.chunk or MOST_STARTS,
+                self.chunk or MAX_STARTS,
                 self.efforts_for(problem),
                 self.rate,
                 self.dtype,
@@ -172,14 +175,14 @@ class Gated:
 
     def _least(self, problem: Problem) -> int:
         if problem.seen.device.type != "cuda":
-            return LEAST_STARTS
-        return LEAST_STARTS_GPU[problem.factors.left.is_cuda]
+            return MIN_STARTS
+        return MIN_STARTS_GPU[problem.factors.left.is_cuda]
 
     def _next_layer(
         self, problem: Problem, peeled: Pairs
     ) -> "TwoLayerRounds | BackwardRounds | BackwardOverRounds | None":
         """Return the rounds that use the next layer, if it was given and is informative."""
-        starts = self.round_starts or LEAST_STARTS
+        starts = self.round_starts or MIN_STARTS
         if problem.next_layer is not None:
             return TwoLayerRounds(problem, problem.next_layer, starts, self.dtype)
         if problem.outputs is not None and problem.rounds > 1:

@@ -33,7 +33,7 @@ def acceptable(
         points: p of each direction.
         directions: unit vectors q.
     """
-    zeros = problem.tolerance.zeros(directions @ problem.factors.left.mT, directions)
+    zeros = problem.zeros(directions)
     zeros = zeros & problem.factors.live[..., None, :]
     silent = silent_neurons(problem, points)
     expected = silent.sum(-1)
@@ -79,7 +79,7 @@ def new_directions(
         found: directions of earlier rounds.
         directions: candidate directions.
     """
-    zeros = problem.tolerance.zeros(directions @ problem.factors.left.T, directions).sum(1)
+    zeros = problem.zeros(directions).sum(1)
     ordered = directions[zeros.argsort(descending=True, stable=True)]
     ordered = ordered[~((ordered @ ordered.T).abs() > SAME).tril(-1).any(1)]
     known = torch.cat([found, ordered])

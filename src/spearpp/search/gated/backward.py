@@ -2,8 +2,8 @@
 
 With r outputs, d_i = S_i ∘ (W₂ᵀ d₂,i), where d₂,i has only r entries. Every column is therefore a pair e = B t,
 d = L q, where B has r columns, and d = e or d = 0 at every neuron. These are m equations for b + r unknowns, and the
-mask does not depend on p. Reflections find such pairs (``two_layers`` explains the method). The gated descent searches
-for the remaining inputs, orthogonal to those found here.
+mask does not depend on p. Reflections find such pairs (``two_layers`` explains the method; β is 1 here). The gated
+descent searches for the remaining inputs, orthogonal to those found here.
 """
 
 import torch
@@ -24,9 +24,6 @@ from spearpp.types import Bool, Float, Tensor
 
 REFLECTIONS = 600
 """Reflections per start. Design choice."""
-BETA = 1.0
-"""β of the reflections: no relaxation. Measured with β = 1 (docs/lab/notebook.md, section "The weights of an output
-layer"); other values were not compared."""
 ALPHA = 2.0
 """α: weight of d relative to e in the metric. Design choice."""
 POLISHES = 3
@@ -79,8 +76,8 @@ class BackwardRounds:
             reflected_d, reflected_e = 2 * projected_d - d, 2 * projected_e - e
             both = (reflected_e + ALPHA * reflected_d) / (1 + ALPHA**2)
             fires = (reflected_e - both).square() + (reflected_d - ALPHA * both).square() < reflected_d.square()
-            d.add_(BETA * (torch.where(fires, ALPHA * both, 0.0) - projected_d))
-            e.add_(BETA * (torch.where(fires, both, reflected_e) - projected_e))
+            d.add_(torch.where(fires, ALPHA * both, 0.0) - projected_d)
+            e.add_(torch.where(fires, both, reflected_e) - projected_e)
             norm = (d.square().sum(1, keepdim=True) + e.square().sum(1, keepdim=True)).sqrt_()
             d.div_(norm)
             e.div_(norm)
@@ -104,8 +101,10 @@ class BackwardRounds:
         q = q[share <= (SIGMAS * noise).clamp_min(RESIDUAL)]
         duplicates = (q @ q.T).abs() > SOLVED_COSINE
         q = refit(problem, q[~duplicates.tril(-1).any(1)])
-        zeros = (problem.tolerance.zeros(q @ problem.factors.left.T, q) & live).sum(1)
+        zeros = (problem.zeros(q) & live).sum(1)
         q = q[zeros >= problem.tolerance.least_zeros]
+        # A wrong zero may turn the same direction by more than noise does.
+        q = q[~((q @ self.known.T).abs() > SOLVED_COSINE).any(1)]
         directions = torch.cat([self.known, q])
         kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
         return directions[kept[len(self.known) :]]

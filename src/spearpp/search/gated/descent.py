@@ -5,7 +5,7 @@ Many starts approach the same direction. On a CPU, duplicate starts are removed 
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -75,9 +75,7 @@ def descend(gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rat
         The end points. On a CPU, duplicate starts share one end point.
     """
     rows = gates.rows
-    directions = _in_one_kernel(
-        rows[None], gates.gates[None], gates.basis[None], points[None], [len(rows)], effort, rate
-    )
+    directions = _in_one_kernel(rows[None], gates.gates[None], gates.basis[None], points[None], effort, rate)
     if directions is not None:
         return Ends(points, directions[0], len(points) * effort.steps)
     # On a GPU, fewer starts take the same time, and recording their steps again takes longer.
@@ -89,7 +87,6 @@ def descend_many(
     gates: Float[Tensor, "updates m d"],
     basis: Float[Tensor, "updates b d"],
     points: Float[Tensor, "updates starts d"],
-    counts: Sequence[int],
     effort: Effort,
     rate: float,
 ) -> tuple[Float[Tensor, "updates starts d"], Float[Tensor, "updates starts b"]]:
@@ -102,16 +99,15 @@ def descend_many(
         gates: Nᵀa_k of every update.
         basis: N of every update.
         points: unit vectors c. The function may overwrite them.
-        counts: number of neurons of each update. Further rows and gates of an update are zero.
         effort: how carefully to descend.
         rate: the initial learning rate.
 
     Returns:
         The end points c and their directions q.
     """
-    directions = _in_one_kernel(rows, gates, basis, points, counts, effort, rate)
+    directions = _in_one_kernel(rows, gates, basis, points, effort, rate)
     if directions is None:
-        problems = [Gates(rows[i, :count], gates[i, :count], basis[i]) for i, count in enumerate(counts)]
+        problems = [Gates(*each) for each in zip(rows, gates, basis, strict=True)]
         each = [_step_by_step(one, c, effort, rate).directions for one, c in zip(problems, points, strict=True)]
         directions = torch.stack(each) if each else rows.new_zeros(*points.shape[:2], rows.shape[2])
     return points, directions
@@ -122,7 +118,6 @@ def _in_one_kernel(
     gates: Float[Tensor, "updates m d"],
     basis: Float[Tensor, "updates b d"],
     points: Float[Tensor, "updates starts d"],
-    counts: Sequence[int],
     effort: Effort,
     rate: float,
 ) -> Float[Tensor, "updates starts b"] | None:
@@ -133,7 +128,7 @@ def _in_one_kernel(
     with torch.cuda.device(points.device):
         schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
         options = {"iterations": effort.iterations, "epsilon": effort.epsilon, "exact": effort.epsilon < ROUGH}
-        return persistent.descend(rows, gates, basis, points, counts, schedule, **options, least=EPSILON)
+        return persistent.descend(rows, gates, basis, points, schedule, **options, least=EPSILON)
 
 
 def _step_by_step(

@@ -143,6 +143,8 @@ class BackwardOverRounds:
         chunks = q.split(chunk_size(q.device, 16 * self.outputs.span.numel()))
         # The zeros of absent rounds prove nothing, so the other entries must be a signal of one sample.
         q = torch.cat([each[sent_back(problem, self.outputs, each)] for each in chunks])
+        # A wrong zero may turn the same direction by more than noise does.
+        q = q[~((q @ self.known.T).abs() > SOLVED_COSINE).any(1)]
         directions = torch.cat([self.known, q])
         kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
         return directions[kept[len(self.known) :]]

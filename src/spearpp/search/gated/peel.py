@@ -94,7 +94,7 @@ def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tens
     solved, values = (torch.cat(each) for each in zip(*kernels, strict=True))
     determined = (values[:, 1] >= DETERMINED) & (values[:, 0] <= SINGULAR_RATIO * values[:, 1])
     points, directions = points[determined], refit(problem, solved[determined])
-    zeros = problem.tolerance.zeros(directions @ left.T, directions)
+    zeros = problem.zeros(directions)
     scale = (points * directions).sum(1, keepdim=True)
     single = fits(problem, points, zeros) & (scale[:, 0].abs() * ILL_CONDITIONED >= 1)
     return points[single], directions[single] / scale[single]

@@ -157,7 +157,7 @@ def concentrated(
 def _determined_by_zeros(problem: Problem, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
     """Return whether the zeros of each direction allow no other direction."""
     left = problem.factors.left
-    zeros = problem.tolerance.zeros(directions @ left.T, directions) & problem.factors.live
+    zeros = problem.zeros(directions) & problem.factors.live
     _, values = kernel_vectors(gather_weighted(left, zeros.to(left)))
     return values[:, 1] >= DETERMINED
 

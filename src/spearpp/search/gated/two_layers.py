@@ -49,7 +49,7 @@ the first norm to the second. Design choice: if one small neuron of a mask is wr
 first norm must be far smaller."""
 MAX_NOISE = 0.05
 """Relative noise above which the next layer carries no usable information. Design choice."""
-MOST_STARTS = 2048
+MAX_STARTS = 2048
 """Maximum number of starts of a round. Design choice: it bounds the memory."""
 REFLECTIONS = (1600, 3200)
 """Maximum number of reflections: at first, and after a round that found little. Measured: up to b=90, m=200, enough
@@ -122,7 +122,7 @@ class TwoLayerRounds:
     @property
     def size(self) -> int:
         """Number of starts of the next round."""
-        return min(MOST_STARTS, self.start_factor * min(self.least, 4 * self.missing + 12))
+        return min(MAX_STARTS, self.start_factor * min(self.least, 4 * self.missing + 12))
 
     @property
     def known(self) -> Float[Tensor, "found b"]:

@@ -21,7 +21,7 @@ SMALL = 2**16
 """Largest number of entries of ℓ, its columns padded to a power of two, for which one kernel does a whole descent.
 Measured: b=50, m=500 took 3.6 ms in one kernel and 10 ms in single steps. b=100, m=1000 took the same time either way
 (docs/lab/notebook.md, section "Speed")."""
-MOST_COLUMNS = 128
+MAX_COLUMNS = 128
 """Largest padded number of columns for which the vectors of 16 starts fit the registers of one program."""
 
 
@@ -39,7 +39,7 @@ def for_all_steps(points: Tensor, m: int, columns: int) -> ModuleType | None:
         columns: number of columns of the rows or of the gates, whichever is larger.
     """
     width = 1 << max(4, (columns - 1).bit_length())
-    small = width <= MOST_COLUMNS and m * width <= SMALL and min(points.numel(), m) > 0
+    small = width <= MAX_COLUMNS and m * width <= SMALL and min(points.numel(), m) > 0
     if not (small and points.is_cuda and points.dtype == torch.float32 and points.is_contiguous()):
         return None
     if _load_fused(points.device.index or 0) is None:

@@ -11,7 +11,6 @@ equal results. The decorator ``no_type_check`` keeps the type checker of the tes
 can only compile the original function.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import no_type_check
 
@@ -99,7 +98,6 @@ def descend(
     gates: Float[Tensor, "updates m d"],
     basis: Float[Tensor, "updates b d"],
     points: Float[Tensor, "updates starts d"],
-    counts: Sequence[int],
     schedule: Float[Tensor, "evaluations 4"],
     *,
     iterations: int,
@@ -115,7 +113,6 @@ def descend(
         gates: Nᵀa_k of every update.
         basis: N of every update.
         points: contiguous float32 unit vectors c, updated in place.
-        counts: number of neurons of each update. Further rows and gates of an update are zero.
         schedule: as in ``reference.move``.
         iterations: conjugate-gradient iterations per evaluation.
         epsilon: ε of the objective.
@@ -142,8 +139,8 @@ def descend(
         _descend[(updates, programs)](
             _padded(rows, blocks * chosen.block, width), _padded(gates, blocks * chosen.block, width),
             _padded(basis, width, width), points, directions,
-            torch.tensor(counts, dtype=torch.float32).to(points.device, non_blocking=True), schedule,
-            points.new_empty(max(scratch_entries, 1)), blocks, b, d, starts, len(schedule), iterations, epsilon, least,
+            schedule, points.new_empty(max(scratch_entries, 1)), float(m), blocks, b, d, starts, len(schedule),
+            iterations, epsilon, least,
             PRECISION="tf32x3" if exact else "tf32", STARTS=chosen.starts, BLOCK=chosen.block, WIDTH=width,
             GROUPS=chosen.groups, WHOLE=chosen.whole, AHEAD=chosen.ahead,
             num_warps=chosen.warps, num_stages=chosen.stages,
@@ -166,7 +163,7 @@ def _padded(matrices: Float[Tensor, "updates r c"], rows: int, columns: int) -> 
 @triton.jit(do_not_specialize=["blocks", "b", "d", "starts", "evaluations", "iterations"])
 @no_type_check
 def _descend(
-    rows, gates, basis, points, directions, counts, schedule, scratch, blocks, b, d, starts, evaluations, iterations,
+    rows, gates, basis, points, directions, schedule, scratch, neurons, blocks, b, d, starts, evaluations, iterations,
     epsilon, least: tl.constexpr, PRECISION: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +173,6 @@ def _descend(
     row = update * starts + tl.minimum(start, starts - 1)  # surplus starts repeat the last start
     at_points = points + row[:, None] * d + column[None, :]
     ours = (start < starts)[:, None] & (column < d)[None, :]
-    count = tl.load(counts + update)
     rows += update * blocks * (BLOCK * WIDTH)
     gates += update * blocks * (BLOCK * WIDTH)
     at_basis = basis + update * (WIDTH * WIDTH) + column[:, None] * WIDTH + column[None, :]
@@ -207,7 +203,7 @@ def _descend(
             total = sum_over_neurons(squares, GROUPS)
             tl.debug_barrier()
         total = tl.maximum(total, TINY)
-        scale = count / total
+        scale = neurons / total
 
         # solve M u = p by conjugate gradients; iteration 0 computes the residual p - M u
         vectors = tl.load(at_basis)

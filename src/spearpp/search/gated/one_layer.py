@@ -1,4 +1,4 @@
-"""Rounds of the gated search. They track what has been found, what is missing, and where to search next.
+"""Rounds of the gated search on one layer: what has been found, what is missing, and where to search next.
 
 If samples have gradients of very different strength, the search finds the strongest first. The singular values of such
 a gradient span many orders of magnitude (a graded spectrum). The direction of a strong sample lies in the leading
@@ -50,7 +50,7 @@ Design choice: a more careful round takes longer, which pays only if the present
 
 
 @dataclass(frozen=True)
-class Pace:
+class RoundOptions:
     """Options of the rounds."""
 
     min_starts: int
@@ -67,24 +67,24 @@ class Pace:
     """Devices that share the starts of a round."""
 
 
-class Rounds:
+class OneLayerRounds:
     """State of the search: the directions found, and how hard to search next.
 
     Args:
         problem: the layer.
-        pace: options of the rounds.
+        options: options of the rounds.
         known: directions that other searches found before.
         peeled: pairs (p, q) that single rows revealed before.
     """
 
-    def __init__(self, problem: Problem, pace: Pace, known: Float[Tensor, "known b"], peeled: Pairs) -> None:
+    def __init__(self, problem: Problem, options: RoundOptions, known: Float[Tensor, "known b"], peeled: Pairs) -> None:
         self.problem = problem
-        self.pace = pace
+        self.options = options
         self.found = known
-        self.effort, self.start_factor, self.empty_rounds, self.drops, self.wider = 0, 1, 0, 0, 0
+        self.effort, self.start_factor, self.empty_rounds, self.drops, self.reach_level = 0, 1, 0, 0, 0
         scale = problem.preactivations.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
         live = problem.factors.live
-        self.rows, self.q_basis = problem.live_rows.to(pace.dtype), peeled.apart.to(pace.dtype)
+        self.rows, self.q_basis = problem.live_rows.to(options.dtype), peeled.apart.to(options.dtype)
         self.gates = problem.preactivations[live] / scale
 
     @property
@@ -102,13 +102,13 @@ class Rounds:
         """
         if self.drops == len(DROPPED_SHARES):
             return False
-        zeros = self.problem.tolerance.zeros(self.found @ self.problem.factors.left.T, self.found).sum(1)
+        zeros = self.problem.zeros(self.found).sum(1)
         kept = int(len(self.found) * (1 - DROPPED_SHARES[self.drops]))
         self.found = self.found[zeros.argsort(descending=True, stable=True)[:kept]]
         self._search_all_q()
-        self.start_factor, self.empty_rounds, self.wider, self.drops = 1, 0, 0, self.drops + 1
+        self.start_factor, self.empty_rounds, self.reach_level, self.drops = 1, 0, 0, self.drops + 1
         # A low effort may have found wrong directions.
-        self.effort = min(self.effort + 1, len(self.pace.efforts) - 1)
+        self.effort = min(self.effort + 1, len(self.options.efforts) - 1)
         return True
 
     @property
@@ -121,7 +121,7 @@ class Rounds:
         """Number of starts of the next round. The last missing p is known up to its sign, so two starts are enough."""
         if self._missing == 1:
             return 2
-        return min(max(self.pace.min_starts, self._missing) * self.start_factor, self.pace.max_starts)
+        return min(max(self.options.min_starts, self._missing) * self.start_factor, self.options.max_starts)
 
     @property
     def _missing(self) -> int:
@@ -134,7 +134,7 @@ class Rounds:
         if sizes[-1] >= GRADED * sizes[0]:
             return len(sizes)
         strongest = sizes[min(len(self.found), len(sizes) - 1)]
-        return int((sizes >= REACHES[self.wider] * strongest).sum())
+        return int((sizes >= REACHES[self.reach_level] * strongest).sum())
 
     def run(self, size: int, generator: torch.Generator) -> tuple[Float[Tensor, "new b"], int]:
         """Run one round. Return the new directions, and the number of steps summed over the starts."""
@@ -146,7 +146,7 @@ class Rounds:
             directions, steps = points, 0
             chosen = torch.arange(len(points), device=points.device)
         else:
-            dtype, effort = self.pace.dtype, self.pace.efforts[self.effort]
+            dtype, effort = self.options.dtype, self.options.efforts[self.effort]
             starts = sphere.uniform(size, dimension, generator, dtype=dtype)
             gates, q_basis = (self.gates @ basis).to(dtype), self.q_basis
             restricted = Gates(self._rows_in_reach(reach) @ q_basis, gates, q_basis.T @ basis.to(dtype))
@@ -154,7 +154,7 @@ class Rounds:
             points, directions, steps = ends.points @ basis.T, ends.directions @ q_basis.double().T, ends.steps
             chosen = distinct(self.problem, points, directions)
         refined = refine(self.problem, points[chosen], directions[chosen])
-        kept = acceptable(self.problem, points[chosen], refined) & leads(refined, reach)
+        kept = acceptable(self.problem, points[chosen], refined) & within_reach(refined, reach)
         new = new_directions(self.problem, self.found, refined[kept])[:dimension]
         self._adapt(len(new), dimension, size)
         self.found = torch.cat([self.found, new])
@@ -165,9 +165,9 @@ class Rounds:
 
         All devices start before the function waits for the first one.
         """
-        devices = self.pace.devices
+        devices = self.options.devices
         parts = zip(devices, starts.chunk(len(devices)), strict=False)
-        ends = [descend(to_device(gates, device), part.to(device), effort, self.pace.rate) for device, part in parts]
+        ends = [descend(to_device(gates, device), part.to(device), effort, self.options.rate) for device, part in parts]
         here = self.problem.factors.left.device
         points = torch.cat([each.points.to(here) for each in ends]).double()
         directions = torch.cat([each.directions.to(here) for each in ends]).double()
@@ -185,7 +185,7 @@ class Rounds:
 
     def _p_basis(self, reach: int) -> Float[Tensor, "b d"]:
         """Return an orthonormal basis of the p within reach that are orthogonal to the directions found there."""
-        known = self.found[leads(self.found, reach), :reach]
+        known = self.found[within_reach(self.found, reach), :reach]
         return torch.nn.functional.pad(complement(known), (0, 0, 0, self.problem.batch_size - reach))
 
     def _search_all_q(self) -> None:
@@ -209,27 +209,27 @@ class Rounds:
         inverse = sphere.retract(torch.linalg.pinv(self.found.T))
         points = self._with_signs(inverse)
         directions = self.found.repeat(len(points) // len(self.found), 1)
-        zeros = self.problem.tolerance.zeros(directions @ self.problem.factors.left.T, directions)
+        zeros = self.problem.zeros(directions)
         differ = ((zeros & self.problem.factors.live) != silent_neurons(self.problem, points)).any(1)
         refined = refine(self.problem, points[differ], directions[differ])
         return refined[acceptable(self.problem, points[differ], refined)]
 
     def _adapt(self, new: int, dimension: int, size: int) -> None:
         """Search harder if the round found few new directions."""
-        self.empty_rounds = self.empty_rounds + 1 if new == 0 and self.effort + 1 == len(self.pace.efforts) else 0
+        self.empty_rounds = self.empty_rounds + 1 if new == 0 and self.effort + 1 == len(self.options.efforts) else 0
         if self._missing == 1 and new == 0:
             self.empty_rounds = 1
         if not new:
-            self.wider = min(self.wider + 1, len(REACHES) - 1)
+            self.reach_level = min(self.reach_level + 1, len(REACHES) - 1)
             self._search_all_q()
         if new >= MIN_YIELD * min(dimension, size):
             self.start_factor = 1
-        elif self.effort + 1 < len(self.pace.efforts):
+        elif self.effort + 1 < len(self.options.efforts):
             self.effort += 1
         elif new == 0:
             self.start_factor *= 2
 
 
-def leads(directions: Float[Tensor, "k b"], reach: int) -> Bool[Tensor, "k"]:
+def within_reach(directions: Float[Tensor, "k b"], reach: int) -> Bool[Tensor, "k"]:
     """Return which unit directions lie within reach, up to a small part."""
     return torch.linalg.vector_norm(directions[:, :reach], dim=1) >= LEADING
