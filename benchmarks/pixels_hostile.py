@@ -162,11 +162,28 @@ def mirrored(seed: int) -> Client:
     return honest(network(seed, *front), draw(seed))
 
 
+class TwoViews(nn.Module):
+    """One convolution of a picture and of the same picture turned by 180 degrees: the larger of both values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 16, 5, padding=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the larger value, for every entry."""
+        return torch.stack([functional.relu(self.conv(each)) for each in (x, x.flip((2, 3)))]).amax(0)
+
+
+def rotated(seed: int) -> Client:
+    """A picture and the same picture turned by 180 degrees have the same features."""
+    return honest(network(seed, TwoViews(), nn.MaxPool2d(2)), draw(seed))
+
+
 FAMILIES: dict[str, Callable[[int], Client]] = {
     "honest": lambda seed: honest(pooled(seed), draw(seed)),
     **{f"near-{size:.0e}": near(size) for size in (1e-4, 1e-3, 1e-2)},
     **{f"weights-{size:.0e}": other_weights(size) for size in (1e-6, 1e-4, 1e-2)},
-    **{each.__name__: each for each in (constant, contrast, padding, swapped, even, absolute, mirrored)},
+    **{each.__name__: each for each in (constant, contrast, padding, swapped, even, absolute, mirrored, rotated)},
 }
 """Families of clients by name."""
 

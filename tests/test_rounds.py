@@ -17,7 +17,8 @@ from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Verdict
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
-from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors
+from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined
+from spearpp.auditing.rounds.union import unite
 from spearpp.cli import main
 from spearpp.dp import StatedDP
 from spearpp.dp.bound import rounded_up
@@ -213,6 +214,23 @@ def test_nothing_wrong_is_claimed(case: str) -> None:
     assert bool((distances.amin(1) <= 3 * stated + 1e-6).all())
     if case == "a sample twice":
         assert len(joined.audited.inputs) >= 12
+
+
+def test_an_input_has_the_error_of_its_own_round() -> None:
+    """The first round was rounded to float16. Its inputs are less exact than the claims of the second round state."""
+    model, batch = network(nn.ReLU(), 60), samples(6)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
+    coarse = {name: each.half().float() for name, each in updates[0].gradients.items()}
+    updates[0] = replace(updates[0], gradients=coarse)
+    layer = first_layer([make_plan(each, model, None) for each in updates])
+    assert layer is not None
+    alone = [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates]
+    union = unite(layer, [*alone], not_joined("this test does not join the rounds"))
+    assert union is not None
+    stated = torch.tensor([each.error for each in union.audited.claims if each.recovered])
+    distances = torch.cdist(union.audited.inputs.double(), batch.inputs.double()).amin(1)
+    assert len(stated) == 6
+    assert bool((distances <= 3 * stated * torch.linalg.vector_norm(union.audited.inputs, dim=1)).all())
 
 
 @pytest.fixture(name="columns", scope="module")

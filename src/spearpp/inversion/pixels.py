@@ -14,7 +14,8 @@ depend on x. The error of x that this noise implies is
     ‖x - x*‖ ≈ ‖r‖ / √(e - n) · √(trace (JᵀJ)⁻¹).
 
 A front end with a symmetry, such as ψ(-x) = ψ(x), has distant pictures with equal features, and then none is
-determined. Therefore ψ consists of known operations only (``spearpp.model.known``), no negated, mirrored, transposed or
+determined. Therefore ψ consists of known operations only, does not combine values that the same weights computed in
+different ways (``spearpp.model.known``), no negated, mirrored, rotated or
 shifted solution may have the same features, and a few pictures are solved again from another start. Otherwise, a wrong
 picture satisfies the e - n extra equations only by chance: each of them holds to within the relative residual
 ρ = ‖r‖ / ‖f‖ with a probability of about ρ.
@@ -24,6 +25,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import torch
 
@@ -177,13 +179,18 @@ def _same_from_elsewhere(
 
 
 def _has_symmetry(front: FrontEnd, features: Float[Tensor, "k m"], found: Pictures, solved: Bool[Tensor, "k"]) -> bool:
-    """Return whether a negated, mirrored, transposed or shifted solution has the same features as the solution."""
+    """Return whether a negated, mirrored, rotated or shifted solution has the same features as the solution.
+
+    The negative of a picture is also tried with its own brightness, as in a photographic negative.
+    """
     pictures = found.inputs[solved].reshape(-1, *front.shape)
     axes = range(1, pictures.ndim)
-    others = [-pictures, *(pictures.flip(axis) for axis in axes), *(pictures.roll(1, axis) for axis in axes)]
+    others = [pictures.flip(some) for count in range(len(axes) + 1) for some in combinations(axes, count)]
     if pictures.ndim > 2 and front.shape[-1] == front.shape[-2]:
-        others.append(pictures.mT)
-    for other in others:
+        others += [each.mT for each in others]
+    others += [pictures.roll(1, axis) for axis in axes]
+    twice_mean = 2 * pictures.flatten(1).mean(1).reshape(-1, *(1 for _ in axes))
+    for other in [*others, *(-each for each in others), *(twice_mean - each for each in others)]:
         moved = torch.linalg.vector_norm((other - pictures).flatten(1), dim=1)
         apart = moved > ELSEWHERE * torch.linalg.vector_norm(pictures.flatten(1), dim=1)
         difference = torch.linalg.vector_norm(front(other.flatten(1)) - features[solved], dim=1)

@@ -13,10 +13,12 @@ def rank_above(matrix: Float[Tensor, "n e"], threshold: float) -> int:
 
     >>> rank_above(torch.diag(torch.tensor([3.0, 2.0, 1e-3])), 0.1)
     2
+    >>> rank_above(torch.eye(2), 1e200)
+    0
     """
     product = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
     margin = torch.finfo(product.dtype).eps * len(product) * float(product.diagonal().sum())
-    product.diagonal().sub_(threshold**2 + margin)
+    product.diagonal().sub_(threshold * threshold + margin)  # ** would raise an error where the square is inf
     if int(torch.linalg.cholesky_ex(product)[1]) == 0:
         return len(product)
     return int((torch.linalg.svdvals(matrix) > threshold).sum())

@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from spearpp.errors import OptionError
-from spearpp.model.known import first_unknown
+from spearpp.model.known import first_exchangeable, first_unknown
 from spearpp.model.operations import (
     Tracer,
     arguments,
@@ -193,6 +193,10 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     if unknown is not None:
         why = "so different inputs may have the same features"
         raise OptionError(f"the audit does not know the operation {label(model, unknown)} before the layer, {why}")
+    twice = first_exchangeable(model, nodes)
+    if twice is not None:
+        why = "combines values that the same weights computed, so different inputs may have the same features"
+        raise OptionError(f"the operation {label(model, twice)} before the layer {why}")
     random = next((node for node in nodes if is_dropout(model, node)), None)
     if random is not None:
         raise OptionError(f"{label(model, random)} comes before the layer, and its mask is unknown")

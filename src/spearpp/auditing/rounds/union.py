@@ -42,7 +42,11 @@ def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Unio
 
 
 def _added(union: Union | None, single: LayerAudit, found: Inversion, index: int) -> Union:
-    """Add the recovered inputs of one round."""
+    """Add the recovered inputs of one round.
+
+    An input and its claim belong together: the claim states the error of this input. If the round has a stronger claim
+    about a sample, its input therefore replaces the one that was there.
+    """
     if union is None or union.audited.inversion is None:
         rows = len(found.inputs)
         return Union(single, [{index} for _ in range(rows)], [index] * rows)
@@ -50,25 +54,29 @@ def _added(union: Union | None, single: LayerAudit, found: Inversion, index: int
     present, known = [set(each) for each in union.present], list(union.known_from)
     labels = [-1] * len(claims) if union.audited.labels is None else union.audited.labels.tolist()
     same = same_inputs(found.inputs, base.inputs)
-    new = []
+    inputs, exact = base.inputs.clone(), base.certified.clone()
+    new, replaced = [], False
     for row in torch.nonzero(single.held)[:, 0].tolist():
         matches = torch.nonzero(same[row])[:, 0].tolist()
         for match in matches[:1]:
             present[match].add(index)
             known[match] = min(known[match], index)
-            claims[match] = strongest([claims[match], single.claims[row]])
+            if strongest([claims[match], single.claims[row]]) is not claims[match]:
+                claims[match], replaced = single.claims[row], True
+                inputs[match], exact[match] = found.inputs[row].to(inputs), claims[match].certified
+                labels[match] = labels[match] if single.labels is None else int(single.labels[row])
         if not matches:
             new.append(row)
     chosen = torch.tensor(new, dtype=torch.long, device=found.inputs.device)
     certified = torch.tensor([single.claims[row].certified for row in new], dtype=torch.bool, device=chosen.device)
-    inputs = torch.cat([base.inputs, found.inputs[chosen].to(base.inputs)])
+    inputs = torch.cat([inputs, found.inputs[chosen].to(inputs)])
     inversion = replace(
         base,
         inputs=inputs,
-        certified=torch.cat([base.certified, certified]),
+        certified=torch.cat([exact, certified]),
         fits=torch.cat([base.fits, torch.ones_like(certified)]),
         batch_size=max(base.batch_size, found.batch_size, len(inputs)),
-        evidence=None if new else base.evidence,
+        evidence=None if new or replaced else base.evidence,
     )
     labels += [-1 if single.labels is None else int(single.labels[row]) for row in new]
     audited = replace(
