@@ -213,10 +213,10 @@ def _judge(
         if judged.labels is not None:
             named = judged.labels.cpu() >= 0
             labels[rows[named]] = judged.labels.cpu()[named]
-    held = torch.zeros(len(found.inputs)).bool() if found.evidence is None else found.evidence.consistent.cpu()
+    joined = torch.zeros(len(found.inputs)).bool() if found.evidence is None else found.evidence.consistent.cpu()
     claims = [
-        strongest(each) if certain and each else weakest(each) if len(each) > 1 else nowhere
-        for each, certain in zip(collected, held.tolist(), strict=True)
+        strongest(each) if certified and each else weakest(each) if len(each) > 1 else nowhere
+        for each, certified in zip(collected, joined.tolist(), strict=True)
     ]
     known = labels if bool((labels >= 0).any()) else None
     return LayerAudit(layer, True, f"{layer.reason}; {found.stats.stopped}", found, known, tuple(claims))
