@@ -165,6 +165,25 @@ def test_nothing_is_claimed_if_something_moves_every_row(options: dict[str, Any]
     assert "moves every row" in result.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "penalty"),
+    [
+        ("sgd", lambda w: 1e-3 * (w[:200].square().sum() + 3 * w[200:].square().sum())),
+        ("sgd", lambda w: 1e-3 * w[8:].square().sum()),
+        ("sgd", lambda w: 1e-3 * functional.huber_loss(w, torch.zeros_like(w), reduction="sum", delta=2.0)),
+        ("adam", lambda w: 1e-5 * (w[:200].square().sum() + 1e-3 * w[200:].square().sum())),
+    ],
+    ids=["two rates", "without the first rows", "Huber", "two rates with Adam"],
+)
+def test_rows_that_a_regulariser_moves_differently_are_no_tokens(
+    name: str, penalty: Callable[[Tensor], Tensor]
+) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    update, seen = train(model, OPTIMISERS[name], penalty=penalty)
+    assert set(found(model, update).used) <= seen
+
+
 def test_noise_that_rounding_hides_is_no_token() -> None:
     torch.manual_seed(0)
     model = Net()

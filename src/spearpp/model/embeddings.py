@@ -41,6 +41,8 @@ class Table:
     """The row that ``padding_idx`` names. It gets no gradient."""
     why_not: str | None = None
     """Why the rows that moved are not the rows that were looked up. None if they are."""
+    renormalised: bool = False
+    """Whether every lookup shortens rows to ``max_norm``, which moves them in parallel to their weights."""
 
 
 def find_tables(model: nn.Module | None, update: ClientUpdate) -> list[Table]:
@@ -70,7 +72,8 @@ def find_tables(model: nn.Module | None, update: ClientUpdate) -> list[Table]:
         elif id(weight) not in used:  # a table that two modules share is listed once
             used[id(weight)] = label
             why_not = _without_gradient(key, update) or _other_use(model, module, weight)
-            tables.append(Table(label, key, module.num_embeddings, module.padding_idx, why_not))
+            shortens = module.max_norm is not None
+            tables.append(Table(label, key, module.num_embeddings, module.padding_idx, why_not, shortens))
     return tables
 
 

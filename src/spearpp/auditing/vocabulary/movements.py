@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from spearpp.model.embeddings import Table
-from spearpp.types import Float, Tensor
+from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import blocks, row_blocks, tensor_specs
 
@@ -20,7 +20,7 @@ class Movements:
     """The rows of a table and their movements, read in blocks of rows."""
 
     def __init__(self, update: ClientUpdate, table: Table) -> None:
-        self.update, self.name = update, table.weight
+        self.update, self.table, self.name = update, table, table.weight
         self.usable = torch.ones(table.rows, dtype=torch.bool)
         if table.padding is not None:
             self.usable[table.padding] = False
@@ -45,6 +45,18 @@ class Movements:
         for (start, stop), (weight, movement) in zip(row_blocks(shape), self, strict=True):
             result[start:stop] = compute(weight, movement).double().cpu()
         return result
+
+    def entries(self, rows: Bool[Tensor, "rows"]) -> tuple[Float[Tensor, "e"], Float[Tensor, "e"]]:
+        """Return all entries of some rows, and how they moved."""
+        shape = tensor_specs(self.update.weights)[self.name].shape
+        parts = [
+            (
+                weight[rows[start:stop].to(weight.device)].flatten(),
+                movement[rows[start:stop].to(weight.device)].flatten(),
+            )
+            for (start, stop), (weight, movement) in zip(row_blocks(shape), self, strict=True)
+        ]
+        return torch.cat([each[0] for each in parts]), torch.cat([each[1] for each in parts])
 
     def _rounded_to(self, values: Callable[[Tensor, Tensor], Tensor], own: torch.dtype) -> torch.dtype:
         """Return the half precision that nearly all moved values have, or else their own dtype."""

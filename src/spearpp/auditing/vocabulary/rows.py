@@ -15,6 +15,7 @@ only (``spearpp.model.embeddings``).
 import torch
 
 from spearpp.auditing.vocabulary.movements import MANTISSA, Movements
+from spearpp.auditing.vocabulary.regularised import PARALLEL, is_regularised, not_parallel, own_factor
 from spearpp.model.embeddings import Table
 from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
@@ -30,6 +31,8 @@ ROUNDED_OFTEN = 5000.0
 
 Derived: half a unit for each of at most 10,000 steps. A design choice: clients train for fewer steps.
 """
+ROUNDED_A_FEW = 8.0
+"""Movement by rounding in a few steps, in units of rounding. A design choice."""
 ROUNDED_GRADIENT = 4.0
 """Largest rounding of a gradient λ w, in units of rounding. A design choice: a few operations round it."""
 COLLINEAR, COLLINEAR_HALF = 0.1, 0.5
@@ -87,11 +90,17 @@ SIGN_PRECISION = 2e-3
 
 Measured (benchmarks/embeddings.py): the polynomial is accurate to less than 1e-3 over 50 steps.
 """
+SIZES = 1.5
+"""By which factor the weights of a claimed row may be smaller or larger than those of all rows that Adam with L2
+explains. A design choice: the polynomial is not accurate outside the range of weights that it was fitted to."""
 DEGREE, TRIMS = 6, 4
 """Degree of the polynomial a(1/|w|), and how often it is fitted again to the better half of the rows.
 
 Design choices: the accuracy above needs six terms, and four times suffice where half of the rows were looked up.
 """
+
+OTHER_REGULARISER = "a regulariser that is neither L2, L1 nor weight decay moves rows"
+"""Reason why nothing is claimed about a table."""
 
 
 def looked_up(update: ClientUpdate, table: Table) -> tuple[Bool[Tensor, "rows"], str]:
@@ -118,14 +127,16 @@ def looked_up(update: ClientUpdate, table: Table) -> tuple[Bool[Tensor, "rows"],
 class _View(Movements):
     """The explanations of how the rows of a table moved."""
 
-    def unexplained(self, c: float) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows"]]:
+    def unexplained(self, c: float | None) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows"]]:
         """Return how far Δ is from c w in each row, in units of rounding: the largest and the third-largest entry.
 
-        With fewer than eight columns, the third-largest is replaced by the second-largest or the largest one.
+        If c is None, each row has a factor of its own. With fewer than eight columns, the third-largest is replaced by
+        the second-largest or the largest one.
         """
 
         def units(weight: Tensor, movement: Tensor) -> Tensor:
-            return (movement - c * weight).abs() / self.unit(weight, movement)
+            factor = own_factor(weight, movement) if c is None else c
+            return (movement - factor * weight).abs() / self.unit(weight, movement)
 
         rank = min(3, 1 + self.columns // 4)
         largest = self.per_row(lambda w, d: units(w, d).amax(1))
@@ -160,24 +171,36 @@ class _View(Movements):
         expected = float((2.0 ** -entries[used].clamp_max(60.0)).sum()) if bool(used.any()) else 0.0
         return used & ~towards if int(towards.sum()) > CHANCE * expected + 1 else used
 
+    def decays_alone(self, most: float) -> Bool[Tensor, "rows"]:
+        """Return the rows that decay with a factor of their own, up to a number of units of rounding."""
+        if self.columns < MIN_DECAY_COLUMNS or self.table.renormalised:
+            return torch.zeros_like(self.usable)
+        return self.unexplained(None)[1] <= most
+
+    def by_data(self, used: Bool[Tensor, "rows"], c: float, why: str) -> tuple[Bool[Tensor, "rows"], str]:
+        """Return these rows with the reason, or no row if a regulariser other than c w explains too many of them."""
+
+        def rest(weight: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
+            return movement - c * weight, ROUNDED_A_FEW * self.unit(weight, movement)
+
+        return (torch.zeros_like(used), OTHER_REGULARISER) if is_regularised(self, used, rest) else (used, why)
+
     def by_rounding(self, rows: Bool[Tensor, "rows"]) -> tuple[Bool[Tensor, "rows"], str] | None:
         """Return the rows that moved by more than rounding, or None if no sufficient number of rows stayed."""
         used = self.beyond_rounding(rows, 0.0, -(-MIN_ENTRIES // self.columns))
-        return None if used is None else (used, f"{int((rows & ~used).sum()):,} other rows did not move")
+        if used is None:
+            return None
+        still = int((rows & ~used).sum())
+        if self.columns >= MIN_DECAY_COLUMNS and not self.table.renormalised:  # some rows may decay, others not
+            used &= self.per_row(not_parallel) > PARALLEL
+        used &= ~self.decays_alone(VISIBLE_HALF if self.half else VISIBLE)
+        return self.by_data(used, 0.0, f"{still:,} other rows did not move")
 
     def by_decay(self, rows: Bool[Tensor, "rows"]) -> tuple[Bool[Tensor, "rows"], str] | None:
         """Return the rows that Δ = c w does not explain, or None if no c explains a sufficient number."""
-
-        def factor(weight: Tensor, movement: Tensor) -> Tensor:
-            return (weight * movement).sum(1) / weight.square().sum(1).clamp_min(1e-300)
-
-        def across(weight: Tensor, movement: Tensor) -> Tensor:
-            rest = movement - factor(weight, movement)[:, None] * weight
-            return torch.linalg.vector_norm(rest, dim=1) / torch.linalg.vector_norm(movement, dim=1).clamp_min(1e-300)
-
         if self.columns < MIN_DECAY_COLUMNS:
             return None
-        factors, shares = self.per_row(factor), self.per_row(across)
+        factors, shares = self.per_row(lambda w, d: own_factor(w, d)[:, 0]), self.per_row(not_parallel)
         parallel = rows & (shares <= (COLLINEAR_HALF if self.half else COLLINEAR))
         if int(parallel.sum()) < MIN_ROWS:
             return None
@@ -188,6 +211,7 @@ class _View(Movements):
         if not 0 < c <= STRONGEST_DECAY:
             return None
         gradients = self.update.kind == "gradients"
+        threshold: float | None = VISIBLE_HALF
         if self.half:
             used = None if gradients else self.beyond_rounding(rows, c, MIN_ROWS)
         else:
@@ -195,10 +219,13 @@ class _View(Movements):
             units = self.unexplained(c)[1]
             threshold = _threshold(units[rows], 0.5, most, MIN_ROWS)
             used = None if threshold is None else rows & (units > threshold)
-        if used is None:
+        if used is None or threshold is None:
             return None
+        alone = used & self.decays_alone(threshold)
+        used &= ~alone
+        others = int((rows & ~used & ~alone).sum())
         by = f"a factor of {1 - c:.6g}" if not gradients else f"{c:.3g} times the weights"
-        return used, f"weight decay ({by}) explains the movement of {int((rows & ~used).sum()):,} other rows"
+        return self.by_data(used, c, f"weight decay ({by}) explains the movement of {others:,} other rows")
 
     def by_sign(self, rows: Bool[Tensor, "rows"]) -> tuple[Bool[Tensor, "rows"], str] | None:
         """Return the rows that Δ = a(|w|) sign(w) does not explain, or None if no a explains a sufficient number.
@@ -255,6 +282,16 @@ class _View(Movements):
             return None
         used = judged & (deviations > threshold)
         explained = int((judged & ~used).sum())
+        sizes = self.per_row(lambda w, _: w.abs().median(1).values)
+        known = sizes[judged & ~used]  # the function a is not known for weights of another size
+        used &= (sizes >= known.min() / SIZES) & (sizes <= known.max() * SIZES)
+
+        def rest(weight: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
+            pull = (powers(weight) @ coefficients.to(weight)) * weight.sign()
+            return movement - pull, torch.where(weight.abs() > near, threshold * a, torch.inf)
+
+        if is_regularised(self, used, rest):
+            return torch.zeros_like(used), OTHER_REGULARISER
         return used, f"L1, or L2 with Adam, explains the movement of {explained:,} other rows"
 
 
