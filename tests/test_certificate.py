@@ -19,6 +19,7 @@ from spearpp.inversion.evidence.patterns import widened
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import Selection
+from spearpp.model.following import Following
 from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search
 from spearpp.simulate import Batch, LayerGradient
 
@@ -185,6 +186,30 @@ def test_the_error_is_the_error(make_client: MakeClient) -> None:
         deviation = (result.inputs[order] - truth).square().mean(1).sqrt() / truth.square().mean(1).sqrt()
         ratio = deviation / result.evidence.error[order]
         assert bool(((ratio > 0.05) & (ratio < 1.5)).all())
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.GELU()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_stated_error_covers_the_length_of_large_inputs(activation: nn.Module, seed: int) -> None:
+    """x is scaled by the last entry of x̂. If x is large, noise of the bias gradient changes mostly its length."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(20, 100), activation, nn.Linear(100, 100), activation, nn.Linear(100, 10)]
+    model = nn.Sequential(*layers).double()
+    batch = simulate.random_batch(6, features=20, generator=torch.Generator().manual_seed(seed))
+    batch = replace(batch, inputs=30 * batch.inputs.double())
+    with torch.no_grad():
+        next(model.parameters()).div_(30)
+    first, *later = (noisy(seen, 1e-7, seed) for seen in simulate.fedsgd(model, batch))
+    if isinstance(activation, nn.ReLU):
+        result = spearpp.invert(*first, search=LITTLE)
+    else:
+        result = spearpp.invert(*first, following=Following.of_layers("gelu", later))
+    assert result.evidence is not None
+    assert bool(result.certified.all())
+    inputs = result.inputs.double()
+    errors = torch.cdist(inputs, batch.inputs).amin(1) / torch.linalg.vector_norm(inputs, dim=1)
+    # The stated error is at least four standard deviations, so this is about a quarter.
+    assert float((errors / result.evidence.error).square().mean().sqrt()) <= 0.4
 
 
 @given(st.integers(2, 12), st.integers(30, 200), st.data())

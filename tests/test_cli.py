@@ -101,11 +101,13 @@ def test_two_checkpoints_without_a_model(folder: Path, capsys: pytest.CaptureFix
 
 def test_records_get_their_names() -> None:
     assert main(["simulate", "--data", "breast-cancer", "--samples", "5", "--hidden", "80,80", "--out", "t"]) == 0
-    names = ",".join(f"column {i}" for i in range(30))
+    names = ",".join(f"column {i}" for i in range(29)) + ',"age, years"'
     Path("names.csv").write_text(names + "\n1,2\n")
     for columns in (names, "names.csv"):
         assert main(["audit", "t/update.safetensors", "--columns", columns, "-q", "--out", "found"]) == 0
-        assert '<th scope="col">column 7</th>' in Path("found/report.html").read_text()
+        page = Path("found/report.html").read_text()
+        assert '<th scope="col">column 7</th>' in page
+        assert '<th scope="col">age, years</th>' in page
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ MAX_BYTES = 2**15
 found, one key with 16,000 dots, is parsed in a second."""
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 """A time limit such as 60, 90s, 2m or 1h."""
+SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 MAX_FAULTS = 20
 """Largest number of invalid entries that an error names. Design choice: they fit on a screen."""
 FailOn = Literal["leak", "certified", "never"]
@@ -85,7 +86,7 @@ class Config:
         content = _parse(Path(path))
         faults: list[str] = []
         audit = _table(content, "audit", AUDIT_FIELDS, faults)
-        thresholds = _table(content, "thresholds", dict.fromkeys(LEAK_KINDS, _count), faults)
+        thresholds = _table(content, "thresholds", dict.fromkeys(LEAK_KINDS, COUNT), faults)
         accepted = tuple(_accepted(content.get("accept", []), faults))
         faults += [f"unknown table or key {key[:40]!r}" for key in content if key not in TABLES]
         if faults:
@@ -104,52 +105,46 @@ def _parse(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not valid TOML: {error}", hint=EXAMPLE) from error
 
 
-Check = Callable[[Any], str | None]
-"""A function that returns what a value should have been, or None if the value is valid."""
+def seconds(text: str) -> float | None:
+    """Parse a duration such as 60, 90s, 2m or 1h, and return seconds. None if it is not a positive duration.
+
+    >>> seconds("90s"), seconds("2m"), seconds("soon")
+    (90.0, 120.0, None)
+    """
+    match = DURATION.fullmatch(text)
+    duration = 0.0 if match is None else float(match[1]) * SECONDS_PER_UNIT[match[2] or "s"]
+    return duration or None
 
 
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) and value.strip() else "a text that is not empty"
-
-
-def _count(value: Any) -> str | None:
-    return None if type(value) is int and value >= 0 else "a whole number of 0 or more"
-
-
-def _positive(value: Any) -> str | None:
-    return None if type(value) is int and value >= 1 else "a whole number of 1 or more"
-
-
-def _date(value: Any) -> str | None:
-    return None if type(value) is datetime.date else "a date without quotes, such as 2027-06-30"
-
-
-def _hash(value: Any) -> str | None:
-    return None if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) else "64 hexadecimal digits"
-
-
-def _leak(value: Any) -> str | None:
-    named = isinstance(value, str) and value.split("/")[0] in LEAK_KINDS and value.partition("/")[2]
-    return None if named else f"a kind ({', '.join(LEAK_KINDS)}), a slash, and a layer or table, such as 'inputs/0'"
-
-
-def _duration(value: Any) -> str | None:
-    match = DURATION.fullmatch(value) if isinstance(value, str) else None
-    return None if match and float(match[1]) > 0 else "a time limit in quotes, such as '90s', '2m' or '1h'"
+Check = tuple[Callable[[Any], object], str]
+"""A function that returns whether a value is valid, and what the value should be."""
+TEXT: Check = (lambda value: isinstance(value, str) and value.strip(), "a text that is not empty")
+COUNT: Check = (lambda value: type(value) is int and value >= 0, "a whole number of 0 or more")
+POSITIVE: Check = (lambda value: type(value) is int and value >= 1, "a whole number of 1 or more")
+DATE: Check = (lambda value: type(value) is datetime.date, "a date without quotes, such as 2027-06-30")
+HASH: Check = (lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value), "64 hexadecimal digits")
+BUDGET: Check = (
+    lambda value: isinstance(value, str) and seconds(value),
+    "a time limit in quotes, such as '90s', '2m' or '1h'",
+)
+LEAK: Check = (
+    lambda value: isinstance(value, str) and value.split("/")[0] in LEAK_KINDS and value.partition("/")[2],
+    f"a kind ({', '.join(LEAK_KINDS)}), a slash, and a layer or table, such as 'inputs/0'",
+)
 
 
 def _one_of(values: Sequence[str]) -> Check:
-    return lambda value: None if value in values else f"one of {', '.join(values)}"
+    return lambda value: value in values, f"one of {', '.join(values)}"
 
 
 AUDIT_FIELDS: dict[str, Check] = {
-    "model": _text,
-    "budget": _duration,
-    "batch_size": _positive,
+    "model": TEXT,
+    "budget": BUDGET,
+    "batch_size": POSITIVE,
     "loss": _one_of(LOSS_NAMES),
     "fail_on": _one_of(FAIL_ON),
 }
-ACCEPT_FIELDS: dict[str, Check] = {"leak": _leak, "most": _positive, "reason": _text, "expires": _date, "sha256": _hash}
+ACCEPT_FIELDS: dict[str, Check] = {"leak": LEAK, "most": POSITIVE, "reason": TEXT, "expires": DATE, "sha256": HASH}
 TABLES = ("audit", "thresholds", "accept")
 REQUIRED = ("leak", "most", "reason", "expires")
 """Fields that every accepted leak must have."""
@@ -170,8 +165,8 @@ def _entries(where: str, table: Mapping[str, Any], fields: Mapping[str, Check], 
     for key, value in table.items():
         if key not in fields:
             faults.append(f"{where} has the unknown key {key[:40]!r}: expected one of {', '.join(fields)}")
-        elif (expected := fields[key](value)) is not None:
-            faults.append(f"{where} {key} is {str(value)[:60]!r}: expected {expected}")
+        elif not fields[key][0](value):
+            faults.append(f"{where} {key} is {str(value)[:60]!r}: expected {fields[key][1]}")
         else:
             valid[key] = value
     return valid

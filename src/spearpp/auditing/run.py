@@ -92,14 +92,21 @@ class _LayerTask:
         """Seconds for the next search; None without a deadline."""
         return None if self.remaining is None else max(MIN_SECONDS, self.remaining)
 
-    def solve(self, following: Following, search: Search | None = None) -> Inversion:
-        """Solve the equations of the network after the layer."""
+    def invert(
+        self, following: Following | None = None, search: Search | None = None, seconds: float | None = None
+    ) -> Inversion:
+        """Solve the given equations, or search for sparse directions, with the next layer if there is one."""
+        layer, update = self.layer, self.plan.update
+        name = layer.next if following is None else None
         return invert(
             *self.tensors,
+            next_grad_weight=None if name is None else update.gradients[name],
+            next_weight=None if name is None else update.weights[name],
             following=following,
             search=search,
             generator=self.generator,
-            seconds=self.seconds,
+            dropout=layer.dropout,
+            seconds=self.seconds if seconds is None else seconds,
             progress=self.progress,
         )
 
@@ -147,7 +154,7 @@ def _invert(
         if layer.equations or isinstance(search, Equations):
             result = _by_equations(task)
         else:
-            result = _first_search(task, seconds if seconds is None or not twice else seconds / 2)
+            result = task.invert(search=search, seconds=seconds / 2 if twice and seconds is not None else seconds)
     except RankError:
         return LayerAudit(layer, False, _full_rank(layer))
     except SpearError as error:
@@ -165,29 +172,14 @@ def _invert(
     return LayerAudit(layer, True, outcome, result)
 
 
-def _first_search(task: _LayerTask, seconds: float | None, following: Following | None = None) -> Inversion:
-    """Search a layer for sparse directions, with the next layer if there is one, or solve the given equations."""
-    layer, update = task.layer, task.plan.update
-    return invert(
-        *task.tensors,
-        next_grad_weight=None if layer.next is None else update.gradients[layer.next],
-        next_weight=None if layer.next is None else update.weights[layer.next],
-        following=following,
-        search=task.search if following is None or isinstance(task.search, Equations) else None,
-        generator=task.generator,
-        dropout=layer.dropout,
-        seconds=seconds,
-        progress=task.progress,
-    )
-
-
 def _by_equations(task: _LayerTask) -> Inversion:
     """Solve the equations of the network, and repeat the local training of a client that sent weights."""
     steps = task.plan.update.steps
     found = task.repeat_training() if (steps or 1) > 1 else None
     if found is not None:
         return found
-    result = _first_search(task, task.seconds, _following(task.layer, task.plan, task.model))
+    search = task.search if isinstance(task.search, Equations) else None
+    result = task.invert(_following(task.layer, task.plan, task.model), search)
     if steps in (None, 1) and result.batch_size > 0 and not bool(result.fits.any()):
         found = task.repeat_training()
     return result if found is None else found
@@ -206,7 +198,7 @@ def _second_search(task: _LayerTask, first: Inversion) -> tuple[Layer, Inversion
         tries = layer.sees == "inputs" and not bool(first.certified.any())
         return (_other_activation(task) if tries else None) or (layer, first)
     with suppress(OptionError):
-        more = task.solve(_following(layer, task.plan, task.model))
+        more = task.invert(_following(layer, task.plan, task.model))
         if int(more.certified.sum()) > int(first.certified.sum()):
             return replace(layer, reason=f"{layer.reason}; the equations of the network were solved"), more
     return layer, first
@@ -226,9 +218,9 @@ def _other_activation(task: _LayerTask) -> tuple[Layer, Inversion] | None:
         if task.remaining is not None and task.remaining <= 0:
             return None
         following = _following(task.layer, task.plan, network)
-        if bool(quiet.solve(following, Equations(TRIAL_STARTS)).certified.any()):
+        if bool(quiet.invert(following, Equations(TRIAL_STARTS)).certified.any()):
             reason = f"its output goes to {network.activation.__name__}, whose equations hold"
-            return replace(task.layer, equations=True, reason=reason), task.solve(following)
+            return replace(task.layer, equations=True, reason=reason), task.invert(following)
     return None
 
 

@@ -1,5 +1,6 @@
 """Options that several commands share, and functions that parse them."""
 
+import csv
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,10 +8,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from spearpp import config as configuration
 from spearpp import update
 from spearpp.auditing.folder import Redaction
 from spearpp.cli.console import output
-from spearpp.config import DURATION, NAME, Config
+from spearpp.config import NAME, Config
 from spearpp.config import FailOn as FailOnValue
 from spearpp.dp import DELTA, KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
@@ -153,7 +155,6 @@ DPSteps = Annotated[
 Kappa = Annotated[float, _about_dp("Probability κ with which an attacker would guess a sample without the update.")]
 Delta = Annotated[float, _about_dp("δ at which the composed ε of all DP-SGD steps is shown.")]
 BYTES_PER_UNIT = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 MAX_COLUMN_FILE = 2**20
 """Characters read from a file of column names. Design choice: limits memory if a wrong file is named."""
 
@@ -187,10 +188,10 @@ def seconds(text: str) -> float:
     >>> seconds("90s"), seconds("2m")
     (90.0, 120.0)
     """
-    match = DURATION.fullmatch(text)
-    if not match or not float(match[1]) > 0:
+    found = configuration.seconds(text)
+    if found is None:
         raise OptionError(f"--budget {text}: expected a duration such as 60, 90s, 2m or 1h")
-    return float(match[1]) * SECONDS_PER_UNIT[match[2] or ""]
+    return found
 
 
 def size(text: str) -> int | None:
@@ -235,15 +236,24 @@ def display_options(shape: str | None, mean: str | None, std: str | None, column
     }
 
 
+def sizes(text: str) -> list[int]:
+    """Parse sizes such as 3x32x32. The list is empty if the text has another form.
+
+    >>> sizes("3x32x32"), sizes("784"), sizes("3x0"), sizes("wide")
+    ([3, 32, 32], [784], [], [])
+    """
+    parts = re.split(r"\s*[x,×]\s*", text.strip())
+    found = [int(part) for part in parts if re.fullmatch(r"\d{1,9}", part)]
+    return found if len(found) == len(parts) and all(found) else []
+
+
 def _shape(text: str | None) -> Shape | None:
     if text is None or text.lower() == "none":
         return None
-    sizes = [int(part) for part in re.findall(r"\d+", text)]
-    if len(sizes) == 2:
-        sizes = [1, *sizes]
-    if len(sizes) != 3 or min(sizes) < 1 or not re.fullmatch(r"\d+(\s*[x,×]\s*\d+){1,2}", text.strip()):
+    shape = sizes(text)
+    if len(shape) not in (2, 3):
         raise OptionError(f"--shape {text}: expected channels x height x width, e.g. 3x32x32, or none")
-    return sizes[0], sizes[1], sizes[2]
+    return shape[0] if len(shape) == 3 else 1, shape[-2], shape[-1]
 
 
 def _numbers(option: str, text: str | None) -> tuple[float, ...]:
@@ -267,9 +277,13 @@ def _column_names(text: str | None) -> tuple[str, ...]:
                 lines = stream.read(MAX_COLUMN_FILE).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"cannot read {file} as text: {error}") from error
-        header = lines[0] if lines else ""
-        text = header if "," in header else ",".join(line for line in lines if line.strip())
-    return tuple(part.strip().strip('"') for part in text.split(","))
+        if not lines or "," not in lines[0]:
+            return tuple(line.strip().strip('"') for line in lines if line.strip())
+        text = lines[0]
+    try:
+        return tuple(part.strip() for part in next(csv.reader([text], skipinitialspace=True)))
+    except csv.Error as error:
+        raise DataError(f"--columns {text[:40]}: {error}") from error
 
 
 def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | None:

@@ -1,7 +1,6 @@
 """``spearpp preflight``: say what an update of a model could reveal, before any training."""
 
 import json
-import re
 from dataclasses import asdict
 from typing import Annotated
 
@@ -51,9 +50,9 @@ def preflight(
     Exit codes: 0 finished, 1 leak of the simulated client (with --fail-on), 2 invalid input,
     3 not applicable, 4 internal error, 130 interrupted.
     """  # noqa: D301
-    if not re.fullmatch(r"\d{1,9}([x,×]\d{1,9}){0,4}", shape):
+    sizes = options.sizes(shape)
+    if not 1 <= len(sizes) <= 5:
         raise OptionError(f"--input {shape}: expected sizes such as 3x32x32, 784 or 20")
-    sizes = [int(each) for each in re.findall(r"\d+", shape)]
     found = run_preflight(
         named_model(model),
         sizes,

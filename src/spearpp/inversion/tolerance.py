@@ -73,6 +73,8 @@ class Tolerance:
     """σ_k, the standard deviation of the noise in row k of Ĝ."""
     noise: Float[Tensor, "*u"]
     """σ, the root mean square of σ_k over the neurons with a gradient."""
+    bias_noise: Float[Tensor, "*u"]
+    """σ_b, the standard deviation of the noise in an entry of the bias gradient; 0 for a layer without bias."""
     inverse_singular_values: Float[Tensor, "*u b"]
     """The diagonal of Σ⁻¹."""
     weight_norms: Float[Tensor, "*u m"]
@@ -115,6 +117,23 @@ class Tolerance:
         entry = self.noise[..., None] * self.amplification(directions)
         return (self.sigmas * rows**0.5 * entry).clamp_min(MIN_KERNEL_BOUND)
 
+    def input_error(
+        self, length: Float[Tensor, "*u k"], size: Float[Tensor, "*u k"], features: int
+    ) -> Float[Tensor, "*u k"]:
+        """Return the standard deviation of x = x̂ / x̂_last that the noise of R causes, relative to the norm of x.
+
+        Every entry of Rᵀp has noise of standard deviation σ ‖p‖, and the last one σ_b ‖p‖. Dividing by the last entry
+        changes the length of x by the relative error of that entry, however small the entry is beside the others.
+
+        Args:
+            length: ‖p‖, with p scaled so that x̂ = Rᵀp ends in 1. For a layer without bias, any scale.
+            size: ‖x‖ at this scale.
+            features: number of entries of x.
+        """
+        smallest = torch.finfo(size.dtype).tiny ** 0.5  # keeps the error of an input of zeros finite
+        per_entry = features**0.5 * self.noise[..., None] / size.clamp_min(smallest)
+        return length * torch.hypot(per_entry, self.bias_noise[..., None])
+
     def angle(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
         """Return the largest sine of the angle between this direction and another that counts as the same."""
         entry = self.noise[..., None] * self.amplification(directions)
@@ -142,12 +161,32 @@ def tolerance(seen: Observation, factors: Factors, sparsity: float | None = None
         sigmas=sigmas,
         row_noise=factors.row_noise,
         noise=noise,
+        bias_noise=_bias_noise(seen, factors),
         inverse_singular_values=1 / factors.singular_values,
         weight_norms=torch.linalg.vector_norm(seen.weight, dim=-1),
         preactivation=sigmas * (noise[..., None] + seen.weight_epsilon * factors.singular_values),
         least_sparsity=max(share, b / max(1, live)),
         least_zeros=max(math.ceil(share * live), b),
     )
+
+
+def _bias_noise(seen: Observation, factors: Factors) -> Float[Tensor, "*u"]:
+    """Return the standard deviation of the noise in an entry of the bias gradient.
+
+    Rounding is relative to the entry. Where inputs are large, as in tables of raw units, the bias gradient is much
+    smaller than the other columns of Ĝ, and so is its noise. The residual of the column, (I - L Lᵀ) g, shows the noise
+    outside of the row space of R. The column is inside of this space with a share h, where the noise counts as average.
+    The result is never below the rounding of the dtype (``factors.row_noise``).
+    """
+    if not seen.has_bias:
+        return torch.zeros_like(factors.outside)
+    live, column, last = factors.live.sum(-1), seen.gradient[..., -1], factors.right[..., -1]
+    residual = column - (factors.left @ last[..., None])[..., 0]
+    outside = residual.square().sum(-1) / (live - factors.batch_size).clamp_min(1)
+    inside = (last / factors.singular_values).square().sum(-1)
+    average = factors.row_noise.square().sum(-1) / live.clamp_min(1)
+    rounding = seen.gradient_epsilon / 12**0.5 * torch.linalg.vector_norm(column, dim=-1) / live.clamp_min(1).sqrt()
+    return torch.maximum((outside + inside * average).sqrt(), rounding)
 
 
 def default_sparsity(neurons: int) -> float:
@@ -161,11 +200,7 @@ def default_sparsity(neurons: int) -> float:
     """
     if neurons == 0:
         return 0.0
-    log_half = neurons * math.log(0.5)
-    total = 0.0
-    for zeros in range(neurons + 1):
-        log_choose = math.lgamma(neurons + 1) - math.lgamma(zeros + 1) - math.lgamma(neurons - zeros + 1)
-        total += math.exp(log_choose + log_half)
-        if total >= RARE:
-            return zeros / neurons
-    return 1.0
+    zeros = torch.arange(neurons + 1, dtype=torch.float64)
+    log_choose = math.lgamma(neurons + 1) - torch.lgamma(zeros + 1) - torch.lgamma(neurons - zeros + 1)
+    below = (log_choose - neurons * math.log(2)).exp().cumsum(0) < RARE
+    return int(below.sum()) / neurons

@@ -10,10 +10,11 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them;
 - **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of each row of the layer's gradient
-  adds to every entry of x̂ = V p. The stated error is ``SIGMAS`` standard deviations, multiplied by the largest ratio
-  of a share to its level if this exceeds 1. It also covers residuals that noise does not explain, in any direction, and
-  the bias of p: the noise of the spaces changes some vectors more than others, so that the smallest residuals lie
-  beside the sample, towards vectors with less noise. Two similar samples are biased towards their mean.
+  adds to every entry of x̂ = V p. The noise of the bias gradient moves p too, because x̂ = V p must end in 1. The stated
+  error is ``SIGMAS`` standard deviations, multiplied by the largest ratio of a share to its level if this exceeds 1. It
+  also covers residuals that noise does not explain, in any direction, and the bias of p: the noise of the spaces
+  changes some vectors more than others, so that the smallest residuals lie beside the sample, towards vectors with less
+  noise. Two similar samples are biased towards their mean.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
@@ -162,20 +163,29 @@ def _spread(
 ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
     """Return the standard deviation and the bias of each point, and the matrices JᵀJ if they are kept.
 
-    Both are inf if a point is not determined. Chunks of points bound the memory.
+    Both are inf if a point is not determined. If the bias gradient is off by δ in the direction of p, p must not end in
+    1 but in 1 + δ. The smallest residuals then move by -δ (o + B w), with origin o and basis B of the points, and
+    w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o. Chunks of points bound the memory.
     """
     equations, weights, (origin, basis) = weighted_equations(problem, network, levels)
     t = (found.coordinates - origin) @ basis
+    extended = torch.cat([basis, origin[:, None]], dim=1)
+    equations.place(origin, extended)
+    off = problem.tolerance.bias_noise * problem.tolerance.amplification(found.coordinates)
     spreads, biases, kept = [], [], []
     for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2)):
-        products = equations.normal_equations(t[rows], found.labels[rows], weights[rows])[1]
+        at = torch.cat([t[rows], torch.zeros_like(t[rows, :1])], dim=1)
+        products = equations.normal_equations(at, found.labels[rows], weights[rows])[1]
         if others is not None:
-            linear = others.rows[rows] @ basis
+            linear = others.rows[rows] @ extended
             products = products + linear.mT @ linear
-        pulled = _pull_of_noise(network, equations, t[rows], found.labels[rows], levels[:, rows])
+        products, along = products[:, :-1, :-1], products[:, :-1, -1]
+        pulled = _pull_of_noise(network, equations, at, found.labels[rows], levels[:, rows])[:, :-1]
         factors, failed = torch.linalg.cholesky_ex(products)
-        moved = torch.linalg.vector_norm(torch.cholesky_solve(pulled[:, :, None], factors)[:, :, 0], dim=1)
-        spreads.append(trace_of_inverse(products).sqrt())
+        solved = torch.cholesky_solve(torch.stack([pulled, along], dim=2), factors)
+        moved, turned = torch.linalg.vector_norm(solved, dim=1).unbind(1)
+        shifted = off[rows] * torch.hypot(turned, torch.linalg.vector_norm(origin))
+        spreads.append(torch.hypot(trace_of_inverse(products).sqrt(), torch.nan_to_num(shifted, nan=torch.inf)))
         biases.append(torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf))
         kept += [products] if problem.batch_size <= MAX_JOINT_BATCH else []
     return torch.cat(spreads), torch.cat(biases), torch.cat(kept) if kept else None

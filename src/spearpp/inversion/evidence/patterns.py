@@ -57,7 +57,7 @@ class Comparison:
     free: Int[Tensor, "*u k"]
     """How many neurons agree by construction: b-1, without those in rounds from which the sample is absent."""
     error: Float[Tensor, "*u k"]
-    """The stated error of x̂_i, relative to its norm."""
+    """The stated error of x_i, relative to its norm."""
     share: Float[Tensor, "*u k"]
     """‖d_i‖ ‖x̂_i‖, as a share of the sum over all inputs."""
     residual: Float[Tensor, "*u"]
@@ -249,12 +249,14 @@ def _rebuild(
         signals = torch.where(sides.active | (sides.z.abs() <= slack), signals, 0.0)
     length = sides.scale.abs().clamp_min(tiny)
     norms, columns = sides.norms / length, max(1, factors.right.shape[-1])
-    spread = (STATED_SIGMAS * heavier * problem.tolerance.noise)[..., None] * torch.linalg.vector_norm(inverse, dim=-1)
-    spread = spread / sides.scale.abs()
+    features = columns - problem.seen.has_bias
+    size = torch.linalg.vector_norm(inverse @ factors.right[..., :features], dim=-1) / length
+    spread = torch.linalg.vector_norm(inverse, dim=-1) / sides.scale.abs()
+    error = (STATED_SIGMAS * heavier)[..., None] * problem.tolerance.input_error(spread, size, features)
     weight = torch.linalg.vector_norm(signals, dim=-1) * norms
     whole = torch.linalg.vector_norm(factors.row_norms, dim=-1)
     noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) * columns**0.5
-    error, share = spread / (norms / columns**0.5), weight / weight.sum(-1, keepdim=True).clamp_min(tiny)
+    share = weight / weight.sum(-1, keepdim=True).clamp_min(tiny)
     residual = factors.distance(signals.mT, sides.points / length[..., None]) / whole
     return error, share, residual, noise / whole
 

@@ -9,6 +9,7 @@ approaches m/2, which is the counting limit of two layers.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -19,6 +20,7 @@ from spearpp.inversion.matches import (
     Matches,
     SolvedInputs,
     backward_noise,
+    entry_noise,
     forward_noise,
     outside,
     unclear,
@@ -26,6 +28,9 @@ from spearpp.inversion.matches import (
 from spearpp.inversion.next_layer import NextLayer
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.tolerance import RARE
+from spearpp.linalg import sphere
+from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 INEXACT = 1e-4
@@ -63,14 +68,11 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
     noise = forward_noise(problem, next_layer, solved.points)
     gap = torch.minimum(solved.gap, _gap_without_nearest(problem, next_layer, z))
     chance, twin = chance_of_another(problem, forward, backward), _twins(active)
-    right = problem.factors.right
-    inputs = solved.points @ right
-    length = torch.linalg.vector_norm(inputs, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
+    inputs = solved.points @ problem.factors.right
     # The forward equations are off by what remains outside, whatever the reason.
-    turned = solved.turned * (forward / noise).clamp_min(1)
+    error = SIGMAS * (forward / noise).clamp_min(1) * _deviation(problem, next_layer, seen, solved, inputs)
     if problem.seen.has_bias:  # x̂ ends in 1, so a p that needs a negative scale has the wrong pattern
-        turned = torch.where(inputs[:, -1] > 0, turned, torch.inf)
-    error = SIGMAS * SPREAD * turned * torch.linalg.vector_norm(solved.loose @ right, dim=1) / length
+        error = torch.where(inputs[:, -1] > 0, error, torch.inf)
     columns = (seen.directions / (seen.directions * solved.points).sum(1, keepdim=True)) @ left.T
     whole = torch.linalg.norm(problem.factors.row_norms)
     fits_forward = forward <= (SIGMAS * noise).clamp_min(INEXACT)
@@ -79,7 +81,7 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
         holds=fits_forward & fits_backward & torch.isfinite(error) & (chance <= RARE),
         determined=(gap >= ABOVE_NOISE * torch.maximum(forward, noise)) & (twin > TWINS),
         error=error,
-        share=torch.linalg.vector_norm(columns, dim=1) * length / whole,
+        share=torch.linalg.vector_norm(columns, dim=1) * torch.linalg.vector_norm(inputs, dim=1) / whole,
         layers=2,
         details={
             "forward": forward,
@@ -92,6 +94,76 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
         },
         numbers={"residual": float(problem.factors.distance(columns.T, solved.points) / whole)},
     )
+
+
+def _deviation(
+    problem: Problem, next_layer: NextLayer, seen: Matches, solved: SolvedInputs, inputs: Float[Tensor, "k columns"]
+) -> Float[Tensor, "k"]:
+    """Return the standard deviation of each input x that noise implies, relative to its norm.
+
+    An error v of p moves x̂ = Rᵀp by Rᵀv, and the last entry r·p of x̂, by which x is scaled, by r·v. So x moves by
+    (Rᵀv - x̂ r·v / r·p) / r·p, which can be many times larger than Rᵀv beside x̂: the last entry is small if x is large.
+    The result is the larger of two estimates. The first takes v from the covariance of all equations of p, and adds the
+    noise of R. The second takes v along the direction that is determined worst, ``SPREAD`` times.
+
+    Args:
+        problem: the layer.
+        next_layer: the equations of the next layer.
+        seen: the inputs with their directions q.
+        solved: their points p.
+        inputs: x̂ = Rᵀp for the unit vectors p.
+    """
+    sizes, features = problem.factors.singular_values, inputs.shape[1] - problem.seen.has_bias
+    tiny = torch.finfo(inputs.dtype).tiny
+    size = torch.linalg.vector_norm(inputs[:, :features], dim=1).clamp_min(tiny)
+    coordinates = solved.points * sizes  # of x̂ in the orthonormal rows of Σ⁻¹R
+    if problem.seen.has_bias:
+        last = problem.factors.right[:, -1].expand_as(coordinates)
+    else:  # inputs are scaled by their norm
+        last = coordinates * sizes / size[:, None]
+    scale = (last * solved.points).sum(1)
+    scale = torch.where(scale == 0, tiny, scale)
+    moved = solved.loose * sizes - coordinates * ((solved.loose * last).sum(1) / scale)[:, None]
+    worst = SPREAD * solved.turned * torch.linalg.vector_norm(moved, dim=1) / size
+    span, triangle = torch.linalg.qr(problem.preactivations)
+    images = torch.linalg.solve_triangular(triangle, torch.diag(sizes), upper=True, left=False)
+    scaling = torch.linalg.solve_triangular(triangle.T, last.T, upper=False).T / scale[:, None]
+    spread = []
+    for rows, gram in _grams(problem, next_layer, seen, solved.points, span, triangle):
+        factor, failed = torch.linalg.cholesky_ex(gram)
+        change = images - coordinates[rows, :, None] * scaling[rows, None, :]
+        image = torch.linalg.solve_triangular(factor, change.mT, upper=False)
+        spread.append(torch.where(failed == 0, torch.linalg.matrix_norm(image), torch.inf))
+    every = entry_noise(problem, next_layer, solved.points) * torch.cat([*spread, size[:0]]) / size
+    beside = problem.tolerance.input_error(1 / scale.abs(), size / scale.abs(), features)
+    return torch.maximum(worst, torch.hypot(every, beside))
+
+
+def _grams(
+    problem: Problem,
+    next_layer: NextLayer,
+    seen: Matches,
+    points: Float[Tensor, "k b"],
+    span: Float[Tensor, "m b"],
+    triangle: Float[Tensor, "b b"],
+) -> Iterator[tuple[Int[Tensor, "rows"], Float[Tensor, "rows b b"]]]:
+    """Yield indices of points, and the Gram matrices of their equations, in units of the noise of an entry of y.
+
+    The equations are those of ``solve_inputs``, in the coordinates of the orthonormal span of the pre-activations. p is
+    added as a further equation, because they leave it free.
+    """
+    b = problem.batch_size
+    noise = entry_noise(problem, next_layer, points)
+    z = points @ problem.preactivations.T
+    weights = (noise[:, None] / seen.turned).fill_diagonal_(0.0)
+    orthogonal = torch.linalg.solve_triangular(triangle.T, seen.directions.T, upper=False).T
+    free = sphere.retract(z @ span)
+    for rows in torch.arange(len(points), device=z.device).split(chunk_size(z.device, 8 * (len(span) + 3 * b) * b)):
+        check_time()
+        kept = (z[rows] > SIGMAS * noise[rows, None])[:, :, None] * span
+        across, pins = next_layer.activations.T @ kept, weights[rows, :, None] * orthogonal
+        own = free[rows, :, None] * free[rows, None, :]
+        yield rows, kept.mT @ kept - across.mT @ across + pins.mT @ pins + own
 
 
 def _gap_without_nearest(problem: Problem, next_layer: NextLayer, z: Float[Tensor, "k m"]) -> Float[Tensor, "k"]:
