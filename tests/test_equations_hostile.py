@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import spearpp
+from spearpp import simulate
 from spearpp.auditing import AuditResult, Claim, Kind
 from spearpp.update import ClientUpdate
 
@@ -154,3 +155,13 @@ def test_huge_inputs_of_mish_do_not_end_the_audit() -> None:
         x, y = samples(5, 36, 10, seed)
         audited(network(36, [80], 10, nn.Mish(), seed=seed), 800 * x, entropy(y), 5)
         audited(network(36, [60, 60], 10, nn.Mish(), seed=seed), 3000 * x, entropy(y), 5)
+
+
+def test_an_operation_without_a_second_derivative_does_not_end_the_audit() -> None:
+    """``torch.func`` cannot differentiate RReLU. The first layer is then not inverted, and the report says why."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.RReLU(), nn.Linear(40, 40), nn.GELU(), nn.Linear(40, 10))
+    batch = simulate.random_batch(5, features=40, generator=torch.Generator().manual_seed(1))
+    result = spearpp.audit(simulate.FedSGD()(model, batch), model, budget=5)
+    assert "RReLU does not act on each sample alone, or has no second derivative" in result.layers[0].reason
+    assert not len(result.layers[0].inputs)

@@ -14,7 +14,7 @@ from torch import nn
 
 import spearpp
 from spearpp import AuditResult, ClientUpdate, simulate
-from spearpp.auditing import Verdict
+from spearpp.auditing import Kind, Verdict
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
 from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined
@@ -311,6 +311,20 @@ def _second_gradient(update: ClientUpdate) -> torch.Tensor:
 
 def _second_weight(update: ClientUpdate) -> torch.Tensor:
     return update.weights["2.weight"]
+
+
+def test_an_output_layer_over_rounds() -> None:
+    """Eight samples are too many for one round of twelve outputs. Three rounds give them, only approximately."""
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(FEATURES, 12)), samples(8)
+    updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 3, rate=RATE)
+    assert spearpp.audit(updates[0], model).verdict is Verdict.NOT_APPLICABLE
+    result = spearpp.audit(updates, model, batch_size=8, budget=10)
+    assert result.verdict is not Verdict.NOT_APPLICABLE
+    assert all(claim.kind is not Kind.APPROXIMATE for claim in result.layers[0].claims)
+    assert result.layers[0].inversion is not None
+    found = result.layers[0].inversion.inputs
+    assert float(torch.cdist(found.double(), batch.inputs.double()).amin(1).max()) < 1e-2
 
 
 def test_layers_behind_a_frozen_backbone_count_as_first_layers() -> None:

@@ -98,7 +98,7 @@ def judge_in_round(
     labels = None
     if signals is not None and len(signals.labels) == len(found.inputs):
         labels = torch.where(signals.mismatch <= PROVES_NETWORK, signals.labels, -1)
-    return replace(audited, claims=claims, labels=labels)
+    return _exact_only(replace(audited, claims=claims, labels=labels))
 
 
 def judge_by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | None) -> LayerAudit:

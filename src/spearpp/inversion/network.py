@@ -68,7 +68,8 @@ class Network:
     weights: dict[str, Tensor]
     """The weight of each later layer, by name."""
     output_gradient: Float[Tensor, "c"] | None = None
-    """The gradient of the bias of the output layer: the sum of the signals at the outputs; None if there is no bias."""
+    """The gradient of the bias of the output layer: the sum of the signals at the outputs, in the last round. None if
+    the layer has no bias."""
     input_noise: Float[Tensor, "b m"] | None = None
     """Maps the pre-activations of a sample to σ Σ⁻¹p, whose norm is the noise in the entries of its input; None if this
     noise is rounding (``spearpp.inversion.levels``)."""
@@ -235,7 +236,9 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
     spans: list[Span] = []
     notes: list[str] = []
     weights: dict[str, Tensor] = {}
-    output_gradient = seen.gradient[:, -1].double() if loss is not None and not count and seen.has_bias else None
+    output_gradient = None
+    if loss is not None and not count and seen.has_bias:  # an output layer, whose last rows belong to the last round
+        output_gradient = seen.gradient[-outputs:, -1].double()
     for each in rounds:
         each.rest.prepare(seen.device, torch.float64)
     for index, (following, name) in enumerate(((each, name) for each in rounds for name in each.rest.layers), start=1):

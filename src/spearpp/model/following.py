@@ -125,6 +125,8 @@ class Following:
             rest = Rest(model, layer.name) if parent is None else _feed_forward(parent)
         except Exception as error:  # the model is user code and may raise anything when it is copied or traced
             raise OptionError(f"what follows layer {layer.name} cannot be computed: {error}") from error
+        if not rest.layers and not rest.outputs:
+            raise OptionError(f"the equations end behind layer {layer.name}: {rest.reason}")
         prefix = "" if parent is None else layer.name.removesuffix("linear1")
         tensors = {}
         for name in rest.layers:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.func import grad, jvp, vmap
 
 from spearpp.model.operations import Tracer, arguments, evaluate, frozen, is_dropout, is_linear, label, module_of
 from spearpp.model.smoothing import activation_of, smoothed
@@ -166,11 +167,15 @@ class Rest(TracedPart):
             self._nodes.pop()
         if len(self._nodes) < len(whole):
             model = self._models[torch.float64]
-            self.reason = f"{label(model, whole[len(self._nodes)])} does not act on each sample alone"
+            why = "does not act on each sample alone, or has no second derivative"
+            self.reason = f"{label(model, whole[len(self._nodes)])} {why}"
             self.layers = linear_names(model, self._nodes)
 
     def _runs_alone(self, neurons: int) -> bool:
-        """Return whether the nodes give the same values for samples in a batch and for each sample alone."""
+        """Return whether the nodes give the same values for samples in a batch and for each sample alone.
+
+        Unless formulas give the derivatives, ``torch.func`` must be able to compute them.
+        """
         if not self._nodes:
             return True
         probe = torch.randn(PROBES, neurons, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -180,10 +185,21 @@ class Rest(TracedPart):
             names = linear_names(self._models[torch.float64], self._nodes)
             pairs = [(together[0][name], torch.cat([inputs[name] for inputs, _ in alone])) for name in names]
             pairs.append((together[1][last], torch.cat([values[last] for _, values in alone])))
+            if not self._alternates():
+                self._differentiate(probe, last)
         except Exception:  # the operations are user code and may raise anything
             return False
         self.outputs = pairs[-1][0].shape[1] if last == "output" and pairs[-1][0].ndim == 2 else 0
         return all(a.ndim == 2 and torch.allclose(a, b, SAME, SAME) for a, b in pairs)
+
+    def _differentiate(self, probe: Float[Tensor, "k m"], last: str) -> None:
+        """Compute a second derivative as the equations of the network need it. Some operations do not allow this."""
+
+        def total(z: Tensor) -> Tensor:
+            inputs, values = self._run(z, {}, None)
+            return torch.stack([each.sum() for each in (*inputs.values(), values[last])]).sum()
+
+        vmap(lambda direction: jvp(grad(total), (probe,), (direction,))[1])(probe[None])
 
     def _is_linear(self, node: fx.Node) -> bool:
         return is_linear(self._target(node))

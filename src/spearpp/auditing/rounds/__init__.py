@@ -165,6 +165,7 @@ def audit_rounds(
     history = _history(alone, layer, joined, union)
     tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
     tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
+    tried |= any(each.feasible for each in audits)  # the rounds together may allow what none of them allows alone
     result = AuditResult(
         verdict=verdict_of(audits, tables, tried=tried),
         summary="",

@@ -234,7 +234,7 @@ class Rounds:
         if network.loss is Loss.CROSS_ENTROPY and network.output_gradient is not None:
             signals = network.output_gradient * self.problem.batch_size
             if len(self.found):
-                signals = signals - self._replay(self.found)[1][-1].sum(0)
+                signals = signals - self._replay(self.found)[1][-1].sum(0)[-classes:]
             missing = self.problem.batch_size - len(self.found)
             weights = (missing / classes - signals.cpu()).clamp_min(LEAST_WEIGHT)
         drawn = torch.multinomial(weights.to(self.generator.device), count, True, generator=self.generator)
