@@ -42,7 +42,7 @@ def run(rows: "Iterable[DataclassInstance]", out: Path | None) -> int:
         for row in rows:
             measured.append(asdict(row))
             if out:
-                out.write_text(json.dumps(measured, indent=1))
+                out.write_text(json.dumps(measured, indent=1, default=str))  # str for a dtype of a search
     except SpearError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -22,9 +22,10 @@ import torch
 
 import spearpp
 from benchmarks import command
-from benchmarks.recovery import FIRST_SEED, Recovery, Setting, attack, measure
+from benchmarks.recovery import FIRST_SEED, Setting, attack, measure
 from spearpp import simulate
 from spearpp.experiments.attack import WRONG_PSNR
+from spearpp.experiments.reproduce import Result
 from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import pose
@@ -234,7 +235,7 @@ def main() -> int:
     return command.run(_rows(options), options.out)
 
 
-def _rows(options: argparse.Namespace) -> Iterator[Recovery | Peeled | Trained]:
+def _rows(options: argparse.Namespace) -> Iterator[Result | Peeled | Trained]:
     for name in options.rows:
         if name == "weights":
             weights(options.data, options.device)

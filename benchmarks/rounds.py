@@ -124,7 +124,7 @@ def audit(updates: list[ClientUpdate], model: nn.Module, seconds: float) -> Join
 def judge(setting: Setting, samples: Batch, rounds: list[list[int]], joined: Joined) -> tuple[int, int, int]:
     """Return how many samples the row asks for, how many of them were recovered, and how many inputs are wrong."""
     asked = [row for row in range(len(samples.inputs)) if sum(row in each for each in rounds) >= setting.at_least]
-    if joined.audited is None or not bool(joined.audited.held.any()):
+    if joined.audited is None or not bool(joined.audited.is_recovered.any()):
         return len(asked), 0, 0
     truth = samples.inputs.double()
     found = joined.audited.inputs.cpu().double()

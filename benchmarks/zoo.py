@@ -136,7 +136,7 @@ def describe(result: AuditResult) -> str:
     if best is not None:
         share, noun = f"{len(best.inputs)} of {best.batch_size}", best.layer.noun
         what = {Sees.INPUTS: "inputs", Sees.PIXELS: "inputs from features"}.get(Sees(best.layer.sees))
-        labelled = best.labels is not None and bool((best.labels[best.held] >= 0).all())
+        labelled = best.labels is not None and bool((best.labels[best.is_recovered] >= 0).all())
         parts.append(
             (f"{what}: {share}" if what else f"features: {share} {noun}") + (", with labels" if labelled else "")
         )
@@ -170,7 +170,7 @@ def wrong(result: AuditResult, client: Client) -> int:
         errors = torch.tensor([claim.error for claim in each.claims if claim.recovered], dtype=torch.float64)
         count += int((distance.amin(1) > (3 * errors).clamp_min(ROUNDING)).sum())
         if each.labels is not None and len(truth) == len(client.labels):
-            labels = each.labels[each.held]
+            labels = each.labels[each.is_recovered]
             count += int(((labels >= 0) & (labels != client.labels.flatten()[distance.argmin(1)])).sum())
     return count + sum(len(set(each.used) - client.used[each.table]) for each in result.vocabulary)
 

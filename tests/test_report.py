@@ -78,7 +78,7 @@ def test_a_saved_audit_comes_back_as_it_was(tmp_path: Path, photographs: Audited
         result.save(tmp_path / name)
         assert same(AuditResult.load(tmp_path / name), result)
     loaded = AuditResult.load(tmp_path / "leak")
-    assert torch.equal(loaded.layers[0].held, photographs[0].layers[0].held)
+    assert torch.equal(loaded.layers[0].is_recovered, photographs[0].layers[0].is_recovered)
     assert loaded.best is not None
 
 

@@ -31,7 +31,7 @@ from spearpp.inversion.result import Inversion
 from spearpp.inversion.tolerance import RARE
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 
-MAX_HELD_ERROR = 0.5
+MAX_LAYER_ERROR = 0.5
 """Largest stated relative error of an input that the layer certifies and no replay explains. A design choice: an input
 with a larger error shows little of its sample. ``proof.MAX_BATCH_ERROR`` has the same value and reason."""
 MAX_ERROR = 0.1
@@ -194,7 +194,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
 
 def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
     """Return the claim for an input that the layer certifies and that no replay explains."""
-    if layer.error > MAX_HELD_ERROR:
+    if layer.error > MAX_LAYER_ERROR:
         return _claim_fits("the noise of the gradient leaves the input too uncertain")
     exact = layer.error <= EXACT
     approximately = "" if exact else "approximately "

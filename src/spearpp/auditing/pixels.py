@@ -143,7 +143,7 @@ def _from_features(
     found = audited.inversion
     if found is None or found.evidence is None or found.factors is None or not found.scale_known:
         raise OptionError("the size of the features is unknown, because the layer has no bias")
-    claimed = torch.nonzero(audited.held)[:, 0]
+    claimed = torch.nonzero(audited.is_recovered)[:, 0]
     claimed = claimed[claimed < len(found.directions)]
     errors = torch.tensor([audited.claims[row].error for row in claimed.tolist()], dtype=torch.float64)
     features = found.inputs.to(update.gradients[audited.layer.weight].device)[claimed].double()

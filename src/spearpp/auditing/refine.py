@@ -53,7 +53,7 @@ def _refined(audited: LayerAudit, update: ClientUpdate, model: nn.Module) -> Lay
     found, labels = audited.inversion, audited.labels
     if found is None or labels is None or found.evidence is None or found.evidence.layers != WHOLE_NETWORK:
         return audited
-    whole = len(found.inputs) == found.batch_size and bool(audited.held.all()) and bool((labels >= 0).all())
+    whole = len(found.inputs) == found.batch_size and bool(audited.is_recovered.all()) and bool((labels >= 0).all())
     if audited.layer.sees != "inputs" or not whole or bool(found.certified.all()):
         return audited
     with suppress(OptionError, OutOfTimeError):

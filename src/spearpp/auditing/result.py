@@ -79,7 +79,7 @@ class LayerAudit:
         """The inputs that count as recovered, exact or approximate."""
         if self.inversion is None:
             return torch.zeros(0, self.layer.features)
-        return self.inversion.inputs[self.held.to(self.inversion.inputs.device)]
+        return self.inversion.inputs[self.is_recovered.to(self.inversion.inputs.device)]
 
     @property
     def error(self) -> float:
@@ -87,7 +87,7 @@ class LayerAudit:
         return max((each.error for each in self.claims if each.recovered), default=0.0)
 
     @property
-    def held(self) -> Bool[Tensor, "k"]:
+    def is_recovered(self) -> Bool[Tensor, "k"]:
         """Which inputs of the inversion count as recovered."""
         if self.inversion is None:
             return torch.zeros(0, dtype=torch.bool)
@@ -201,7 +201,7 @@ class AuditResult:
         best = self.best
         if best is None or best.inversion is None:
             return torch.zeros(0, dtype=torch.int64)
-        return best.held.nonzero()[:, 0]
+        return best.is_recovered.nonzero()[:, 0]
 
     @property
     def inputs(self) -> Tensor:

@@ -52,14 +52,12 @@ def audit(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the report. Default: audit-NAME, where NAME is the client's file without its ending.",
-            show_default=False,
+            help="Folder for the report. Default: audit-NAME, where NAME is the client's file without its ending."
         ),
     ] = None,
     config: options.ConfigFile = None,
     client: Annotated[
-        str | None,
-        typer.Option(help="Name of the client in the report. Default: the client's file.", show_default=False),
+        str | None, typer.Option(help="Name of the client in the report. Default: the client's file.")
     ] = None,
     fail_on: options.FailOn = "never",
     as_json: Annotated[bool, typer.Option("--json", help="Print the content of report.json.")] = False,
@@ -69,7 +67,7 @@ def audit(
         str | None,
         typer.Option(
             help="Shape of one input of the model, e.g. 3x32x32. It is needed to show inputs as images, and to compute "
-            "them from features after convolutions. none: show inputs as table rows. Default: guessed.",
+            "them from features after convolutions. none: show inputs as table rows. Default: guessed."
         ),
     ] = None,
     mean: options.Mean = None,

@@ -21,8 +21,8 @@ STYLES = {"worse": "bold red", "mixed": "bold red", "better": "bold green", "dif
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="Folder of the first audit.", show_default=False)],
-    after: Annotated[Path, typer.Argument(help="Folder of the second audit.", show_default=False)],
+    before: Annotated[Path, typer.Argument(help="Folder of the first audit.")],
+    after: Annotated[Path, typer.Argument(help="Folder of the second audit.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the changes as JSON.")] = False,
     fail_on: Annotated[
         Literal["never", "worse", "changed"],

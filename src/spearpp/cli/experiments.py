@@ -30,8 +30,7 @@ AddressOption = Annotated[
 ]
 WorkersOption = Annotated[int | None, typer.Option(min=1, help="Number of processes per device (with --engine local).")]
 DeviceOption = Annotated[
-    str | None,
-    typer.Option(help="cpu, cuda or cuda:0. Default: all GPUs, or all CPU cores if there is no GPU."),
+    str | None, typer.Option(help="cpu, cuda or cuda:0. Default: all GPUs, or all CPU cores if there is no GPU.")
 ]
 GpusOption = Annotated[
     float, typer.Option(min=0, help="GPUs for each batch on Ray. 0.25 runs four batches on one GPU.")
@@ -52,8 +51,7 @@ def reproduce(
         str, typer.Argument(help=f"Experiment of the paper: {', '.join(TABLES)} (how the work of SPEAR grows).")
     ],
     method: Annotated[
-        Method,
-        typer.Option(help="paper: the paper's searches. gated: the search of this package. both: all of them."),
+        Method, typer.Option(help="paper: the paper's searches. gated: the search of this package. both: all of them.")
     ] = "both",
     batches: Annotated[int | None, typer.Option(min=1, help="Batches per row. Default: 100, as in the paper.")] = None,
     starts: Annotated[
@@ -151,8 +149,7 @@ def frontier(
     steps: Annotated[int, typer.Option(min=1, help="Number of local steps.")] = 1,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the local steps.")] = None,
     mini_batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Samples per local step. --steps then counts epochs."),
+        int | None, typer.Option(min=1, help="Samples per local step. --steps then counts epochs.")
     ] = None,
     keep: Annotated[float, typer.Option(help="Share of the entries that are sent: 0.1 sends the largest 10 %.")] = 1.0,
     bits: Annotated[int, typer.Option(help="Bits per transmitted entry: 2 to 16, or 32.")] = 32,

@@ -26,19 +26,17 @@ Files = Annotated[
         metavar="[BEFORE] UPDATE",
         help="File that the client sent, with weights after training, deltas or gradients (see --kind). The file with "
         "the weights before training comes first, unless spearpp wrote the client's file.",
-        show_default=False,
     ),
 ]
 Rounds = Annotated[
     Path | None,
     typer.Option(
         help="Folder with several rounds of one client instead of UPDATE: one file per round that spearpp wrote, or "
-        "pairs of files named before and after. Ordered by name, or by the list in rounds.json.",
-        show_default=False,
+        "pairs of files named before and after. Ordered by name, or by the list in rounds.json."
     ),
 ]
 Kind = Annotated[update.Kind, typer.Option(help="Content of the client's file.")]
-Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate of the client, if known.")]
+Rate = Annotated[float | None, typer.Option(help="Learning rate of the client, if known.")]
 Steps = Annotated[
     int | None, typer.Option(help="Number of local epochs, or of local steps on the whole batch, if known.")
 ]
@@ -49,9 +47,7 @@ Model = Annotated[
         "with ReLU from the shapes of the weights. Your own class or function: pkg.mod:factory or file.py:factory."
     ),
 ]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Number of samples the client trained on, if known.", show_default=False)
-]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Number of samples the client trained on, if known.")]
 Budget = Annotated[str, typer.Option(help="Time limit for the audit of one update: 60s, 2m or 1h.")]
 Seed = Annotated[
     int, typer.Option(min=0, max=2**32 - 1, help="Random seed. The same seed gives the same result on the same device.")
@@ -61,9 +57,8 @@ Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the verdi
 Picture = Annotated[
     str | None,
     typer.Option(
-        "--shape",
         help="Shape of one input of the model as an image, e.g. 3x32x32. none shows inputs as table rows. Default: "
-        "guessed.",
+        "guessed."
     ),
 ]
 Mean = Annotated[
@@ -75,9 +70,7 @@ Mean = Annotated[
 ]
 Deviation = Annotated[
     str | None,
-    typer.Option(
-        "--std", help="Standard deviation with which the inputs were normalised, in the same format as --mean."
-    ),
+    typer.Option(help="Standard deviation with which the inputs were normalised, in the same format as --mean."),
 ]
 Columns = Annotated[
     str | None,
@@ -90,8 +83,7 @@ Redact = Annotated[
     typer.Option(help="How to hide recovered inputs. blur: reduce images to 4 x 4 blocks. omit: write no inputs."),
 ]
 Truth = Annotated[
-    Path | None,
-    typer.Option(help="File with the client's true batch, only to show it beside the recovered inputs."),
+    Path | None, typer.Option(help="File with the client's true batch, only to show it beside the recovered inputs.")
 ]
 Memory = Annotated[
     str, typer.Option(help="Memory limit for one layer: 512M, 8G or none. A layer that needs more is skipped.")
@@ -100,16 +92,14 @@ Vocabulary = Annotated[
     list[str] | None,
     typer.Option(
         help="File with the words or column values of an embedding table: tokenizer.json (needs the extra text), a "
-        "JSON list, or one entry per line. If several tables fit, write TABLE=FILE once for each table.",
-        show_default=False,
+        "JSON list, or one entry per line. If several tables fit, write TABLE=FILE once for each table."
     ),
 ]
 ClientLoss = Annotated[
     LossName,
     typer.Option(
-        "--loss",
         help="Loss of the client. mse and bce have one-hot targets. The equations of the network and the replay use "
-        "the loss; the search for ReLU layers does not.",
+        "the loss; the search for ReLU layers does not."
     ),
 ]
 FailOn = Annotated[
@@ -122,23 +112,19 @@ FailOn = Annotated[
 DP_PANEL = "Differential privacy, as the client states it"
 
 
-def _about_dp(text: str, *names: str, show_default: bool = True) -> Any:
+def _about_dp(text: str) -> Any:
     """Return an option about DP-SGD, in a panel of its own."""
-    return typer.Option(*names, help=text, show_default=show_default, rich_help_panel=DP_PANEL)
+    return typer.Option(help=text, rich_help_panel=DP_PANEL)
 
 
 NoiseMultiplier = Annotated[
     float | None,
-    _about_dp(
-        "Noise multiplier of DP-SGD. The report then shows the bound on every reconstruction attack.",
-        show_default=False,
-    ),
+    _about_dp("Noise multiplier of DP-SGD. The report then shows the bound on every reconstruction attack."),
 ]
 Clip = Annotated[
     float | None,
     _about_dp(
-        "Norm to which the client clips the gradient of each sample. With --batch-size, the stated noise is checked.",
-        show_default=False,
+        "Norm to which the client clips the gradient of each sample. With --batch-size, the stated noise is checked."
     ),
 ]
 SampleRate = Annotated[
@@ -146,11 +132,7 @@ SampleRate = Annotated[
 ]
 DPSteps = Annotated[
     int | None,
-    _about_dp(
-        "Number of DP-SGD steps on the client's data that the server has seen. Default: --steps for each round.",
-        "--dp-steps",
-        show_default=False,
-    ),
+    _about_dp("Number of DP-SGD steps on the client's data that the server has seen. Default: --steps for each round."),
 ]
 Kappa = Annotated[float, _about_dp("Probability κ with which an attacker would guess a sample without the update.")]
 Delta = Annotated[float, _about_dp("δ at which the composed ε of all DP-SGD steps is shown.")]
@@ -171,13 +153,11 @@ def _use_as_defaults(context: typer.Context, config: Config | None) -> Config | 
 ConfigFile = Annotated[
     Config | None,
     typer.Option(
-        "--config",
         parser=Config.read,
         metavar="FILE",
         help="File with accepted leaks, thresholds and defaults of other options, usually spearpp.toml.",
         callback=_use_as_defaults,
         is_eager=True,
-        show_default=False,
     ),
 ]
 

@@ -31,8 +31,7 @@ def preflight(
     batch: Annotated[int, typer.Option(min=1, help="Number of samples of each client.")],
     optimizer: Annotated[Optimiser, typer.Option(help="Optimiser of the clients.")] = "sgd",
     epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Local epochs before a client sends weights. Default: one step.", show_default=False),
+        int | None, typer.Option(min=1, help="Local epochs before a client sends weights. Default: one step.")
     ] = None,
     budget: options.Budget = "60s",
     fail_on: options.FailOn = "never",

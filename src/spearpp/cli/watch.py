@@ -16,15 +16,12 @@ from spearpp.integrations.watch import Watch
 
 
 def watch(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder in which update files appear.", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder in which update files appear.")],
     out: Annotated[Path, typer.Option(help="Folder for the reports and for the list of audited files.")] = Path(
         "audits"
     ),
     before: Annotated[
-        Path | None,
-        typer.Option(help="Weights before training, for update files that do not contain them.", show_default=False),
+        Path | None, typer.Option(help="Weights before training, for update files that do not contain them.")
     ] = None,
     model: options.Model = "none",
     kind: options.Kind = "weights",

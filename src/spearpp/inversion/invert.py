@@ -14,6 +14,7 @@ from spearpp.inversion.loop import (
     Recovered,
     SearchOutcome,
     assemble,
+    contradicts,
     no_inputs,
     nothing_to_find,
     only_direction,
@@ -126,10 +127,11 @@ def invert(
         reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations, rounds)
         problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs)
         problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
-        if following is not None and problem.batch_size > 1:
+        if following is not None and problem.batch_size > 0:
             rests = [following] if isinstance(following, Following) else following
-            equations = network_equations(rests, problem.factors, seen)
-            problem = replace(problem, network=with_input_noise(equations, problem.factors, seen))
+            network = with_input_noise(network_equations(rests, problem.factors, seen), problem.factors, seen)
+            if problem.batch_size > 1 or contradicts(network, problem):
+                problem = replace(problem, network=network)
     if problem.batch_size == 0:
         outcome, recovered = nothing_to_find(problem), no_inputs(problem)
     else:

@@ -38,7 +38,7 @@ from spearpp.inversion.selection import (
     recover,
     select,
 )
-from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, fits, no_solutions
+from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, coordinates_of, fits, no_solutions
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
 from spearpp.linalg.time_limit import OutOfTimeError
@@ -47,6 +47,9 @@ from spearpp.types import Bool, Tensor, select_rows
 
 INTERRUPTED = "the search was interrupted"
 OUT_OF_TIME = "the time budget was spent"
+UNRELATED = 0.7
+"""Share of a later layer's input outside the row space of its gradient above which the two are unrelated. Design
+choice: less than half of its squared norm is then inside. A random vector is nearly completely outside."""
 NEAR_ZERO = 0.02
 """Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
 that is off by 2 % changes a pre-activation by about as much."""
@@ -145,8 +148,29 @@ def nothing_to_find(problem: Problem) -> SearchOutcome:
     return SearchOutcome(empty_pool(problem), stopped=why)
 
 
+def contradicts(network: Network, problem: Problem) -> bool:
+    """Return whether later layers contradict the only input that a gradient of rank one allows.
+
+    The input of a later layer is then far from the row space of its gradient. This needs no loss. A wrong activation
+    or the movement of local training changes an input less.
+    """
+    preactivations, one = coordinates_of(problem)
+    spans = [span for span in network.spans if not span.signals]
+    if one is None or not spans:  # without a bias, the scale of the input is unknown
+        return False
+    z = (preactivations / one).T
+    vectors = network.vectors(z, torch.zeros_like(z[:, 0], dtype=torch.long), spans)
+    return any(float(span.share_outside(each)) > UNRELATED for span, each in zip(spans, vectors, strict=True))
+
+
 def only_direction(problem: Problem) -> SearchOutcome:
-    """Return the outcome for a gradient of rank one, which has a single direction."""
+    """Return the outcome for a gradient of rank one, which has a single direction.
+
+    A problem of rank one has a network only if its equations contradict this direction.
+    """
+    if problem.network is not None:
+        why = "the gradients of later layers contradict the only input that the gradient of this layer allows"
+        return SearchOutcome(empty_pool(problem), stopped=why, solutions=no_solutions(problem))
     one = problem.factors.left.new_ones(1, 1)
     return SearchOutcome(Pool(one, problem.zeros(one)), stopped="a single sample needs no search")
 

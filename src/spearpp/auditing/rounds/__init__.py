@@ -280,7 +280,7 @@ def _history(
         else RoundSummary(str(each.verdict), _samples(each, layer), len(each.inputs))
         for each in alone
     ]
-    rows = [] if union is None else torch.nonzero(union.audited.held)[:, 0].tolist()
+    rows = [] if union is None else torch.nonzero(union.audited.is_recovered)[:, 0].tolist()
     return History(
         rounds=tuple(rounds),
         joined=joined.used,

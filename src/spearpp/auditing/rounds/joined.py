@@ -83,15 +83,15 @@ def join_rounds(
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round of the search.
     """
-    tensors, next_layer = joined_tensors(layer, updates), _next_layer(layer, updates)
+    tensors, (next_gradient, next_weight) = joined_tensors(layer, updates), _next_layer(layer, updates)
     shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
     deadline = None if seconds is None else time.monotonic() + seconds
 
     def solve(search: Search | None, following: list[Following] | None, share: float) -> Inversion:
         return invert(
             *tensors,
-            next_grad_weight=None if next_layer is None else next_layer[0],
-            next_weight=None if next_layer is None else next_layer[1],
+            next_grad_weight=next_gradient,
+            next_weight=next_weight,
             following=following,
             search=search,
             generator=torch.Generator().manual_seed(0) if generator is None else generator,
@@ -131,14 +131,13 @@ def joined_tensors(layer: Layer, updates: Sequence[ClientUpdate]) -> LayerTensor
     return gradients, bias_gradients, weights, torch.cat([each.weights[layer.bias] for each in updates])
 
 
-def _next_layer(layer: Layer, updates: Sequence[ClientUpdate]) -> tuple[Tensor, Tensor] | None:
+def _next_layer(layer: Layer, updates: Sequence[ClientUpdate]) -> tuple[Tensor | None, Tensor | None]:
     """Return gradients and weights of the next Linear layer in all rounds, side by side; None if there is none."""
     name = layer.next
     if name is None:
-        return None
-    return torch.cat([each.gradients[name] for each in updates], 1), torch.cat(
-        [each.weights[name] for each in updates], 1
-    )
+        return None, None
+    gradients = torch.cat([each.gradients[name] for each in updates], 1)
+    return gradients, torch.cat([each.weights[name] for each in updates], 1)
 
 
 def _rests(
@@ -213,10 +212,10 @@ def _judge(
         if judged.labels is not None:
             named = judged.labels.cpu() >= 0
             labels[rows[named]] = judged.labels.cpu()[named]
-    held = torch.zeros(len(found.inputs)).bool() if found.evidence is None else found.evidence.consistent.cpu()
+    joined = torch.zeros(len(found.inputs)).bool() if found.evidence is None else found.evidence.consistent.cpu()
     claims = [
-        strongest(each) if certain and each else weakest(each) if len(each) > 1 else nowhere
-        for each, certain in zip(collected, held.tolist(), strict=True)
+        strongest(each) if certified and each else weakest(each) if len(each) > 1 else nowhere
+        for each, certified in zip(collected, joined.tolist(), strict=True)
     ]
     known = labels if bool((labels >= 0).any()) else None
     return LayerAudit(layer, True, f"{layer.reason}; {found.stats.stopped}", found, known, tuple(claims))

@@ -36,7 +36,7 @@ def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Unio
         union = Union(joined.audited, present, [used[count - 1] for count in joined.known_from])
     for index, result in enumerate(alone):
         single = None if result is None else of_layer(result, layer)
-        if single is not None and single.inversion is not None and bool(single.held.any()):
+        if single is not None and single.inversion is not None and bool(single.is_recovered.any()):
             union = _added(union, single, single.inversion, index)
     return union
 
@@ -56,7 +56,7 @@ def _added(union: Union | None, single: LayerAudit, found: Inversion, index: int
     same = same_inputs(found.inputs, base.inputs)
     inputs, exact = base.inputs.clone(), base.certified.clone()
     new, replaced = [], False
-    for row in torch.nonzero(single.held)[:, 0].tolist():
+    for row in torch.nonzero(single.is_recovered)[:, 0].tolist():
         matches = torch.nonzero(same[row])[:, 0].tolist()
         for match in matches[:1]:
             present[match].add(index)

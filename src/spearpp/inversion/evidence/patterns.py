@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.evidence.evidence import chance_in_bits, chance_of_zeros, most_by_chance
+from spearpp.inversion.evidence.mixing import mixing_error
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import fix_scale
 from spearpp.inversion.tolerance import STATED_SIGMAS
@@ -92,7 +93,7 @@ def compare(
     drift = _estimate_drift(problem, sides, conflicts, reach)
     slack = widened(sides.slack, drift[..., None, None], reach)
     agreeing, hidden, allowed = _count_agreements(problem, sides, conflicts, slack)
-    error, share, residual, noise = _rebuild(problem, sides, inverse, slack, heavier)
+    error, share, residual, noise = _rebuild(problem, sides, directions, inverse, slack, heavier)
     zero_rows = sides.zeros & sides.live
     new_rows = sides.live & ~problem.repeated_rows[..., None, :]
     new_zeros = (sides.zeros & new_rows).sum(-1)
@@ -234,6 +235,7 @@ def _count_agreements(
 def _rebuild(
     problem: Problem,
     sides: _Sides,
+    directions: Float[Tensor, "*u b b"],
     inverse: Float[Tensor, "*u b b"],
     slack: Float[Tensor, "*u b m"],
     heavier: Float[Tensor, "*u"],
@@ -252,7 +254,11 @@ def _rebuild(
     features = columns - problem.seen.has_bias
     size = torch.linalg.vector_norm(inverse @ factors.right[..., :features], dim=-1) / length
     spread = torch.linalg.vector_norm(inverse, dim=-1) / sides.scale.abs()
-    error = (STATED_SIGMAS * heavier)[..., None] * problem.tolerance.input_error(spread, size, features)
+    error = torch.hypot(
+        problem.tolerance.input_error(spread, size, features),
+        mixing_error(problem, directions, inverse, sides.zeros & sides.live, sides.scale),
+    )
+    error = (STATED_SIGMAS * heavier)[..., None] * error
     weight = torch.linalg.vector_norm(signals, dim=-1) * norms
     whole = torch.linalg.vector_norm(factors.row_norms, dim=-1)
     noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) * columns**0.5

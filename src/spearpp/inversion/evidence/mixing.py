@@ -1,0 +1,62 @@
+"""How much the errors of all directions change an input.
+
+Noise turns every direction q_j by some δ_j. The points p_i are the rows of the inverse of the matrix of directions, so
+x̂_i contains -Σ_j (p_i·δ_j) (s_j / s_i) x̂_j besides the sample itself. Scaled so that it ends in 1, the input is off by
+
+    x_i - sample = -Σ_j (p_i·δ_j) (s_j / s_i) (x_j - x_i).
+
+The direction q_j was solved for its zeros k, where L q_j has noise of standard deviation σ_k ‖Σ⁻¹q_j‖. The covariance
+of δ_j is therefore ‖Σ⁻¹q_j‖² (Σ_k ℓ_k ℓ_kᵀ / σ_k²)⁺. With few samples the noise of the entries of R is larger. With
+b = 800 samples and n = 3072 features, strong samples next to weak ones were off by up to 3.3 times the error that
+ignores this one.
+"""
+
+import torch
+
+from spearpp.inversion.problem import Problem
+from spearpp.linalg.chunks import chunk_size
+from spearpp.types import Bool, Float, Tensor
+
+
+def mixing_error(
+    problem: Problem,
+    directions: Float[Tensor, "*u b b"],
+    points: Float[Tensor, "*u b b"],
+    zeros: Bool[Tensor, "*u b m"],
+    scale: Float[Tensor, "*u b"],
+) -> Float[Tensor, "*u b"]:
+    """Return the standard deviation of each input that errors of all directions cause, relative to its norm.
+
+    It is inf if the zeros do not determine some direction.
+
+    Args:
+        problem: the layer, or several layers that are stacked along a leading dimension.
+        directions: the unit directions q_j, one in each row.
+        points: p_i, the rows of the inverse of the matrix whose columns are the directions.
+        zeros: at which neurons with a gradient L q_j is zero.
+        scale: s_i, for which x̂_i = Rᵀp_i / s_i ends in 1. For a layer without bias, any scale.
+    """
+    factors = problem.factors
+    if problem.batch_size == 1:
+        return torch.zeros_like(scale)
+    tiny = torch.finfo(scale.dtype).tiny
+    features = factors.right.shape[-1] - problem.seen.has_bias
+    inputs = (points @ factors.right[..., :features]) / scale[..., None]
+    size = torch.linalg.vector_norm(inputs, dim=-1).clamp_min(tiny**0.5)
+    apart = torch.cdist(inputs, inputs, compute_mode="donot_use_mm_for_euclid_dist")
+    rows = factors.left / torch.where(factors.live, factors.row_noise, torch.inf)[..., None]
+    turned = torch.empty_like(apart)  # variance of p_i·δ_j, one row for each j
+    for some in torch.arange(directions.shape[-2]).split(chunk_size(rows.device, 16 * rows.numel())):
+        q = directions[..., some, :]
+        used = rows[..., None, :, :] * zeros[..., some, :, None]
+        products = used.mT @ used
+        mean = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+        # p_i is orthogonal to q_j, so this changes nothing but makes the matrix invertible.
+        factor, failed = torch.linalg.cholesky_ex(products + mean * q[..., :, None] * q[..., None, :])
+        solved = torch.linalg.solve_triangular(factor, points.mT[..., None, :, :].expand_as(factor), upper=False)
+        variance = solved.square().sum(-2) * problem.tolerance.amplification(q)[..., None].square()
+        turned[..., some, :] = torch.where((failed == 0)[..., None], variance, torch.inf)
+    weights = (scale[..., :, None] * apart / (scale * size)[..., None, :].abs().clamp_min(tiny)).square()
+    weights.diagonal(dim1=-2, dim2=-1).zero_()
+    turned.diagonal(dim1=-2, dim2=-1).zero_()
+    return torch.nan_to_num((weights * turned).sum(-2), nan=torch.inf).sqrt()
