@@ -195,3 +195,14 @@ def test_a_spent_budget_ends_a_round_and_leaves_a_result() -> None:
             assert float((batch.inputs - found).norm(dim=1).min()) < 0.1 * float(found.norm())
     with time_limit(0.0), pytest.raises(OutOfTimeError):
         forward(model, batch.inputs)
+
+
+def test_signs_of_one_layer_are_recognised_beside_a_larger_table() -> None:
+    """The first step of Adam moves every entry by the rate. Rows of a table that also decay hide this in the table."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(200, 16), nn.Linear(16, 30), nn.Tanh(), nn.Linear(30, 4))
+    gradients = {name: torch.randn(each.shape).sign() for name, each in model.named_parameters()}
+    gradients["0.weight"] = torch.randn(200, 16)
+    result = audit(ClientUpdate.from_gradients(model, gradients), model, budget=2)
+    assert any(finding.level == "error" and "same magnitude" in finding.message for finding in result.findings)
+    assert not len(result.inputs)

@@ -67,15 +67,17 @@ class Finding:
 def changed_format(update: ClientUpdate) -> Iterable[Finding]:
     """Yield findings about what the number format, a compressor or an optimiser did to the numbers."""
     sizes = tensor_specs(update.gradients)
+    for each, spec in sizes.items():  # the largest tensor may be a table whose rows also decay
+        if spec.ndim > 1 and _same_magnitude(sample(update.gradients, each)):
+            why = (
+                "all entries have the same magnitude: the client trained with Adam, or sent signs instead of gradients"
+            )
+            yield Finding("error", each, f"{why}. The update does not contain the gradient, so it cannot be inverted")
+            return
     name = max(sizes, key=lambda each: sizes[each].numel())
     dtype, values = sizes[name].dtype, sample(update.gradients, name)
     size = values[values != 0].abs()
     if len(size) < MIN_ENTRIES:
-        return
-    low, high = torch.quantile(size[:: max(1, len(size) // 10_000)], torch.tensor([0.1, 0.9], device=size.device))
-    if high <= SAME_MAGNITUDE * low:
-        why = "all entries have the same magnitude: the client trained with Adam, or sent signs instead of gradients. "
-        yield Finding("error", name, f"{why}The update does not contain the gradient, so it cannot be inverted")
         return
     zeros = 1 - len(size) / len(values)
     stored = None if update.kind == "gradients" else _half_precision(sample(update.weights, name))
@@ -97,6 +99,15 @@ def changed_format(update: ClientUpdate) -> Iterable[Finding]:
         yield Finding("warning", name, f"{why} to at most {FEW_VALUES} levels")
     elif (half := HALF.get(dtype) or _half_precision(values)) is not None:
         yield Finding("note", name, f"every number is a {half[0]} value: {limit.format(half[1])}")
+
+
+def _same_magnitude(values: Float[Tensor, "sampled"]) -> bool:
+    """Return whether all entries that are not zero have the same magnitude."""
+    size = values[values != 0].abs()
+    if len(size) < MIN_ENTRIES:
+        return False
+    low, high = torch.quantile(size[:: max(1, len(size) // 10_000)], torch.tensor([0.1, 0.9], device=size.device))
+    return bool(high <= SAME_MAGNITUDE * low)
 
 
 def _half_precision(values: Float[Tensor, "sampled"]) -> tuple[str, str] | None:
