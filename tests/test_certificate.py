@@ -20,7 +20,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.selection import Selection
 from spearpp.model.following import Following
-from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search
+from spearpp.search import Gated, KernelSampling, RiemannianAdam, Search, Suggested
 from spearpp.simulate import Batch, LayerGradient
 
 LITTLE = Gated(starts=512)
@@ -210,6 +210,25 @@ def test_the_stated_error_covers_the_length_of_large_inputs(activation: nn.Modul
     errors = torch.cdist(inputs, batch.inputs).amin(1) / torch.linalg.vector_norm(inputs, dim=1)
     # The stated error is at least four standard deviations, so this is about a quarter.
     assert float((errors / result.evidence.error).square().mean().sqrt()) <= 0.4
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_stated_error_covers_the_errors_of_all_other_directions(seed: int) -> None:
+    """With nearly as many samples as features, weak samples mix into strong ones."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.random_batch(38, features=40, generator=generator)
+    model = simulate.mlp(40, [300], 10, generator=generator)
+    weights = torch.ones(38)
+    weights[:3] = 30.0
+    grad_weight, grad_bias, weight, bias = weighted(model, batch, weights)[0]
+    grad_weight = grad_weight + 3e-8 * torch.randn(grad_weight.shape, generator=generator)
+    grad_bias = grad_bias + 3e-8 * torch.randn(grad_bias.shape, generator=generator)
+    truth = Suggested(batch.inputs, batch.labels)
+    result = spearpp.invert(grad_weight, grad_bias, weight, bias, search=truth, batch_size=38)
+    assert result.evidence is not None
+    assert bool(result.certified.all())
+    distance = torch.cdist(result.inputs.double(), batch.inputs.double()).amin(1)
+    assert bool((distance <= result.evidence.error * torch.linalg.vector_norm(result.inputs, dim=1)).all())
 
 
 @given(st.integers(2, 12), st.integers(30, 200), st.data())

@@ -328,6 +328,22 @@ class TestWhereTheEquationsDoNotHold:
         assert int(result.certified.sum()) == 0
 
 
+def test_random_gradients_of_rank_one_are_no_leak() -> None:
+    """The first layer allows one input. Its later layers have nothing to do with it."""
+    generator = torch.Generator().manual_seed(0)
+    model = network(nn.Tanh(), seed=0)
+    sent = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear):
+            rows, columns = layer.weight.shape
+            sent[f"{name}.bias"] = torch.randn(rows, generator=generator)
+            sent[f"{name}.weight"] = torch.outer(sent[f"{name}.bias"], torch.randn(columns, generator=generator))
+    result = spearpp.audit(ClientUpdate.from_gradients(model, sent), model, batch_size=1)
+    assert result.verdict == Verdict.NOT_FOUND
+    honest = spearpp.audit(gradients_of(model, batch_of(1)), model, batch_size=1)
+    assert honest.verdict == Verdict.LEAKS
+
+
 def test_two_checkpoints_without_a_model_name_the_activation() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 30), nn.SiLU(), nn.Linear(30, 30), nn.SiLU(), nn.Linear(30, 10))
