@@ -12,8 +12,9 @@ that x̂_i leaves inactive must be the neurons where L q_i is zero. For every in
 - **determined**: the rows where L q_i is zero and x̂_i clearly inactive must have a kernel that contains only q_i, or
   q_i could be a mixture. With drift this must hold even without any one of them. A neuron whose sign is unclear does
   not count, because a mixture of two samples can lie exactly on z_k = 0;
-- **error**: four times the standard deviation that the noise of the gradient implies for x_i
-  (``Tolerance.input_error``). This is an estimate, not a bound (``Evidence.error``).
+- **error**: four times the standard deviation that the noise of the gradient implies for x_i, on its own
+  (``Tolerance.input_error``) and through the directions of all other inputs (``mixing``). This is an estimate, not a
+  bound (``Evidence.error``).
 
 **Drift.** A client that takes several local steps moves its weights along the update that it sends. The pre-activation
 of neuron k for input i changes by η Ĝ_k·x̂_i in total, and by at most about η ‖Ĝ_k‖ ‖x̂_i‖ on the way. η is one number

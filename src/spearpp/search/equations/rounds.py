@@ -2,8 +2,9 @@
 
 Every round draws random starting points, solves some of the equations by Levenberg-Marquardt in float32, finishes the
 solutions with all equations in float64, and keeps those that satisfy every equation up to its noise. Samples that have
-been found restrict the unknowns of later rounds: the point p of a sample is orthogonal to the directions q of all
-others. The equations themselves stay the same, so errors of found samples do not add up.
+been found restrict the unknowns of later rounds, because the point p of a sample is orthogonal to the directions q of
+all others, and they give one more equation for each space (``Span.without``). The last steps in float64 use neither, so
+errors of found samples do not add up.
 
 Which equations find samples depends on the network: the backward equations alone for smooth activations, the forward
 equations for nearly linear ones, and forward equations with smoothed activations for ReLU and for trained networks.
