@@ -15,6 +15,7 @@ import torch
 
 from spearpp.inversion.problem import Problem
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.nullspace import gather_weighted
 from spearpp.types import Bool, Float, Tensor
 
 
@@ -48,7 +49,7 @@ def mixing_error(
     turned = torch.empty_like(apart)  # variance of p_i·δ_j, one row for each j
     for some in torch.arange(directions.shape[-2]).split(chunk_size(rows.device, 16 * rows.numel())):
         q = directions[..., some, :]
-        used = rows[..., None, :, :] * zeros[..., some, :, None]
+        used = gather_weighted(rows, zeros[..., some, :].to(rows))
         products = used.mT @ used
         mean = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
         # p_i is orthogonal to q_j, so this changes nothing but makes the matrix invertible.
