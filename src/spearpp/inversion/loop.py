@@ -151,8 +151,8 @@ def nothing_to_find(problem: Problem) -> SearchOutcome:
 def contradicts(network: Network, problem: Problem) -> bool:
     """Return whether later layers contradict the only input that a gradient of rank one allows.
 
-    The input of a later layer is then far from the row space of its gradient. This needs no loss. A wrong activation
-    or the movement of local training changes an input less.
+    The input of a later layer is then far from the row space of its gradient. This needs no loss. Local training moves
+    an input less. Some activations that are named wrongly move it as far, such as tanh for a sigmoid network.
     """
     preactivations, one = coordinates_of(problem)
     spans = [span for span in network.spans if not span.signals]

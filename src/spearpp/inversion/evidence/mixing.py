@@ -25,10 +25,11 @@ def mixing_error(
     points: Float[Tensor, "*u b b"],
     zeros: Bool[Tensor, "*u b m"],
     scale: Float[Tensor, "*u b"],
+    inputs: Float[Tensor, "*u b n"],
 ) -> Float[Tensor, "*u b"]:
     """Return the standard deviation of each input that errors of all directions cause, relative to its norm.
 
-    It is inf if the zeros do not determine some direction.
+    It is huge for inputs that depend on a direction which its zeros do not determine, and small for the others.
 
     Args:
         problem: the layer, or several layers that are stacked along a leading dimension.
@@ -36,24 +37,25 @@ def mixing_error(
         points: p_i, the rows of the inverse of the matrix whose columns are the directions.
         zeros: at which neurons with a gradient L q_j is zero.
         scale: s_i, for which x̂_i = Rᵀp_i / s_i ends in 1. For a layer without bias, any scale.
+        inputs: x_i at this scale.
     """
     factors = problem.factors
     if problem.batch_size == 1:
         return torch.zeros_like(scale)
-    tiny = torch.finfo(scale.dtype).tiny
-    features = factors.right.shape[-1] - problem.seen.has_bias
-    inputs = (points @ factors.right[..., :features]) / scale[..., None]
+    tiny, epsilon = torch.finfo(scale.dtype).tiny, torch.finfo(scale.dtype).eps
     size = torch.linalg.vector_norm(inputs, dim=-1).clamp_min(tiny**0.5)
-    apart = torch.cdist(inputs, inputs, compute_mode="donot_use_mm_for_euclid_dist")
+    apart = torch.cdist(inputs, inputs)
+    identity = torch.eye(problem.batch_size, dtype=scale.dtype, device=scale.device)
     rows = factors.left / torch.where(factors.live, factors.row_noise, torch.inf)[..., None]
     turned = torch.empty_like(apart)  # variance of p_i·δ_j, one row for each j
     for some in torch.arange(directions.shape[-2]).split(chunk_size(rows.device, 16 * rows.numel())):
         q = directions[..., some, :]
         used = gather_weighted(rows, zeros[..., some, :].to(rows))
         products = used.mT @ used
-        mean = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        # p_i is orthogonal to q_j, so this changes nothing but makes the matrix invertible.
-        factor, failed = torch.linalg.cholesky_ex(products + mean * q[..., :, None] * q[..., None, :])
+        trace = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+        # p_i is orthogonal to q_j, so q_j may be added. The identity covers rounding if zeros allow other directions.
+        added = q[..., :, None] * q[..., None, :] / problem.batch_size + problem.batch_size * epsilon * identity
+        factor, failed = torch.linalg.cholesky_ex(products + trace * added)
         solved = torch.linalg.solve_triangular(factor, points.mT[..., None, :, :].expand_as(factor), upper=False)
         variance = solved.square().sum(-2) * problem.tolerance.amplification(q)[..., None].square()
         turned[..., some, :] = torch.where((failed == 0)[..., None], variance, torch.inf)

@@ -252,11 +252,13 @@ def _rebuild(
     length = sides.scale.abs().clamp_min(tiny)
     norms, columns = sides.norms / length, max(1, factors.right.shape[-1])
     features = columns - problem.seen.has_bias
-    size = torch.linalg.vector_norm(inverse @ factors.right[..., :features], dim=-1) / length
+    scale = torch.where(sides.scale == 0, tiny, sides.scale)
+    inputs = (inverse @ factors.right[..., :features]) / scale[..., None]
+    size = torch.linalg.vector_norm(inputs, dim=-1)
     spread = torch.linalg.vector_norm(inverse, dim=-1) / sides.scale.abs()
     error = torch.hypot(
         problem.tolerance.input_error(spread, size, features),
-        mixing_error(problem, directions, inverse, sides.zeros & sides.live, sides.scale),
+        mixing_error(problem, directions, inverse, sides.zeros & sides.live, scale, inputs),
     )
     error = (STATED_SIGMAS * heavier)[..., None] * error
     weight = torch.linalg.vector_norm(signals, dim=-1) * norms
