@@ -109,6 +109,29 @@ def test_an_odd_network_does_not_tell_x_from_its_negative(outputs: int, batch_si
     assert bool((cosines.amax(1)[recovered] > 0.999).all())
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_one_sample_of_an_odd_network_has_no_sign(seed: int) -> None:
+    """A gradient of rank one determines its input up to a factor. Without a bias, only ReLU shows the sign."""
+    x, y = samples(1, 43, 2, seed)
+    tanh = audited(network(43, [60, 60], 2, nn.Tanh(), seed=seed, bias=False), x, entropy(y), 1)
+    relu = audited(network(43, [60, 60], 2, nn.ReLU(), seed=seed, bias=False), x, entropy(y), 1)
+    assert [claim.kind for claim in tanh.layers[0].claims] == [Kind.FITS]
+    assert [claim.recovered for claim in relu.layers[0].claims] == [True]
+    assert float(functional.cosine_similarity(relu.layers[0].inputs[0], x[0], dim=0)) > 0.999
+
+
+@pytest.mark.parametrize(("activation", "seed"), [(nn.Sigmoid(), 12), (nn.Sigmoid(), 18), (nn.Tanh(), 16)], ids=str)
+def test_a_saturated_network_proves_little(activation: nn.Module, seed: int) -> None:
+    """Inputs of about 285 saturate nearly all neurons. Random points then satisfy the equations, and two samples whose
+    signals are carried by the same few neurons are recovered as one combination with a negative weight."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 285 + 8 * torch.randn(5, 1, generator=generator) + 3 * torch.randn(5, 24, generator=generator)
+    y = torch.randint(5, (5,), generator=generator)
+    result = audited(network(24, [60, 60], 5, activation, seed=seed), x, entropy(y), starts=200)
+    assert result.layers[0].claims
+    assert not wrong(result, x)
+
+
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.Sigmoid()], ids=lambda a: type(a).__name__)
 def test_the_error_is_relative_to_the_input_without_its_one(activation: nn.Module) -> None:
     """Two of six samples have a norm of 0.006. Their errors must not be relative to the norm of [x; 1]."""

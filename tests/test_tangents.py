@@ -45,6 +45,14 @@ class Residual(nn.Module):
         return self.last(functional.silu(hidden + self.inner(hidden)))
 
 
+class Constant(Residual):
+    """A network with a layer whose input does not depend on the sample."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(x))
+        return self.last(functional.silu(hidden + self.inner(torch.ones_like(hidden))))
+
+
 def chain(*activations: nn.Module) -> nn.Module:
     layers: list[nn.Module] = [nn.Linear(5, WIDTH)]
     for activation in activations[:-1]:
@@ -139,7 +147,7 @@ def test_smoothed_activations(activation: nn.Module) -> None:
     check(chain(activation, activation), "0", Loss.CROSS_ENTROPY, width=0.5, is_chain=True)
 
 
-@pytest.mark.parametrize("model", [Steep, Residual])
+@pytest.mark.parametrize("model", [Steep, Residual, Constant])
 def test_other_networks(model: type[nn.Module]) -> None:
     check(model(), "first", Loss.CROSS_ENTROPY, is_chain=False)
 

@@ -14,7 +14,7 @@ from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals
 from spearpp.errors import OptionError
-from spearpp.inversion.evidence import EXACT
+from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.model.loss import Loss
 from spearpp.types import Tensor
@@ -97,6 +97,8 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     error = torch.maximum(ERROR_FACTOR * average_error, noise)
     proved = signals.mismatch <= min(WRONG_MISMATCH, DIFFERENCE_FACTOR * replayed.difference)
     proved &= error <= MAX_BATCH_ERROR
+    if found.evidence is not None and found.evidence.layers == WHOLE_NETWORK:
+        proved &= found.evidence.consistent  # the replay repeats the equations, so it proves nothing more
     if one_step:
         proved &= signals.mismatch.clamp_min(replayed.difference) <= NOISE_FACTOR * signals.noise
     why = f"the gradient of all recovered inputs together differs from the update by {replayed.difference:.1%}, "

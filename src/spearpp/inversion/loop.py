@@ -9,7 +9,7 @@ the inputs, with the evidence for each.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -168,11 +168,11 @@ def only_direction(problem: Problem) -> SearchOutcome:
 
     A problem of rank one has a network only if its equations contradict this direction.
     """
+    why = "a single sample needs no search"
     if problem.network is not None:
         why = "the gradients of later layers contradict the only input that the gradient of this layer allows"
-        return SearchOutcome(empty_pool(problem), stopped=why, solutions=no_solutions(problem))
     one = problem.factors.left.new_ones(1, 1)
-    return SearchOutcome(Pool(one, problem.zeros(one)), stopped="a single sample needs no search")
+    return SearchOutcome(Pool(one, problem.zeros(one)), stopped=why)
 
 
 def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Evidence | None]:
@@ -208,6 +208,11 @@ class Recovered:
     evidence: Evidence | None
     score: float
 
+    def unproved(self) -> "Recovered":
+        """Return the same inputs without a proof."""
+        none = torch.zeros_like(self.certified)
+        return replace(self, certified=none, evidence=self.evidence and replace(self.evidence, determined=none))
+
     def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
         """Return which inputs fit the gradient: they give no gradient to their inactive neurons, beyond chance.
 
@@ -215,6 +220,8 @@ class Recovered:
         """
         found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
         if self.evidence is not None and self.evidence.layers == WHOLE_NETWORK:
+            return self.evidence.holds
+        if problem.batch_size == 1 and self.evidence is not None:  # the only input that the gradient allows
             return self.evidence.holds
         if not len(self.directions) or problem.batch_size == 1:
             return found
@@ -237,6 +244,8 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
         return _solved(problem, problem.network, outcome.solutions)
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
     best = _together(problem, chosen, outcome.evidence)
+    if problem.batch_size == 1 and problem.network is not None:
+        return best.unproved()  # later layers contradict the only input
     whole = best.evidence is not None and bool(best.evidence.consistent.all())
     if whole and (bool(best.certified.all()) or not outcome.matches):
         return best

@@ -55,11 +55,14 @@ def linearised(
         def along(direction: Tensor) -> list[Tensor]:
             return jvp(vectors, (preactivations,), (direction,))[1]
 
-        return vmap(along, in_dims=1, out_dims=1)(directions.expand(len(preactivations), -1, -1))
+        # vmap stacks a result that does not depend on the direction correctly only along the first dimension.
+        moved = vmap(along, in_dims=1)(directions.expand(len(preactivations), -1, -1))
+        return [each.movedim(0, 1) for each in moved]
 
     def pull(images: list[Tensor]) -> Tensor:
         back = vjp(vectors, preactivations)[1]
-        return vmap(lambda image: back(image)[0], in_dims=1, out_dims=1)(images)
+        pulled: Tensor = vmap(lambda image: back(image)[0], in_dims=1)(images)
+        return pulled.movedim(0, 1)
 
     return Linearised(network.vectors(preactivations, labels, spans, widths), push, pull)
 

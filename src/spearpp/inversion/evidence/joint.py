@@ -91,7 +91,7 @@ def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogo
     """Minimise the residuals of the network and of the other samples together, from the given points."""
     preactivations, _ = coordinates_of(problem)
     levels = network.levels(start.coordinates @ preactivations.T, start.labels)[1]
-    equations, weights, (origin, basis) = weighted_equations(problem, network, levels)
+    equations, weights, (origin, basis) = weighted_equations(problem, network, network.equations, levels)
     linear = others.rows @ basis
     constant = others.residuals(origin.expand_as(start.coordinates))
 

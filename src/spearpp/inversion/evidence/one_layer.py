@@ -11,7 +11,8 @@ that x̂_i leaves inactive must be the neurons where L q_i is zero. For every in
   fair coin that fell right, so 30 + log₂ b of them leave a probability of 1e-9 for the batch;
 - **determined**: the rows where L q_i is zero and x̂_i clearly inactive must have a kernel that contains only q_i, or
   q_i could be a mixture. With drift this must hold even without any one of them. A neuron whose sign is unclear does
-  not count, because a mixture of two samples can lie exactly on z_k = 0;
+  not count, because a mixture of two samples can lie exactly on z_k = 0. A single sample needs no such rows, but
+  without a bias its pattern must prove its sign;
 - **error**: four times the standard deviation that the noise of the gradient implies for x_i, on its own
   (``Tolerance.input_error``) and through the directions of all other inputs (``mixing``). This is an estimate, not a
   bound (``Evidence.error``).
@@ -82,7 +83,7 @@ def certify(problem: Problem, chosen: Selection) -> Evidence:
 def certify_whole(problem: Problem, chosen: Selection) -> Evidence | None:
     """Return the evidence of ``certify`` if every input is consistent, else None, as soon as this is clear."""
     compared = compare(problem, chosen.directions, chosen.points, chosen.zeros)
-    if not bool(_holds(compared, problem.batch_size).all()):
+    if not bool(_holds(problem, compared).all()):
         return None
     evidence = _with_determined(problem, chosen, compared)
     return evidence if bool(evidence.consistent.all()) else None
@@ -100,40 +101,48 @@ def certify_many(problem: Problem, directions: Float[Tensor, "u b b"], zeros: Bo
     change = torch.where(only.all(1, keepdim=True), 0.0, torch.inf).expand(only.shape)
     compared, only, change = to_device(compared, torch.device("cpu")), only.cpu(), change.cpu()
     every = range(len(directions))
-    return [_evidence(select_rows(compared, torch.tensor(i)), only[i], change[i], problem.batch_size) for i in every]
+    return [_evidence(problem, select_rows(compared, torch.tensor(i)), only[i], change[i]) for i in every]
 
 
 def _with_determined(problem: Problem, chosen: Selection, compared: Comparison) -> Evidence:
     drifted = bool(compared.drift > 0)
     only = _only_direction_with_zeros(problem, chosen.directions, compared.inactive_zeros, drifted)
     change = _entangled(problem, chosen.directions, chosen.points, compared.inactive_zeros, only, drifted)
-    return _evidence(compared, only, change, problem.batch_size)
+    return _evidence(problem, compared, only, change)
 
 
-def _holds(compared: Comparison, batch_size: int) -> Bool[Tensor, "k"]:
+def _holds(problem: Problem, compared: Comparison) -> Bool[Tensor, "k"]:
     """Return which patterns agree beyond chance. A gradient of rank one has one input, whatever follows the layer."""
     rebuilt = torch.isfinite(compared.error) & (compared.residual <= RESIDUAL * compared.noise)
-    if batch_size == 1:
+    if problem.batch_size == 1:
         return rebuilt
+    agree = (compared.hidden <= compared.allowed) & _beyond_chance(problem, compared)
+    return agree & (compared.chance <= RARE) & rebuilt
+
+
+def _beyond_chance(problem: Problem, compared: Comparison) -> Bool[Tensor, "k"]:
+    """Return which patterns agree in too many neurons for chance."""
     # η is the best of as many values as there are conflicts.
-    choices = batch_size * max(1, int(compared.moved.sum()))
-    beyond_chance = compared.agreeing - compared.free >= math.log2(choices / RARE)
-    return (compared.hidden <= compared.allowed) & beyond_chance & (compared.chance <= RARE) & rebuilt
+    choices = problem.batch_size * max(1, int(compared.moved.sum()))
+    return compared.agreeing - compared.free >= math.log2(choices / RARE)
 
 
-def _evidence(compared: Comparison, only: Bool[Tensor, "k"], change: Float[Tensor, "k"], batch_size: int) -> Evidence:
+def _evidence(problem: Problem, compared: Comparison, only: Bool[Tensor, "k"], change: Float[Tensor, "k"]) -> Evidence:
     """Return the evidence of one layer.
 
     Args:
+        problem: the layer.
         compared: the comparison of patterns and zeros.
         only: whether each direction is the only one with its zeros.
         change: how much each input may change, over its norm, with directions that are not determined.
-        batch_size: b.
     """
     columns = ("zeros", "chance", "agreeing", "moved", "hidden", "allowed")
+    determined = only & (change <= EXACT)
+    if problem.batch_size == 1 and not problem.seen.has_bias:  # only the pattern says which sign the input has
+        determined &= _beyond_chance(problem, compared)
     return Evidence(
-        holds=_holds(compared, batch_size),
-        determined=only & (change <= EXACT),
+        holds=_holds(problem, compared),
+        determined=determined,
         error=torch.where(torch.isfinite(change), torch.maximum(compared.error, change), compared.error),
         share=compared.share,
         layers=1,

@@ -48,10 +48,12 @@ def descend(
     patience: int,
     left: float = 0.0,
     recorded: bool = False,
+    most: int | None = None,
 ) -> Ends:
     """Minimise the residuals of many points.
 
-    The options are those of ``levenberg_marquardt``. ``recorded`` is followed only where it is faster.
+    The options are those of ``levenberg_marquardt``. ``recorded`` is followed only where it is faster. If conjugate
+    gradients turn out not to work, only the first ``most`` points descend; None for all of them.
     """
 
     def chosen(which: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -63,6 +65,7 @@ def descend(
     dense = t.shape[1] < WIDE or (t.is_cuda and equations.multiplications(*t.shape) <= RECORDED)
     factor = None if dense else _preconditioner(equations, t, labels, weights)
     if factor is None:
+        t = t if dense else t[:most]
         found = levenberg_marquardt(
             squared,
             lambda points, which: equations.normal_equations(points, *chosen(which)),

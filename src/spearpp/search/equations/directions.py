@@ -48,4 +48,4 @@ def _sent_back(
     rest = network.rests[0]
     name = rest.layers[0]
     back = vjp(lambda z: rest(z[None], {})[0][0][0], preactivations)[1]
-    return vmap(lambda signal: back(signal)[0], in_dims=1, out_dims=1)(network.weights[name].T @ signals)
+    return vmap(lambda signal: back(signal)[0], in_dims=1)(network.weights[name].T @ signals).T

@@ -191,7 +191,7 @@ class Rounds:
         equations.place(origin, basis, self._without_found(equations.spans) if not way.widest else ())
         unknowns = basis.shape[1]
         starts = self.starts.number(equations, unknowns, first=way.new is None, matrices=way.matrices)
-        t = self.starts.draw(starts, unknowns, self.found, self.empty, way.spread).to(equations.dtype)
+        t = self.starts.draw(starts, basis, self.found, self.empty, way.spread).to(equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), way.widest)
@@ -209,8 +209,10 @@ class Rounds:
                 patience=PATIENCE,
                 left=LEFT,
                 recorded=True,
+                most=self.starts.with_matrices(equations, unknowns),
             )
             t, steps = ends.points, steps + ends.steps
+            labels, starts = labels[: len(t)], len(t)
         way.matrices = ends.matrices
         order = ends.squared.argsort()
         order = order[ends.squared[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
@@ -264,6 +266,7 @@ class Rounds:
         shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
         directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
         right = (shares <= SIGMAS * levels).all(0) & determined & self._informed(levels)
+        right &= torch.isfinite(points.float()).all(1)  # where activations are saturated, points go to infinity
         if len(self.found):
             norms = torch.linalg.vector_norm(points, dim=1)
             right &= torch.cdist(points, self.found.coordinates).amin(1) > SAME * norms

@@ -1,8 +1,9 @@
 """Random starting points of the search that solves the equations of a network.
 
-Starts that lie as far from the mean as the samples do reach a sample in most cases. Starts that are spread wider reach
-more different samples, but fewer of them converge. So the spread is adapted to the share that converges. With smoothed
-activations nearly all starts converge, and starts that are spread wider find fewer samples.
+Starts that lie as far from the mean as the samples do, and in similar directions, reach a sample in most cases. Starts
+that are spread wider reach more different samples, but fewer of them converge. So the spread is adapted to the share
+that converges. With smoothed activations nearly all starts converge, and starts that are spread wider find fewer
+samples.
 """
 
 import math
@@ -19,9 +20,15 @@ TRIAL = 16
 STARTS = 60
 """Number of starts of a round. Measured: larger rounds find the same samples more often. With b = 450 and m = 1000, 240
 starts found 62 samples, the next 240 starts 21; with b = 400 and m = 4000, 960 starts found 62 and 240 starts 48."""
-MANY = 240
+MANY = 600
 """Largest number of starts of a round on a GPU. Measured: a product with JᵀJ for 60 starts takes 2 ms to launch and
-less than 1 ms to run (b = 1200, m = 4000)."""
+less than 1 ms to run (b = 1200, m = 4000). With b = 40 and m = 200, one round of 600 starts finds the whole batch."""
+PER_UNKNOWN, PER_UNKNOWN_ON_GPU = 6, 30
+"""Largest number of starts over unknowns. Design choice: starts are cheap on a GPU, and a further round is not."""
+FARTHEST = 4.0
+"""Norm of the last start of a round with more than ``STARTS`` starts, relative to that of the first ones. Measured with
+b = 40 and m = 200: 600 starts find 33 to 40 samples if all have the norm of a sample, and 39 or 40 with norms of up to
+four times as much."""
 MOST, FEW, WIDER = 0.9, 0.6, 1.25
 """If more starts than the first share reach a solution, but many of them the same, the next ones are spread by the last
 factor more; if fewer than the second share do, by this factor less. Measured: with b = 200 and m = 500, 100 starts at
@@ -46,7 +53,7 @@ class Starts:
 
     def __init__(self, problem: Problem, generator: torch.Generator) -> None:
         self._generator, self._device = generator, problem.factors.left.device
-        self._norm = typical_norm(problem)
+        self._norm, self._sizes = typical_norm(problem), problem.factors.singular_values
 
     def number(self, equations: Residuals, unknowns: int, *, first: bool, matrices: bool) -> int:
         """Return the number of starts of the next round.
@@ -57,20 +64,28 @@ class Starts:
             first: whether it is the first round with these equations.
             matrices: whether the round computes the matrices JᵀJ.
         """
-        most = TRIAL if first else STARTS
-        if self._device.type == "cuda":
-            room = int(RECORDED / 2 / equations.multiplications(1, unknowns)) if matrices else MANY
-            most = min(MANY, max(STARTS, room))
-        return min(most, 6 * unknowns + 10)
+        if self._device.type != "cuda":
+            return min(TRIAL if first else STARTS, PER_UNKNOWN * unknowns + 10)
+        most = self.with_matrices(equations, unknowns) if matrices else MANY
+        return min(most, PER_UNKNOWN_ON_GPU * unknowns + 10)
 
-    def draw(self, count: int, unknowns: int, found: Solutions, empty: int, spread: float) -> Float[Tensor, "count u"]:
+    def with_matrices(self, equations: Residuals, unknowns: int) -> int:
+        """Return the largest number of starts of a round on a GPU that computes the matrices JᵀJ."""
+        room = int(RECORDED / 2 / equations.multiplications(1, unknowns))
+        return min(MANY, max(STARTS, room))
+
+    def draw(
+        self, count: int, basis: Float[Tensor, "b u"], found: Solutions, empty: int, spread: float
+    ) -> Float[Tensor, "count u"]:
         """Draw points whose typical norm is that of the found samples, or else an estimate, times the spread.
 
-        After rounds without a new sample the norm is halved, doubled, divided by four, and so on.
+        Samples are larger in the directions that have larger singular values, and so are the points: if the signals of
+        different samples are unrelated, ĜᵀĜ is about a multiple of the sum of x̂ x̂ᵀ over the samples. After rounds
+        without a new sample the norm is halved, doubled, divided by four, and so on.
 
         Args:
             count: number of points.
-            unknowns: number of unknowns.
+            basis: derivative of the coordinates of a sample with respect to the unknowns.
             found: the samples that are known.
             empty: number of rounds in a row without a new sample.
             spread: typical norm of the points, relative to that of a sample.
@@ -78,8 +93,10 @@ class Starts:
         norms = torch.linalg.vector_norm(found.coordinates, dim=1)
         norm = spread * (float(norms.median()) if len(norms) else self._norm)
         norm *= 2.0 ** ((empty + 1) // 2 * (-1 if empty % 2 else 1))
-        drawn = torch.randn(count, unknowns, generator=self._generator, device=self._generator.device)
-        return norm / unknowns**0.5 * drawn.to(self._device)
+        drawn = torch.randn(count, len(basis), generator=self._generator, device=self._generator.device)
+        drawn[STARTS:] *= torch.linspace(1, FARTHEST, max(0, count - STARTS), device=drawn.device)[:, None]
+        shape = self._sizes[:, None] * basis
+        return norm / torch.linalg.matrix_norm(shape) * (drawn.to(basis) @ shape)
 
 
 def adapted(spread: float, reached: float, new: float) -> float:
