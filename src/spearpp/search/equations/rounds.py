@@ -64,6 +64,13 @@ BELOW_NOISE = 0.1
 FINISH_STEPS = 12
 """Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
 because only points that passed every test reach these steps."""
+DOUBTFUL, NEARBY = 1.5, 8
+"""Ratio of a share to its level from which on a point may be a local minimum, and the number of descents from points
+close to it that look for a lower one. Measured: the largest ratio is 0.2 to 1.4 for nearly all samples, and it was 1.75
+for a local minimum beside two samples that differ by 1 %. Of 32 such descents 20 found a lower residual."""
+AFFORDABLE = 1e11
+"""Largest number of multiplications for the matrices JᵀJ of one step of these descents. Design choice: about a second
+on one CPU core."""
 INFORMATIVE = 0.1
 """Largest noise level of equations that say something about a point. Design choice: at 1, every point satisfies
 them."""
@@ -264,6 +271,13 @@ class Rounds:
         ends = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
         points = origin + ends.points @ basis.T
         shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
+        excess = (shares / levels).amax(0)
+        doubtful = torch.nonzero((excess > DOUBTFUL) & (excess <= SIGMAS))[:, 0]
+        work = self._every.multiplications(NEARBY * len(doubtful), basis.shape[1])
+        if len(doubtful) and work <= AFFORDABLE:
+            lowest = self._lowest_nearby(ends.points[doubtful], labels[doubtful], weights[doubtful])
+            points[doubtful] = origin + lowest @ basis.T
+            shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
         directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
         right = (shares <= SIGMAS * levels).all(0) & determined & self._informed(levels)
         right &= torch.isfinite(points.float()).all(1)  # where activations are saturated, points go to infinity
@@ -273,6 +287,25 @@ class Rounds:
         rows = torch.nonzero(right)[:, 0]
         rows = rows[_first_alike(points[rows], None).unique()][: self.problem.batch_size - len(self.found)]
         return Solutions(points[rows], labels[rows], directions[rows])
+
+    def _lowest_nearby(
+        self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"]
+    ) -> Float[Tensor, "k u"]:
+        """Return the point with the smallest residual among each point and the ends of descents that start close to it.
+
+        Two similar samples have local minima beside them, from which a descent does not find the samples.
+        """
+        generator = torch.Generator().manual_seed(0)
+        shifts = torch.randn(NEARBY, 1, t.shape[1], generator=generator, dtype=torch.float64).to(t)
+        sizes = torch.logspace(-3, -2, NEARBY, dtype=t.dtype, device=t.device)[:, None, None]
+        norms = torch.linalg.vector_norm(t, dim=1, keepdim=True)
+        tried = torch.cat([t[None], t + sizes * norms * sphere.retract(shifts)])
+        labels, weights = labels.repeat(len(tried)), weights.repeat(len(tried), 1)
+        ends = descend(
+            self._every, tried.flatten(0, 1), labels, weights, steps=FINISH_STEPS, damping=1e-3, patience=FINISH_STEPS
+        )
+        best = ends.squared.unflatten(0, (len(tried), -1)).argmin(0)
+        return ends.points.unflatten(0, (len(tried), -1))[best, torch.arange(len(t), device=t.device)]
 
     def _informed(self, levels: Float[Tensor, "s k"]) -> Bool[Tensor, "k"]:
         """Return at which points enough equations are above their noise to determine the unknowns.
