@@ -32,10 +32,11 @@ from spearpp.auditing.claims import MAX_ERROR
 from spearpp.errors import RankError
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
+from spearpp.inversion.solutions import no_solutions
 from spearpp.model.following import ACTIVATIONS, Following
 from spearpp.search import Equations
 from spearpp.search.base import Proposals
-from spearpp.search.equations.rounds import Rounds
+from spearpp.search.equations.finish import Finish
 from spearpp.simulate import Batch
 from spearpp.types import LayerTensors
 
@@ -163,7 +164,7 @@ class FromTruth(Equations):
         rows = problem.factors.right / problem.factors.singular_values[:, None]
         inputs = self.batch.inputs.to(rows)
         points = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1) @ rows.T
-        found = Rounds(problem, problem.network, generator).finish(points, self.batch.labels)
+        found = Finish(problem, problem.network).new_samples(points, self.batch.labels, no_solutions(problem))
         yield Proposals(rows[:0, : problem.batch_size], len(points), 0, solutions=found)
 
 

@@ -13,7 +13,8 @@ recovered sample j, whose error has the covariance (JᵀJ)⁻¹.
 import torch
 
 from spearpp.inversion.evidence.evidence import Evidence
-from spearpp.inversion.evidence.network import Orthogonal, judge_points, row_deviation, weighted_equations
+from spearpp.inversion.evidence.network import judge_points
+from spearpp.inversion.evidence.spread import Orthogonal, row_deviation, weighted_equations
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of

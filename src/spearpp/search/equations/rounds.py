@@ -26,9 +26,9 @@ from spearpp.inversion.spans import Span
 from spearpp.linalg import sphere
 from spearpp.model.loss import Loss
 from spearpp.search.equations.descent import descend
-from spearpp.search.equations.directions import directions_of
+from spearpp.search.equations.finish import Finish
 from spearpp.search.equations.starts import STARTS, Starts, adapted
-from spearpp.types import Bool, Float, Int, Tensor
+from spearpp.types import Float, Int, Tensor
 
 WORKS = 0.25
 """Share of new samples with which a set of equations is used without trying the others: new samples over starts, or
@@ -61,22 +61,6 @@ FINE_ENOUGH = 3e-6
 """Norm of the residual at which a start is done, because float32 resolves no less."""
 BELOW_NOISE = 0.1
 """Norm of the residual, in units of the noise of the equations, at which a start is done."""
-FINISH_STEPS = 12
-"""Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
-because only points that passed every test reach these steps."""
-DOUBTFUL, NEARBY = 1.5, 8
-"""Ratio of a share to its level from which on a point may be a local minimum, and the number of descents from points
-close to it that look for a lower one. Measured: the largest ratio is 0.2 to 1.4 for nearly all samples, and it was 1.75
-for a local minimum beside two samples that differ by 1 %. Of 32 such descents 20 found a lower residual."""
-AFFORDABLE = 1e11
-"""Largest number of multiplications for the matrices JᵀJ of one step of these descents. Design choice: about a second
-on one CPU core."""
-INFORMATIVE = 0.1
-"""Largest noise level of equations that say something about a point. Design choice: at 1, every point satisfies
-them."""
-SAME = 1e-2
-"""Largest relative distance of two points that count as one sample. Design choice: samples that are closer are judged
-as one by the evidence."""
 LEAST_WEIGHT = 0.3
 """Smallest weight of a label among the starts, in samples. Design choice: the counts of labels are estimates, so a
 label that seems to be complete is still tried."""
@@ -145,9 +129,7 @@ class Rounds:
                 if key not in made:
                     made[key] = Residuals(network, spans, self.a, torch.float32)
                 self.ways.append(_Way(made[key], widest))
-        self._every = Residuals(network, self.spans, self.a, torch.float64)
-        self._origin, self._basis = affine(self._whole, self.one)
-        self._every.place(self._origin, self._basis)
+        self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)
 
     def round(self) -> Round:
@@ -159,7 +141,7 @@ class Rounds:
             ends, starts, steps = (affine(remaining, self.one)[0][None], None), 1, 0  # only one point is left
         else:
             ends, starts, steps = self._solve(way, remaining)
-        new = self.finish(*ends)
+        new = self._finish.new_samples(*ends, self.found)
         missing, reached = self.problem.batch_size - len(self.found), len(ends[0])
         way.new, way.rate = len(new) / min(starts, missing, STARTS), len(new) / max(1, steps)
         if steps and not way.widest:
@@ -252,90 +234,6 @@ class Rounds:
 
     def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
         return self.network.replay(found.coordinates @ self.a.T, found.labels)
-
-    def finish(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Solutions:
-        """Solve all equations in float64 from points close to samples, and return the new samples.
-
-        Args:
-            points: coordinates of the points.
-            labels: their labels; None to find them.
-        """
-        if not len(points):
-            return no_solutions(self.problem)
-        chosen = _first_alike(points, labels).unique()
-        points = points[chosen]
-        labels = self._best_labels(points) if labels is None else labels[chosen]
-        origin, basis = self._origin, self._basis
-        weights = (1 / self.network.levels(points @ self.a.T, labels, tolerated=math.inf)[1]).T
-        t = (points - origin) @ basis
-        ends = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
-        points = origin + ends.points @ basis.T
-        shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
-        excess = (shares / levels).amax(0)
-        doubtful = torch.nonzero((excess > DOUBTFUL) & (excess <= SIGMAS))[:, 0]
-        work = self._every.multiplications(NEARBY * len(doubtful), basis.shape[1])
-        if len(doubtful) and work <= AFFORDABLE:
-            lowest = self._lowest_nearby(ends.points[doubtful], labels[doubtful], weights[doubtful])
-            points[doubtful] = origin + lowest @ basis.T
-            shares, levels = self.network.levels(points @ self.a.T, labels, tolerated=SIGMAS)
-        directions, determined = directions_of(self.problem, self.network, points @ self.a.T, labels)
-        right = (shares <= SIGMAS * levels).all(0) & determined & self._informed(levels)
-        right &= torch.isfinite(points.float()).all(1)  # where activations are saturated, points go to infinity
-        if len(self.found):
-            norms = torch.linalg.vector_norm(points, dim=1)
-            right &= torch.cdist(points, self.found.coordinates).amin(1) > SAME * norms
-        rows = torch.nonzero(right)[:, 0]
-        rows = rows[_first_alike(points[rows], None).unique()][: self.problem.batch_size - len(self.found)]
-        return Solutions(points[rows], labels[rows], directions[rows])
-
-    def _lowest_nearby(
-        self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"]
-    ) -> Float[Tensor, "k u"]:
-        """Return the point with the smallest residual among each point and the ends of descents that start close to it.
-
-        Two similar samples have local minima beside them, from which a descent does not find the samples.
-        """
-        generator = torch.Generator().manual_seed(0)
-        shifts = torch.randn(NEARBY, 1, t.shape[1], generator=generator, dtype=torch.float64).to(t)
-        sizes = torch.logspace(-3, -2, NEARBY, dtype=t.dtype, device=t.device)[:, None, None]
-        norms = torch.linalg.vector_norm(t, dim=1, keepdim=True)
-        tried = torch.cat([t[None], t + sizes * norms * sphere.retract(shifts)])
-        labels, weights = labels.repeat(len(tried)), weights.repeat(len(tried), 1)
-        ends = descend(
-            self._every, tried.flatten(0, 1), labels, weights, steps=FINISH_STEPS, damping=1e-3, patience=FINISH_STEPS
-        )
-        best = ends.squared.unflatten(0, (len(tried), -1)).argmin(0)
-        return ends.points.unflatten(0, (len(tried), -1))[best, torch.arange(len(t), device=t.device)]
-
-    def _informed(self, levels: Float[Tensor, "s k"]) -> Bool[Tensor, "k"]:
-        """Return at which points enough equations are above their noise to determine the unknowns.
-
-        Far from all samples the softmax is saturated: the signals vanish, and noise explains any residual.
-        """
-        sizes = torch.tensor([span.equations for span in self.spans], device=levels.device)
-        return ((levels <= INFORMATIVE) * sizes[:, None]).sum(0) >= self.problem.batch_size - (self.one is not None)
-
-    def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
-        """Return the label whose signals lie closest to the column spaces of the gradients."""
-        count, signals = max(1, self.network.labels), [span for span in self.spans if span.signals]
-        labels = torch.arange(count, device=points.device).repeat_interleave(len(points))
-        if not signals:
-            return labels[: len(points)]
-        vectors = self.network.vectors((points @ self.a.T).repeat(count, 1), labels, signals)
-        shares = torch.stack([span.share_outside(each) for span, each in zip(signals, vectors, strict=True)])
-        return shares.square().sum(0).unflatten(0, (count, -1)).argmin(0)
-
-
-def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Int[Tensor, "k"]:
-    """Return, for each point, the index of the first point that is the same sample with the same label."""
-    if not len(points):
-        return torch.zeros(0, dtype=torch.long, device=points.device)
-    distances = torch.cdist(points, points)
-    alike = distances <= SAME * torch.linalg.vector_norm(points, dim=1, keepdim=True)
-    if labels is not None:
-        alike &= labels[:, None] == labels
-    alike.fill_diagonal_(True)
-    return alike.int().argmax(1)
 
 
 def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float) -> list[dict[str, float]]:
