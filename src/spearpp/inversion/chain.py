@@ -11,40 +11,53 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from spearpp.model.loss import Loss
-from spearpp.types import Float, Int, Tensor
+from spearpp.types import Float, Tensor
+
+Step = tuple[Tensor, Callable[[Tensor], Tensor]]
+"""An argument [k, n], and a function that acts on each of its entries, or on each of its rows, on its own."""
 
 
-def slope(function: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:
-    """Return the derivative of a function that acts on every entry, or on every row, on its own.
+def slopes(steps: Sequence[Step]) -> list[Tensor]:
+    """Return the derivative of each function at its argument.
 
-    >>> slope(torch.square, torch.tensor([3.0])).tolist()
-    [6.0]
+    All functions share one call of ``torch.autograd``: on a GPU, a call takes longer than what it computes.
+
+    >>> [each.tolist() for each in slopes([(torch.tensor([3.0]), torch.square), (torch.tensor([0.0]), torch.exp)])]
+    [[6.0], [1.0]]
     """
     with torch.enable_grad():
-        point = argument.detach().requires_grad_()
-        return torch.autograd.grad(function(point).sum(), point)[0]
+        return list(_first(*_values(steps), again=False))
 
 
-def slope_and_bend(function: Callable[[Tensor], Tensor], argument: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and second derivative of a function that acts on every entry on its own.
+def slopes_and_bends(steps: Sequence[Step]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the first and second derivatives of functions that act on every entry on its own.
 
-    >>> [each.tolist() for each in slope_and_bend(torch.square, torch.tensor([3.0]))]
-    [[6.0], [2.0]]
+    >>> first, second = slopes_and_bends([(torch.tensor([3.0]), torch.square), (torch.tensor([2.0]), torch.relu)])
+    >>> [each.tolist() for each in (*first, *second)]
+    [[6.0], [1.0], [2.0], [0.0]]
     """
     with torch.enable_grad():
-        point = argument.detach().requires_grad_()
-        first = torch.autograd.grad(function(point).sum(), point, create_graph=True)[0]
-        if not first.requires_grad:
-            return first, torch.zeros_like(first)
-        second = torch.autograd.grad(first.sum(), point, allow_unused=True, materialize_grads=True)[0]
-    return first.detach(), second
+        points, values = _values(steps)
+        first = _first(points, values, again=True)
+        curved = [each for each in first if each.requires_grad]
+        second = [torch.zeros_like(each) for each in first]
+        if curved:
+            ones = [torch.ones_like(each) for each in curved]
+            second = list(torch.autograd.grad(curved, points, ones, allow_unused=True, materialize_grads=True))
+    return [each.detach() for each in first], second
+
+
+def _values(steps: Sequence[Step]) -> tuple[list[Tensor], list[Tensor]]:
+    points = [argument.detach().requires_grad_() for argument, _ in steps]
+    return points, [function(point) for point, (_, function) in zip(points, steps, strict=True)]
+
+
+def _first(points: list[Tensor], values: list[Tensor], *, again: bool) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(values, points, [torch.ones_like(each) for each in values], create_graph=again)
 
 
 def signals_of(
-    loss: Loss,
-    outputs: Float[Tensor, "k c"],
-    labels: Int[Tensor, "k"],
+    last: Float[Tensor, "k c"],
     weights: Sequence[Tensor],
     slopes: Sequence[Tensor],
     deepest: int = 0,
@@ -52,14 +65,12 @@ def signals_of(
     """Return the signals of all layers, and W_{l+1}ᵀ d_{l+1} by layer, both down to the deepest layer.
 
     Args:
-        loss: the loss of the client.
-        outputs: the outputs of the network.
-        labels: the label of each sample.
+        last: the signals of the outputs of the network.
         weights: the weights of the later layers.
         slopes: φ'(z_l) before each of them.
         deepest: the first layer whose signals are needed. The signals of earlier layers are not computed.
     """
-    signals = [outputs] * len(weights) + [slope(lambda each: loss.each(each, labels), outputs)]
+    signals = [last] * (len(weights) + 1)
     sent = {}
     for layer in range(len(weights) - 1, deepest - 1, -1):
         sent[layer] = signals[layer + 1] @ weights[layer]

@@ -30,7 +30,7 @@ import torch
 from torch.func import grad
 
 from spearpp.errors import RankError
-from spearpp.inversion.chain import signals_of, slope
+from spearpp.inversion.chain import signals_of, slopes
 from spearpp.inversion.factors import Factors, decompose
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.spans import Span, norm
@@ -126,9 +126,9 @@ class Network:
         """Return the inputs of the later layers of one round, and the signals of the layer and of the later layers."""
         if rest.is_chain:
             steps, inputs, outputs = rest.steps(z, widths)
-            slopes = [slope(function, argument) for argument, function in steps]
+            *found, last = slopes([*steps, (outputs, lambda each: loss.each(each, labels))])
             weights = [rest.weight(name, z.dtype) for name in rest.layers]
-            return inputs, signals_of(loss, outputs, labels, weights, slopes)[0]
+            return inputs, signals_of(last, weights, found)[0]
 
         def total(shifts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             later = dict(zip(rest.layers, shifts[1:], strict=True))
@@ -160,7 +160,7 @@ class Network:
         signal has. Where a share exceeds ``tolerated`` times its level, a few points within rounding of the sample are
         tried, and the best one counts.
         """
-        shares, levels = self._levels(preactivations, labels)
+        _, shares, levels = self.vectors_with_levels(preactivations, labels)
         rows = torch.nonzero((shares > tolerated * levels).any(0))[:, 0] if self.loss is not None else labels[:0]
         if not len(rows):
             return shares, levels
@@ -168,7 +168,8 @@ class Network:
         shift = torch.randn(TRIES, 1, preactivations.shape[1], generator=generator, dtype=torch.float64)
         size = JITTER * preactivations[rows].square().mean(1, keepdim=True).sqrt()
         tried = (preactivations[rows] + size * shift.to(preactivations)).flatten(0, 1)
-        moved = [each.unflatten(1, (TRIES, -1)) for each in self._levels(tried, labels[rows].repeat(TRIES))]
+        _, *found = self.vectors_with_levels(tried, labels[rows].repeat(TRIES))
+        moved = [each.unflatten(1, (TRIES, -1)) for each in found]
         ratios = torch.cat([(shares / levels)[:, None, rows], moved[0] / moved[1]], dim=1).amax(0)
         best = ratios.argmin(0)
         for kept, each in zip((shares, levels), moved, strict=True):
@@ -190,8 +191,10 @@ class Network:
         outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
         return 1 / torch.stack([norm(each) for each in outputs]).amin(0).clamp(max=1)
 
-    def _levels(self, preactivations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return shares and levels at exactly these pre-activations."""
+    def vectors_with_levels(
+        self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"]
+    ) -> tuple[list[Tensor], Float[Tensor, "s k"], Float[Tensor, "s k"]]:
+        """Return the vectors of ``equations``, and shares and levels, at exactly these pre-activations."""
         spans, cancellation = self.equations, torch.ones_like(preactivations[:, 0])
         if self.loss is None:
             vectors = self.vectors(preactivations, labels, spans)
@@ -204,7 +207,8 @@ class Network:
         input_noise = torch.zeros_like(cancellation)
         if self.input_noise is not None:
             input_noise = torch.linalg.vector_norm(preactivations @ self.input_noise.T, dim=1)
-        return shares, torch.stack([span.level(each, cancellation, input_noise) for span, each in pairs])
+        levels = torch.stack([span.level(each, cancellation, input_noise) for span, each in pairs])
+        return vectors, shares, levels
 
     def _inputs(self, preactivations: Tensor, widths: Mapping[str, float] | None) -> list[Tensor]:
         """Return the inputs of the later layers of all rounds."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
-from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Float, Tensor
 
 MAX_MAGNITUDE = 1e100
@@ -90,11 +89,10 @@ def observe(
             "(inputs are then recovered up to scale)"
         )
     _check_shapes(grad_weight, grad_bias, weight, bias, prefix)
-    for name, tensor in present.items():
-        if tensor is not None:
-            _check_finite(prefix + name, tensor)
+    largest = _largest({prefix + name: tensor for name, tensor in present.items() if tensor is not None})
+    magnitude = max(largest[prefix + name] for name in present if name.startswith("grad"))
     return Observation(
-        gradient=_scale_into_range(_append_column(grad_weight, grad_bias)),
+        gradient=_scale_into_range(_append_column(grad_weight, grad_bias), magnitude),
         weight=_append_column(weight, bias),
         has_bias=bias is not None,
         gradient_epsilon=max(torch.finfo(t.dtype).eps for t in (grad_weight, grad_bias) if t is not None),
@@ -117,13 +115,15 @@ def _append_column(matrix: Tensor, column: Tensor | None) -> Tensor:
     return joined
 
 
-def _scale_into_range(gradient: Tensor) -> Tensor:
+def _scale_into_range(gradient: Tensor, magnitude: float) -> Tensor:
     """Scale the gradient by a power of two if its squares would overflow or underflow in float64.
 
     Scaling is exact and changes no result, because the scale of a loss is arbitrary.
+
+    Args:
+        gradient: the gradient.
+        magnitude: the largest absolute value in it.
     """
-    smallest, largest = torch.aminmax(gradient)
-    magnitude = max(-float(smallest), float(largest))
     if magnitude == 0 or 1 / MAX_MAGNITUDE < magnitude < MAX_MAGNITUDE:
         return gradient
     return torch.ldexp(gradient, torch.tensor(-math.frexp(magnitude)[1], device=gradient.device))
@@ -138,15 +138,22 @@ def _check_type(name: str, tensor: object) -> None:
         raise DtypeError(f"{name} is {tensor.layout} on {tensor.device}: pass a dense tensor that contains data")
 
 
-def _check_finite(name: str, tensor: Tensor) -> None:
-    rows = tensor.reshape(len(tensor), -1)
-    size = chunk_size(tensor.device, tensor.element_size() * max(1, rows.shape[1]))
-    if not all(bool(torch.isfinite(chunk).all()) for chunk in rows.split(size)):
-        nan, inf = int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
-        raise NonFiniteError(
-            f"{name} holds {nan} NaN and {inf} Inf in {tensor.numel()} values: "
-            "the update is damaged, or the loss of the client overflowed"
-        )
+def _largest(tensors: dict[str, Tensor]) -> dict[str, float]:
+    """Return the largest absolute value in each tensor, by name.
+
+    Raises:
+        NonFiniteError: if a tensor contains NaN or Inf.
+    """
+    ends = torch.stack([torch.stack(torch.aminmax(each.detach())).double() for each in tensors.values()])
+    found = dict(zip(tensors, ends.abs().amax(1).tolist(), strict=True))
+    for name, largest in found.items():
+        if not math.isfinite(largest):
+            nan, inf = int(torch.isnan(tensors[name]).sum()), int(torch.isinf(tensors[name]).sum())
+            raise NonFiniteError(
+                f"{name} holds {nan} NaN and {inf} Inf in {tensors[name].numel()} values: "
+                "the update is damaged, or the loss of the client overflowed"
+            )
+    return found
 
 
 def _check_shapes(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.func import jvp, vjp, vmap
 
-from spearpp.inversion.chain import signals_of, slope_and_bend
+from spearpp.inversion.chain import signals_of, slopes, slopes_and_bends
 from spearpp.inversion.network import Network
 from spearpp.inversion.spans import Span
 from spearpp.model.loss import Loss
@@ -138,25 +138,26 @@ def _chain(
     deepest = min((span.layer for span in spans if span.signals), default=-1)
     if deepest < 0:  # the forward equations need no later layers
         loss, count = None, max(span.layer for span in spans)
-    first, second = zip(*(slope_and_bend(function, argument) for argument, function in steps[:count]), strict=True)
+    first, second = slopes_and_bends(steps[:count])
     signals: list[Tensor] = []
     bends: dict[int, Tensor] = {}
     if loss is not None:
-        signals, sent = signals_of(loss, outputs, labels, weights, first, deepest)
+        last = slopes([(outputs, lambda each: loss.each(each, labels))])[0]
+        signals, sent = signals_of(last, weights, first, deepest)
         bends = {layer: (second[layer] * each)[:, None] for layer, each in sent.items()}
-    slopes = [each[:, None] for each in first]
+    lifted = [each[:, None] for each in first]
 
     def push(directions: Tensor) -> list[Tensor]:
         moved, into = [directions], []
         for layer in range(count):
-            into.append(slopes[layer] * moved[layer])
+            into.append(lifted[layer] * moved[layer])
             if layer < count - 1 or loss is not None:
                 moved.append(into[layer] @ weights[layer].T)
         back: dict[int, Tensor] = {}
         if loss is not None:
             back[count] = loss.curvature(outputs, moved[count])
             for layer in range(count - 1, deepest - 1, -1):
-                through = (back[layer + 1] @ weights[layer]) * slopes[layer]
+                through = (back[layer + 1] @ weights[layer]) * lifted[layer]
                 back[layer] = torch.addcmul(through, bends[layer], moved[layer])
         return [back[span.layer] if span.signals else into[span.layer - 1] for span in spans]
 
@@ -169,7 +170,7 @@ def _chain(
             total = own[True, deepest]
             for layer in range(deepest, count):
                 sums[layer] = bends[layer] * total
-                total = (slopes[layer] * total) @ weights[layer].T
+                total = (lifted[layer] * total) @ weights[layer].T
                 if (True, layer + 1) in own:
                     total = total + own[True, layer + 1]
             sums[count] = loss.curvature(outputs, total)
@@ -179,7 +180,7 @@ def _chain(
                 sent = sums[layer + 1] @ weights[layer]
                 into = sent if into is None else into + sent
             if into is not None:
-                through = slopes[layer] * into
+                through = lifted[layer] * into
                 sums[layer] = sums[layer] + through if layer in sums else through
         return sums[0]
 

@@ -25,7 +25,7 @@ def mixing_error(
     points: Float[Tensor, "*u b b"],
     zeros: Bool[Tensor, "*u b m"],
     scale: Float[Tensor, "*u b"],
-    inputs: Float[Tensor, "*u b n"],
+    size: Float[Tensor, "*u b"],
 ) -> Float[Tensor, "*u b"]:
     """Return the standard deviation of each input that errors of all directions cause, relative to its norm.
 
@@ -37,18 +37,21 @@ def mixing_error(
         points: p_i, the rows of the inverse of the matrix whose columns are the directions.
         zeros: at which neurons with a gradient L q_j is zero.
         scale: s_i, for which x̂_i = Rᵀp_i / s_i ends in 1. For a layer without bias, any scale.
-        inputs: x_i at this scale.
+        size: ‖x_i‖ at this scale.
     """
     factors = problem.factors
     if problem.batch_size == 1:
         return torch.zeros_like(scale)
     tiny, epsilon = torch.finfo(scale.dtype).tiny, torch.finfo(scale.dtype).eps
-    size = torch.linalg.vector_norm(inputs, dim=-1).clamp_min(tiny**0.5)
-    apart = torch.cdist(inputs, inputs)
+    size = size.clamp_min(tiny**0.5)
+    coordinates = points * factors.singular_values[..., None, :] / scale[..., None]  # the rows of R are orthogonal
+    apart = torch.cdist(coordinates, coordinates)
     identity = torch.eye(problem.batch_size, dtype=scale.dtype, device=scale.device)
     rows = factors.left / torch.where(factors.live, factors.row_noise, torch.inf)[..., None]
     turned = torch.empty_like(apart)  # variance of p_i·δ_j, one row for each j
-    for some in torch.arange(directions.shape[-2]).split(chunk_size(rows.device, 16 * rows.numel())):
+    chunk = chunk_size(rows.device, 16 * rows.numel())
+    for first in range(0, problem.batch_size, chunk):
+        some = slice(first, first + chunk)
         q = directions[..., some, :]
         used = gather_weighted(rows, zeros[..., some, :].to(rows))
         products = used.mT @ used

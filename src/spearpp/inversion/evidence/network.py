@@ -121,12 +121,10 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     points = origin + float(t.square().mean().sqrt()) * draw.to(t) @ basis.T
     labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
     z = points @ preactivations.T
-    levels = network.levels(z, labels, tolerated=math.inf)[1].median(1).values
+    every, _, levels = network.vectors_with_levels(z, labels)
     ranks: dict[tuple[int, bool], int] = {}
     later = max(1, len(network.rests[0].layers))
-    for span, vectors, level in zip(
-        network.equations, network.vectors(z, labels, network.equations), levels, strict=True
-    ):
+    for span, vectors, level in zip(network.equations, every, levels.median(1).values, strict=True):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # The level is the norm of the noise of all equations of the span, for one point.
         threshold = ABOVE_NOISE * float(level) * (len(points) / span.equations) ** 0.5

@@ -258,7 +258,7 @@ def _rebuild(
     spread = torch.linalg.vector_norm(inverse, dim=-1) / sides.scale.abs()
     error = torch.hypot(
         problem.tolerance.input_error(spread, size, features),
-        mixing_error(problem, directions, inverse, sides.zeros & sides.live, scale, inputs),
+        mixing_error(problem, directions, inverse, sides.zeros & sides.live, scale, size),
     )
     error = (STATED_SIGMAS * heavier)[..., None] * error
     weight = torch.linalg.vector_norm(signals, dim=-1) * norms

@@ -1,7 +1,5 @@
 """The end of a round: solve all equations in float64 from points close to samples, and accept the new samples."""
 
-import math
-
 import torch
 
 from spearpp.inversion.network import SIGMAS, Network
@@ -61,7 +59,7 @@ class Finish:
         points = points[chosen]
         labels = self._best_labels(points) if labels is None else labels[chosen]
         origin, basis = self._origin, self._basis
-        weights = (1 / self._network.levels(points @ self._a.T, labels, tolerated=math.inf)[1]).T
+        weights = (1 / self._network.vectors_with_levels(points @ self._a.T, labels)[2]).T
         t = (points - origin) @ basis
         ends = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
         points = origin + ends.points @ basis.T
