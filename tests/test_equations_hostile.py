@@ -134,7 +134,7 @@ def test_a_saturated_network_proves_little(activation: nn.Module, seed: int) -> 
 
 
 def test_noise_alone_does_not_make_inputs_undetermined() -> None:
-    """The stated errors are 0.13 to 0.38. Within them the equations bend, but no more than those of any network."""
+    """The stated errors are 0.08 to 0.26. Within them the equations bend, but no more than those of any network."""
     x, y = samples(8, 40, 10, 0)
     model = network(40, [100, 100], 10, nn.GELU(), seed=0)
     weights = [each.detach() for each in model.parameters()]
@@ -147,7 +147,7 @@ def test_noise_alone_does_not_make_inputs_undetermined() -> None:
     result = spearpp.invert(*first, following=Following.of_layers("gelu", later), batch_size=8)
     assert result.evidence is not None
     assert bool(result.evidence.consistent.all())
-    assert 0.3 < float(result.evidence.error.max()) < 0.5
+    assert 0.2 < float(result.evidence.error.max()) < 0.4
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh(), nn.Sigmoid()], ids=lambda a: type(a).__name__)

@@ -13,7 +13,7 @@ from spearpp import simulate
 from spearpp.inversion.network import Network
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.spans import Span
-from spearpp.linalg.spectrum import rank_above, trace_of_inverse
+from spearpp.linalg.spectrum import inverse_spectrum, rank_above
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.model.rest import Rest
@@ -173,11 +173,14 @@ def test_the_rank_above_a_threshold(threshold: float) -> None:
         assert rank_above(matrix, threshold) == int((torch.linalg.svdvals(matrix) > threshold).sum())
 
 
-def test_the_trace_of_an_inverse() -> None:
+def test_trace_and_largest_eigenvalue_of_an_inverse() -> None:
     factors = torch.randn(3, 6, 6).double()
     factors[1, :, 0] = factors[1, :, 1]
     products = factors.mT @ factors
     products[2, 0, 0] = torch.nan
-    found = trace_of_inverse(products)
-    torch.testing.assert_close(found[0], torch.linalg.inv(products[0]).trace())
-    assert found[1:].tolist() == [torch.inf, torch.inf]
+    trace, largest = inverse_spectrum(products)
+    inverse = torch.linalg.inv(products[0])
+    torch.testing.assert_close(trace[0], inverse.trace())
+    value = float(torch.linalg.eigvalsh(inverse)[-1])
+    assert value <= float(largest[0]) <= 6**0.25 * value
+    assert trace[1:].tolist() == largest[1:].tolist() == [torch.inf, torch.inf]

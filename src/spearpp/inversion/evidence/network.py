@@ -58,21 +58,22 @@ def judge_points(
     excess = (shares / levels).amax(0)
     if others is not None:
         excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
-    spread, bias, information = spread_of(problem, network, found, levels, others)
+    spread, information = spread_of(problem, network, found, levels, others)
     factors = problem.factors
     columns = factors.right.shape[1]
-    entries = columns**0.5 * row_deviation(factors, found.coordinates)
     inputs = (found.coordinates @ factors.rows)[:, : columns - problem.seen.has_bias]
     length = torch.linalg.vector_norm(inputs, dim=1)
-    sigmas = SIGMAS * excess.clamp_min(1)
-    deviation = torch.hypot(torch.maximum(sigmas, _unexplained(network, shares / levels)) * spread, sigmas * entries)
-    error = (deviation + bias) / length
+    entry = row_deviation(factors, found.coordinates)
+    noisy = spread.with_noise(columns**0.5 * entry, entry)
+    unexplained = _unexplained(network, shares / levels) * spread.largest
+    distance = torch.maximum(excess.clamp_min(1) * noisy.reach, noisy.total + unexplained.nan_to_num(nan=torch.inf))
+    error = (distance + spread.bias) / length
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
     chance = torch.maximum(chance, _same_signal(problem, found.directions))
     share = factors.shares(found.directions, found.coordinates)
-    determined = torch.isfinite(spread) & ~_mirrored(problem, network, z)
+    determined = torch.isfinite(spread.total) & ~_mirrored(problem, network, z)
     rows = torch.nonzero(determined & (error > EXACT))[:, 0]
     if len(rows):
         determined[rows] = nearly_linear(problem, network, select_rows(found, rows), levels[:, rows], error[rows])

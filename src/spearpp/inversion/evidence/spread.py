@@ -1,7 +1,12 @@
 """How far noise may move a point that solves the equations of a network, computed from their Jacobian J.
 
-With each equation divided by its noise, (JᵀJ)⁻¹ is the covariance of the point. This holds where the equations are
+With each equation divided by its noise, C = (JᵀJ)⁻¹ is the covariance of the point. This holds where the equations are
 nearly linear within the error.
+
+A normal vector with the covariance C has a norm of √trace(C) in the root mean square. Its norm as a function of
+independent standard normal numbers changes by at most √λ for each unit, where λ is the largest eigenvalue of C.
+So it exceeds its mean by s √λ with a smaller probability than a normal number exceeds its mean by s standard
+deviations. In many dimensions this is far less than s times the root mean square.
 """
 
 from dataclasses import dataclass
@@ -18,8 +23,8 @@ from spearpp.inversion.spans import Span, norm
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
-from spearpp.linalg.spectrum import trace_of_inverse
-from spearpp.types import Bool, Float, Int, Tensor, select_rows
+from spearpp.linalg.spectrum import inverse_spectrum
+from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
 
 ENOUGH = 1.5
 """Number of equations over unknowns with which the points of a large batch are judged. Design choice: half as many
@@ -45,25 +50,46 @@ class Orthogonal:
         return (self.rows @ points[:, :, None])[:, :, 0]
 
 
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """How far noise moves each point: random vectors, and a bias. All are inf if a point is not determined."""
+
+    total: Float[Tensor, "k"]
+    """Root mean square of the norm of the random vector."""
+    largest: Float[Tensor, "k"]
+    """Largest standard deviation of the random vector along any direction."""
+    bias: Float[Tensor, "k"]
+
+    def with_noise(self, total: Float[Tensor, "k"], largest: Float[Tensor, "k"]) -> "Spread":
+        """Return the spread after adding independent noise."""
+        return Spread(torch.hypot(self.total, total), torch.hypot(self.largest, largest), self.bias)
+
+    @property
+    def reach(self) -> Float[Tensor, "k"]:
+        """The norm that the random vector exceeds less often than a number exceeds ``SIGMAS`` standard deviations."""
+        return torch.minimum(SIGMAS * self.total, self.total + SIGMAS * self.largest)
+
+
 def spread_of(
     problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"], others: Orthogonal | None
-) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
-    """Return the standard deviation and the bias of each point, and the matrices JᵀJ if they are kept.
+) -> tuple[Spread, Float[Tensor, "k u u"] | None]:
+    """Return how far noise moves each point, and the matrices JᵀJ if they are kept.
 
-    Both are inf if a point is not determined. The matrices of a large batch take most of the time of an inversion. Its
+    The matrices of a large batch take most of the time of an inversion. Its
     points are judged by the inputs of the first later layers alone, if these are enough: fewer equations leave a larger
     error. Points that are not exact by these are judged by all equations.
     """
     if problem.batch_size <= MAX_JOINT_BATCH:
         return _spread_by(problem, network, network.equations, found, levels, others)
     spans = _first_inputs(problem, network)
-    spread, bias, _ = _spread_by(problem, network, spans, found, levels, None)
+    spread, _ = _spread_by(problem, network, spans, found, levels, None)
     norms = torch.linalg.vector_norm(found.coordinates, dim=1)
-    rows = torch.nonzero(~(SIGMAS * spread + bias <= EXACT / 2 * norms))[:, 0]
+    rows = torch.nonzero(~(spread.reach + spread.bias <= EXACT / 2 * norms))[:, 0]
     if len(spans) < len(network.equations) and len(rows):
         some = select_rows(found, rows)
-        spread[rows], bias[rows], _ = _spread_by(problem, network, network.equations, some, levels[:, rows], None)
-    return spread, bias, None
+        better, _ = _spread_by(problem, network, network.equations, some, levels[:, rows], None)
+        spread = replace_rows(spread, rows, better)
+    return spread, None
 
 
 def _first_inputs(problem: Problem, network: Network) -> tuple[Span, ...]:
@@ -82,7 +108,7 @@ def _spread_by(
     found: Solutions,
     levels: Float[Tensor, "s k"],
     others: Orthogonal | None,
-) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, "k u u"] | None]:
+) -> tuple[Spread, Float[Tensor, "k u u"] | None]:
     """Return what ``spread_of`` returns, from the matrices JᵀJ of the equations of some spans.
 
     If the bias gradient is off by δ in the direction of p, p must not end in 1 but in 1 + δ. The smallest residuals
@@ -94,8 +120,8 @@ def _spread_by(
     extended = torch.cat([basis, origin[:, None]], dim=1)
     equations.place(origin, extended)
     off = problem.tolerance.bias_noise * problem.tolerance.amplification(found.coordinates)
-    spreads, biases, kept = [], [], []
-    for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 32 * t.shape[1] ** 2)):
+    parts, kept = [], []
+    for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 64 * t.shape[1] ** 2)):
         at = torch.cat([t[rows], torch.zeros_like(t[rows, :1])], dim=1)
         products = equations.normal_equations(at, found.labels[rows], weights[rows])[1]
         if others is not None:
@@ -106,11 +132,12 @@ def _spread_by(
         factors, failed = torch.linalg.cholesky_ex(products)
         solved = torch.cholesky_solve(torch.stack([pulled, along], dim=2), factors)
         moved, turned = torch.linalg.vector_norm(solved, dim=1).unbind(1)
-        shifted = off[rows] * torch.hypot(turned, torch.linalg.vector_norm(origin))
-        spreads.append(torch.hypot(trace_of_inverse(products).sqrt(), torch.nan_to_num(shifted, nan=torch.inf)))
-        biases.append(torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf))
+        shifted = off[rows] * torch.hypot(turned, torch.linalg.vector_norm(origin)).nan_to_num(nan=torch.inf)
+        bias = torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf)
+        trace, largest = inverse_spectrum(products)
+        parts.append(Spread(trace.sqrt(), largest.sqrt(), bias).with_noise(shifted, shifted))
         kept += [products] if problem.batch_size <= MAX_JOINT_BATCH else []
-    return torch.cat(spreads), torch.cat(biases), torch.cat(kept) if kept else None
+    return join_rows(*parts), torch.cat(kept) if kept else None
 
 
 def _pull_of_noise(
