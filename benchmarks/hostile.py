@@ -35,7 +35,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import spearpp
 from benchmarks import hostile_clients
@@ -91,7 +91,9 @@ def distances(recovered: Tensor, truth: Tensor, *, up_to_scale: bool) -> Tensor:
 def is_weighted_mean(
     x: Tensor, fires: Tensor, client: HostileClient, allowed: float, *, up_to_scale: bool = False
 ) -> bool:
-    """Return whether x is a convex combination of samples with the same activation pattern, up to an error.
+    """Return whether x is a weighted mean of samples with the same activation pattern, up to an error.
+
+    The weights sum to 1 and are not negative. With one or two outputs, one weight of a pair may be negative.
 
     Two patterns count as the same if they differ in at most 2 % of the neurons: the mean of samples whose patterns
     differ in a few neurons with small activations is still a mean. Without a ReLU the patterns do not matter.
@@ -118,8 +120,26 @@ def is_weighted_mean(
     else:  # one more equation: the weights sum to one
         ones = torch.full((1, len(group)), size, dtype=torch.float64)
         matrix, wanted = torch.cat([matrix, ones]), torch.cat([wanted, ones[:, 0]])
-    _, left_over = nnls(matrix.numpy(), wanted.numpy())
+    left_over = float(nnls(matrix.numpy(), wanted.numpy())[1])
+    if few_outputs(client) and not up_to_scale:
+        left_over = min(left_over, from_lines(x.double(), group))
     return bool(left_over <= allowed * size)
+
+
+def few_outputs(client: HostileClient) -> bool:
+    """Return whether the network has one or two outputs. The signals of its samples are then proportional."""
+    outputs = [each.out_features for each in client.model.modules() if isinstance(each, nn.Linear)]
+    return bool(outputs) and outputs[-1] <= 2
+
+
+def from_lines(x: Tensor, group: Tensor) -> float:
+    """Return the smallest distance of x from a line through two samples: one of their weights may be negative."""
+    first = group[torch.linalg.vector_norm(group - x, dim=1).argmin()]
+    along = group - first
+    lengths = torch.linalg.vector_norm(along, dim=1, keepdim=True).clamp_min(1e-300)
+    along = along / lengths
+    off = (x - first) - (along @ (x - first))[:, None] * along
+    return float(torch.linalg.vector_norm(off, dim=1).amin())
 
 
 def told_apart(client: HostileClient) -> Tensor:

@@ -156,7 +156,7 @@ def _fit(posed: _Posed, found: Solutions, epochs: int, generator: torch.Generato
     training = LocalTraining(
         [first, *(each.weight for each in later)],
         [each.has_bias for each in posed.layers],
-        [function for _, function in rest.steps(first[:, :1].T)[0]],
+        [function for _, function in rest.steps(first[:, :1].T).activations],
         found.labels,
     )
     movements = [before.gradient @ factors.rows.T, *(each.gradient for each in later)]

@@ -125,10 +125,9 @@ class Network:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the inputs of the later layers of one round, and the signals of the layer and of the later layers."""
         if rest.is_chain:
-            steps, inputs, outputs = rest.steps(z, widths)
-            *found, last = slopes([*steps, (outputs, lambda each: loss.each(each, labels))])
-            weights = [rest.weight(name, z.dtype) for name in rest.layers]
-            return inputs, signals_of(last, weights, found)[0]
+            steps = rest.steps(z, widths)
+            *found, last = slopes([*steps.activations, (steps.outputs, lambda each: loss.each(each, labels))])
+            return steps.inputs, signals_of(last, steps.weights, found)[0]
 
         def total(shifts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             later = dict(zip(rest.layers, shifts[1:], strict=True))
@@ -213,7 +212,8 @@ class Network:
     def _inputs(self, preactivations: Tensor, widths: Mapping[str, float] | None) -> list[Tensor]:
         """Return the inputs of the later layers of all rounds."""
         parts = zip(self.rests, preactivations.chunk(len(self.rests), dim=1), strict=True)
-        return [each for rest, z in parts for each in rest(z, {}, widths)[0]]
+        found = [rest.steps(z, widths).inputs if rest.is_chain else rest(z, {}, widths)[0] for rest, z in parts]
+        return [each for inputs in found for each in inputs]
 
     @staticmethod
     def of_spans(inputs: list[Tensor], signals: list[Tensor], spans: Sequence[Span]) -> list[Tensor]:

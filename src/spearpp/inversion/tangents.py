@@ -132,13 +132,12 @@ def _chain(
     widths: Mapping[str, float] | None,
 ) -> Linearised:
     """Apply the formulas above."""
-    steps, inputs, outputs = rest.steps(z, widths)
-    weights = [rest.weight(name, z.dtype) for name in rest.layers]
+    activations, inputs, weights, outputs = rest.steps(z, widths)
     count = len(weights)
     deepest = min((span.layer for span in spans if span.signals), default=-1)
     if deepest < 0:  # the forward equations need no later layers
         loss, count = None, max(span.layer for span in spans)
-    first, second = slopes_and_bends(steps[:count])
+    first, second = slopes_and_bends(activations[:count])
     signals: list[Tensor] = []
     bends: dict[int, Tensor] = {}
     if loss is not None:

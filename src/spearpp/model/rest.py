@@ -9,7 +9,7 @@ these layers, and the derivatives of the loss at their outputs.
 import copy
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -56,6 +56,19 @@ def device_of(model: nn.Module) -> torch.device:
     return next((each.device for each in model.parameters()), torch.device("cpu"))
 
 
+class Steps(NamedTuple):
+    """What the activations and Linear layers of a chain see."""
+
+    activations: list[tuple[Tensor, Callable[[Tensor], Tensor]]]
+    """Argument and function of each activation."""
+    inputs: list[Tensor]
+    """Input of each Linear layer."""
+    weights: list[Tensor]
+    """Weight of each Linear layer."""
+    outputs: Tensor
+    """Output of the last Linear layer."""
+
+
 class Rest(TracedPart):
     """The operations of a model behind one Linear layer, in evaluation mode.
 
@@ -85,11 +98,17 @@ class Rest(TracedPart):
         if len(starts) != 1:
             raise ValueError(f"layer {name} is used {len(starts)} times")
         self.start = starts[0]
+        self._pairs: dict[torch.dtype, list[tuple[str, Callable[[Tensor], Tensor], Any]]] = {}
         self._nodes, self.reason = nodes_behind(model, self.start)
         self.layers = linear_names(model, self._nodes)
         self.outputs = 0
         self._keep_what_runs(int(getattr(model.get_submodule(str(self.start.target)), "out_features", 0)))
         self.is_chain = bool(self.layers) and self._alternates()
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Copy the weights to a device and dtype. Calls with such tensors need this first."""
+        super().prepare(device, dtype)
+        self._pairs.pop(dtype, None)
 
     def __call__(
         self,
@@ -113,23 +132,29 @@ class Rest(TracedPart):
         inputs, values = self._run(preactivations, shifts, widths)
         return [inputs[name] for name in self.layers], values.get("output", preactivations[:, :0])
 
-    def steps(
-        self, preactivations: Float[Tensor, "k m"], widths: Mapping[str, float] | None = None
-    ) -> tuple[list[tuple[Tensor, Callable[[Tensor], Tensor]]], list[Tensor], Tensor]:
-        """Return the argument and the function of every activation of a chain, all values, and the last output."""
-        inputs, values = self._run(preactivations, {}, widths)
-        found = []
-        for node in self._nodes[::2][: len(self.layers)]:
-            function = self._activation(node, preactivations.dtype)
-            if widths is not None and node.name in widths:
-                function = partial(smoothed, function, width=widths[node.name])
-            found.append((values[self._argument(node).name], function))
-        return found, [inputs[name] for name in self.layers], values[self._nodes[2 * len(self.layers) - 1].name]
+    def steps(self, preactivations: Float[Tensor, "k m"], widths: Mapping[str, float] | None = None) -> Steps:
+        """Run a chain, and return what its activations and Linear layers see."""
+        if preactivations.dtype not in self._pairs:
+            self._pairs[preactivations.dtype] = self._find_pairs(preactivations.dtype)
+        activations, inputs, weights, z = [], [], [], preactivations
+        for name, function, linear in self._pairs[preactivations.dtype]:
+            if widths is not None and name in widths:
+                function = partial(smoothed, function, width=widths[name])
+            activations.append((z, function))
+            inputs.append(function(z))
+            weights.append(linear.weight)
+            z = linear(inputs[-1])
+        return Steps(activations, inputs, weights, z)
 
-    def weight(self, name: str, dtype: torch.dtype = torch.float64) -> Float[Tensor, "outputs inputs"]:
-        """Return the weight of a later layer."""
-        model = self._models[dtype]
-        modules = {plain(each): module for each, module in model.named_modules()}
+    def _find_pairs(self, dtype: torch.dtype) -> list[tuple[str, Callable[[Tensor], Tensor], Any]]:
+        """Return the name of the node of each activation in a chain, the activation, and the Linear layer behind it."""
+        nodes = [node for node in self._nodes if node.op != "output"]
+        pairs = zip(nodes[::2], nodes[1::2], strict=True)
+        return [(each.name, self._activation(each, dtype), self._target(linear, dtype)) for each, linear in pairs]
+
+    def weight(self, name: str) -> Float[Tensor, "outputs inputs"]:
+        """Return the weight of a later layer in float64."""
+        modules = {plain(each): module for each, module in self._models[torch.float64].named_modules()}
         return modules[name].get_parameter("weight")
 
     def scales(self, preactivations: Float[Tensor, "k m"]) -> dict[str, float]:
