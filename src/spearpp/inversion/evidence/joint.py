@@ -14,9 +14,10 @@ import torch
 
 from spearpp.inversion.evidence.evidence import Evidence
 from spearpp.inversion.evidence.network import judge_points
-from spearpp.inversion.evidence.spread import Orthogonal, row_deviation, weighted_equations
+from spearpp.inversion.evidence.spread import Orthogonal, Spread, row_deviation, weighted_equations
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
 from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
@@ -26,6 +27,9 @@ from spearpp.types import Float, Tensor, replace_rows, select_rows
 
 PASSES = 4
 """Largest number of times that newly certified samples are used for the others. Design choice: one or two help."""
+AFFORDABLE = 2e12
+"""Number of multiplications for the matrices JᵀJ of all samples that others help. Design choice: about 20 seconds of a
+CPU core for one step."""
 STEPS = 12
 """Largest number of steps with the equations of the network and of the other samples. Two are usual."""
 
@@ -36,24 +40,32 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
     Returns:
         The samples and their evidence. Samples that others help to determine have moved within their stated error.
     """
-    evidence, information = judge_points(problem, network, found)
+    evidence, spread = judge_points(problem, network, found)
     own = next((span for span in network.equations if span.signals and span.layer == 0), None)
     for _ in range(PASSES):
         known = evidence.exact
         rows = torch.nonzero((evidence.details["excess"] <= SIGMAS) & ~known)[:, 0]
-        if own is None or information is None or not bool(known.any()) or not len(rows):
+        if own is None or not len(rows) or not bool(known.any()):
             break
+        rows = rows[evidence.error[rows].argsort()][: _affordable(problem, network)]
         helpers = select_rows(found, known)
-        others = _orthogonal(problem, network, own, helpers, information[known], found.coordinates[rows])
+        others = _orthogonal(problem, network, own, helpers, select_rows(spread, known), found.coordinates[rows])
         moved = _solve(problem, network, select_rows(found, rows), others)
         new, more = judge_points(problem, network, moved, others)
         better = new.holds & (new.error < evidence.error[rows])
         found = replace_rows(found, rows[better], select_rows(moved, better))
         evidence = replace_rows(evidence, rows[better], select_rows(new, better))
-        if more is None or not bool(new.exact.any()):
+        spread = replace_rows(spread, rows[better], select_rows(more, better))
+        if not bool(new.exact.any()):
             break
-        information[rows[better]] = more[better]
     return found, evidence
+
+
+def _affordable(problem: Problem, network: Network) -> int:
+    """Return the number of samples that others help."""
+    preactivations, _ = coordinates_of(problem)
+    equations = Residuals(network, network.equations, preactivations, torch.float64)
+    return int(AFFORDABLE / equations.multiplications(1, problem.batch_size))
 
 
 def _orthogonal(
@@ -61,30 +73,27 @@ def _orthogonal(
     network: Network,
     own: Span,
     known: Solutions,
-    information: Float[Tensor, "j u u"],
+    spread: Spread,
     points: Float[Tensor, "k b"],
 ) -> Orthogonal:
-    """Return the equations that known samples give for points. ``information`` is the inverse of their covariance."""
+    """Return the equations that known samples give for points. ``spread`` is that of the known samples."""
     factors = problem.factors
     preactivations, one = coordinates_of(problem)
     basis = affine(torch.eye(problem.batch_size, dtype=points.dtype, device=points.device), one)[1]
     z = known.coordinates @ preactivations.T
     at = linearised(network, z, known.labels, [own])
-    size = torch.linalg.vector_norm(at.vectors[0], dim=1)[:, None, None]
-    signals = (at.vectors[0] / size[:, 0]) @ factors.left
+    size = torch.linalg.vector_norm(at.vectors[0], dim=1, keepdim=True)
+    signals = (at.vectors[0] / size) @ factors.left
     rounding = network.rounding_of_signals(z, known.labels, own) / len(factors.left) ** 0.5
     rows = signals / factors.singular_values
-    through = points / factors.singular_values
     moved = []
-    for index, direction in enumerate(signals):
-        alone = linearised(network, z[index : index + 1], known.labels[index : index + 1], [own])
-        change = alone.push((preactivations @ basis).T[None])[0][0] @ factors.left / size[index, 0]
-        change = change - torch.outer(change @ direction, direction)  # the length of a signal does not matter
-        half = torch.linalg.solve_triangular(torch.linalg.cholesky(information[index]), change, upper=False)
-        moved.append(torch.linalg.vector_norm(half @ through.T, dim=0))
+    for through in points / factors.singular_values:
+        change = through - (signals @ through)[:, None] * signals  # the length of a signal does not matter
+        derivative = at.pull([(change @ factors.left.T / size)[:, None]])[:, 0] @ (preactivations @ basis)
+        moved.append(spread.along(derivative))
     gradient = row_deviation(factors, points)[:, None] * torch.linalg.vector_norm(rows, dim=1)
-    rounded = torch.linalg.vector_norm(through, dim=1)[:, None] * rounding
-    noise = torch.hypot(torch.hypot(gradient, rounded), torch.stack(moved, dim=1))
+    rounded = torch.linalg.vector_norm(points / factors.singular_values, dim=1)[:, None] * rounding
+    noise = torch.hypot(torch.hypot(gradient, rounded), torch.stack(moved))
     return Orthogonal(rows / noise[:, :, None])
 
 

@@ -27,7 +27,7 @@ import math
 import torch
 
 from spearpp.inversion.evidence.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Evidence
-from spearpp.inversion.evidence.spread import Orthogonal, nearly_linear, row_deviation, spread_of
+from spearpp.inversion.evidence.spread import Orthogonal, Spread, nearly_linear, row_deviation, spread_of
 from spearpp.inversion.network import ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Solutions, affine, coordinates_of
@@ -42,15 +42,14 @@ found, and the points of one span can show at most as many equations as there ar
 
 def judge_points(
     problem: Problem, network: Network, found: Solutions, others: Orthogonal | None = None
-) -> tuple[Evidence, Float[Tensor, "k u u"] | None]:
+) -> tuple[Evidence, Spread]:
     """Collect the evidence for inputs that solve the equations of the network, and those of other samples if given.
 
     Details of each input: ``outside``, the largest share of a vector outside its space; ``excess``, the largest ratio
     of a share to its noise level; ``chance``, the bound on the probability of a wrong point.
 
     Returns:
-        The evidence, and the matrix JᵀJ of each input, whose inverse is the covariance of its coordinates; None instead
-        of the matrices for batches above ``MAX_JOINT_BATCH``.
+        The evidence, and how far noise moves the coordinates of each input.
     """
     preactivations, _ = coordinates_of(problem)
     z = found.coordinates @ preactivations.T
@@ -58,16 +57,15 @@ def judge_points(
     excess = (shares / levels).amax(0)
     if others is not None:
         excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
-    spread, information = spread_of(problem, network, found, levels, others)
+    spread = spread_of(problem, network, found, levels, others)
     factors = problem.factors
     columns = factors.right.shape[1]
     inputs = (found.coordinates @ factors.rows)[:, : columns - problem.seen.has_bias]
     length = torch.linalg.vector_norm(inputs, dim=1)
     entry = row_deviation(factors, found.coordinates)
-    noisy = spread.with_noise(columns**0.5 * entry, entry)
+    noise = excess.clamp_min(1) * spread.with_noise(columns**0.5 * entry, entry).reach
     unexplained = _unexplained(network, shares / levels) * spread.largest
-    distance = torch.maximum(excess.clamp_min(1) * noisy.reach, noisy.total + unexplained.nan_to_num(nan=torch.inf))
-    error = (distance + spread.bias) / length
+    error = ((noise + unexplained + spread.bias) / length).nan_to_num(nan=torch.inf)
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
@@ -86,7 +84,7 @@ def judge_points(
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
         numbers={"equations": float(effective), **_counts(network)},
     )
-    return evidence, information
+    return evidence, spread
 
 
 def _counts(network: Network) -> dict[str, float]:

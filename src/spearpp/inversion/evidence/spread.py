@@ -9,7 +9,7 @@ So it exceeds its mean by s √λ with a smaller probability than a normal numbe
 deviations. In many dimensions this is far less than s times the root mean square.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,8 +35,10 @@ exact, as the median over this many random directions. Measured with inputs of 1
 from their bend: of 674 such points seven were farther than three times their stated error from every sample, with
 shares of 0.14 or more. Of 110 right ones in other networks one exceeds 0.1. If the stated error is larger than this
 number, it is the limit."""
-MAX_JOINT_BATCH = 400
-"""Largest batch whose samples help each other. Design choice: this needs b matrices of b times b numbers, 0.5 GB."""
+LARGE_BATCH = 400
+"""Batch size above which the matrices of all points are not kept, and points are judged by some of the equations if
+these are enough. Design choice: the matrices of all equations then take a large part of the time of an inversion, and
+those of 400 points need 0.5 GB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,10 +61,19 @@ class Spread:
     largest: Float[Tensor, "k"]
     """Largest standard deviation of the random vector along any direction."""
     bias: Float[Tensor, "k"]
+    factors: Float[Tensor, "k u u"] | None = None
+    """Cholesky factors of JᵀJ; None for a large batch, because they would need too much memory."""
 
     def with_noise(self, total: Float[Tensor, "k"], largest: Float[Tensor, "k"]) -> "Spread":
         """Return the spread after adding independent noise."""
-        return Spread(torch.hypot(self.total, total), torch.hypot(self.largest, largest), self.bias)
+        return replace(self, total=torch.hypot(self.total, total), largest=torch.hypot(self.largest, largest))
+
+    def along(self, vectors: Float[Tensor, "k u"]) -> Float[Tensor, "k"]:
+        """Return the standard deviation of v · t for one vector v of each point t, or a bound on it."""
+        if self.factors is None:
+            return self.largest * norm(vectors)
+        solved = torch.linalg.solve_triangular(self.factors, vectors[:, :, None], upper=False)
+        return torch.linalg.vector_norm(solved[:, :, 0], dim=1)
 
     @property
     def reach(self) -> Float[Tensor, "k"]:
@@ -72,24 +83,24 @@ class Spread:
 
 def spread_of(
     problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"], others: Orthogonal | None
-) -> tuple[Spread, Float[Tensor, "k u u"] | None]:
-    """Return how far noise moves each point, and the matrices JᵀJ if they are kept.
+) -> Spread:
+    """Return how far noise moves each point.
 
-    The matrices of a large batch take most of the time of an inversion. Its
+    The matrices JᵀJ of a large batch take most of the time of an inversion. Its
     points are judged by the inputs of the first later layers alone, if these are enough: fewer equations leave a larger
     error. Points that are not exact by these are judged by all equations.
     """
-    if problem.batch_size <= MAX_JOINT_BATCH:
+    if problem.batch_size <= LARGE_BATCH or others is not None:
         return _spread_by(problem, network, network.equations, found, levels, others)
     spans = _first_inputs(problem, network)
-    spread, _ = _spread_by(problem, network, spans, found, levels, None)
+    spread = _spread_by(problem, network, spans, found, levels, None)
     norms = torch.linalg.vector_norm(found.coordinates, dim=1)
     rows = torch.nonzero(~(spread.reach + spread.bias <= EXACT / 2 * norms))[:, 0]
     if len(spans) < len(network.equations) and len(rows):
         some = select_rows(found, rows)
-        better, _ = _spread_by(problem, network, network.equations, some, levels[:, rows], None)
+        better = _spread_by(problem, network, network.equations, some, levels[:, rows], None)
         spread = replace_rows(spread, rows, better)
-    return spread, None
+    return spread
 
 
 def _first_inputs(problem: Problem, network: Network) -> tuple[Span, ...]:
@@ -108,7 +119,7 @@ def _spread_by(
     found: Solutions,
     levels: Float[Tensor, "s k"],
     others: Orthogonal | None,
-) -> tuple[Spread, Float[Tensor, "k u u"] | None]:
+) -> Spread:
     """Return what ``spread_of`` returns, from the matrices JᵀJ of the equations of some spans.
 
     If the bias gradient is off by δ in the direction of p, p must not end in 1 but in 1 + δ. The smallest residuals
@@ -120,7 +131,7 @@ def _spread_by(
     extended = torch.cat([basis, origin[:, None]], dim=1)
     equations.place(origin, extended)
     off = problem.tolerance.bias_noise * problem.tolerance.amplification(found.coordinates)
-    parts, kept = [], []
+    parts = []
     for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 64 * t.shape[1] ** 2)):
         at = torch.cat([t[rows], torch.zeros_like(t[rows, :1])], dim=1)
         products = equations.normal_equations(at, found.labels[rows], weights[rows])[1]
@@ -135,9 +146,9 @@ def _spread_by(
         shifted = off[rows] * torch.hypot(turned, torch.linalg.vector_norm(origin)).nan_to_num(nan=torch.inf)
         bias = torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf)
         trace, largest = inverse_spectrum(products)
-        parts.append(Spread(trace.sqrt(), largest.sqrt(), bias).with_noise(shifted, shifted))
-        kept += [products] if problem.batch_size <= MAX_JOINT_BATCH else []
-    return join_rows(*parts), torch.cat(kept) if kept else None
+        kept = factors if problem.batch_size <= LARGE_BATCH else None
+        parts.append(Spread(trace.sqrt(), largest.sqrt(), bias, kept).with_noise(shifted, shifted))
+    return join_rows(*parts)
 
 
 def _pull_of_noise(
