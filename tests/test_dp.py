@@ -222,6 +222,17 @@ def test_the_command_shows_the_bound_and_every_file_of_the_report_has_it(
     assert "weaker than stated" in Path("out/report.junit.xml").read_text()
 
 
+def test_local_epochs_need_the_number_of_dp_steps() -> None:
+    with pytest.raises(OptionError, match="pass --dp-steps"):
+        stated_dp(1.0, None, 1.0, None, KAPPA, DELTA, epochs=3, rounds=1)
+    stated = stated_dp(1.0, None, 1.0, 12, KAPPA, DELTA, epochs=3, rounds=1)
+    assert stated is not None
+    assert stated.steps == 12
+    one_step_each = stated_dp(1.0, None, 1.0, None, KAPPA, DELTA, epochs=1, rounds=2)
+    assert one_step_each is not None
+    assert one_step_each.steps == 2
+
+
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -235,6 +246,6 @@ def test_the_command_shows_the_bound_and_every_file_of_the_report_has_it(
 def test_numbers_about_noise_without_the_noise_multiplier_are_refused(
     numbers: tuple[float | None, float, int | None, float, float],
 ) -> None:
-    assert stated_dp(None, None, 1.0, None, KAPPA, DELTA, default_steps=1) is None
+    assert stated_dp(None, None, 1.0, None, KAPPA, DELTA, epochs=1, rounds=1) is None
     with pytest.raises(OptionError, match="pass --noise-multiplier too"):
-        stated_dp(None, *numbers, default_steps=1)
+        stated_dp(None, *numbers, epochs=1, rounds=1)

@@ -107,7 +107,8 @@ def audit(
     network = with_model(model, history[-1])[1]
     history = [with_model(model, each)[0] for each in history]
     words = options.vocabulary(vocabulary)
-    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, delta, (steps or 1) * len(history))
+    epochs = max(each.steps or 1 for each in history)
+    stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, delta, epochs, len(history))
     check_display(history[-1], network, batch, display)
     check_vocabulary(history[-1], network, words)
     settings: dict[str, Any] = {

@@ -38,7 +38,7 @@ Rounds = Annotated[
 Kind = Annotated[update.Kind, typer.Option(help="Content of the client's file.")]
 Rate = Annotated[float | None, typer.Option(help="Learning rate of the client, if known.")]
 Steps = Annotated[
-    int | None, typer.Option(help="Number of local epochs, or of local steps on the whole batch, if known.")
+    int | None, typer.Option(help="Number of local passes over the whole batch (epochs, not mini-batches), if known.")
 ]
 Model = Annotated[
     str,
@@ -132,7 +132,7 @@ SampleRate = Annotated[
 ]
 DPSteps = Annotated[
     int | None,
-    _about_dp("Number of DP-SGD steps on the client's data that the server has seen. Default: --steps for each round."),
+    _about_dp("Number of DP-SGD steps on the client's data that the server has seen. Default: one for each round."),
 ]
 Kappa = Annotated[float, _about_dp("Probability κ with which an attacker would guess a sample without the update.")]
 Delta = Annotated[float, _about_dp("δ at which the composed ε of all DP-SGD steps is shown.")]
@@ -290,12 +290,14 @@ def stated_dp(
     steps: int | None,
     kappa: float,
     delta: float,
-    default_steps: int,
+    epochs: int,
+    rounds: int,
 ) -> StatedDP | None:
     """Return what the client states about its DP-SGD, or None without a noise multiplier.
 
     Raises:
-        OptionError: If a number is out of range, or if other numbers are given without the noise multiplier.
+        OptionError: If a number is out of range, if other numbers are given without the noise multiplier, or if the
+            client trains for several epochs and the number of steps is not given.
         MissingExtraError: If the bound needs a package that is not installed.
     """
     if noise_multiplier is None:
@@ -303,6 +305,8 @@ def stated_dp(
             given = "--clip, --sample-rate, --dp-steps, --kappa and --delta"
             raise OptionError(f"{given} describe DP-SGD: pass --noise-multiplier too")
         return None
-    stated = StatedDP(noise_multiplier, clip, sample_rate, default_steps if steps is None else steps, kappa, delta)
+    if steps is None and epochs > 1:
+        raise OptionError("pass --dp-steps: with --steps above 1, every mini-batch of every epoch is a step of DP-SGD")
+    stated = StatedDP(noise_multiplier, clip, sample_rate, rounds if steps is None else steps, kappa, delta)
     stated.check_packages()
     return stated

@@ -49,7 +49,7 @@ def mixing_error(
     identity = torch.eye(problem.batch_size, dtype=scale.dtype, device=scale.device)
     rows = factors.left / torch.where(factors.live, factors.row_noise, torch.inf)[..., None]
     turned = torch.empty_like(apart)  # variance of p_i·δ_j, one row for each j
-    chunk = chunk_size(rows.device, 16 * rows.numel())
+    chunk = chunk_size(rows.device, 8 * rows.numel())
     for first in range(0, problem.batch_size, chunk):
         some = slice(first, first + chunk)
         q = directions[..., some, :]
