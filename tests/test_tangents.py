@@ -13,7 +13,7 @@ from spearpp import simulate
 from spearpp.inversion.network import Network
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.spans import Span
-from spearpp.linalg.spectrum import inverse_spectrum, rank_above
+from spearpp.linalg.spectrum import rank_above, trace_and_largest_of_inverse
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.model.rest import Rest
@@ -178,7 +178,7 @@ def test_trace_and_largest_eigenvalue_of_an_inverse() -> None:
     factors[1, :, 0] = factors[1, :, 1]
     products = factors.mT @ factors
     products[2, 0, 0] = torch.nan
-    trace, largest = inverse_spectrum(products)
+    trace, largest = trace_and_largest_of_inverse(products)
     inverse = torch.linalg.inv(products[0])
     torch.testing.assert_close(trace[0], inverse.trace())
     value = float(torch.linalg.eigvalsh(inverse)[-1])

@@ -25,7 +25,7 @@ from spearpp.model.embeddings import Table, find_tables
 from spearpp.model.following import Following
 from spearpp.model.front import FrontEnd
 from spearpp.model.operations import Tracer, is_batch_norm, is_linear
-from spearpp.model.rest import nodes_behind
+from spearpp.model.rest import nodes_after
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero
@@ -258,7 +258,7 @@ def _batch_norm_follows(layer: Layer, model: nn.Module) -> bool:
         return False
     calls = [node for node in graph.nodes if node.op == "call_module"]
     for start in (node for node in calls if plain(str(node.target)) == layer.name):
-        for node in nodes_behind(model, start)[0]:
+        for node in nodes_after(model, start)[0]:
             module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
             if module is not None and is_batch_norm(module):
                 return True

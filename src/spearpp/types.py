@@ -1,7 +1,8 @@
 """Tensor types that carry their shape, written ``Float[Tensor, "m n"]``, and operations on dataclasses of tensors.
 
-The types come from jaxtyping. A static type checker sees a plain ``Tensor``. Every test checks the shapes in the first
-calls of each function. jaxtyping is not needed to run the package: without it, the annotations mean ``Tensor``.
+The types come from jaxtyping. A static type checker sees a plain ``Tensor``. During tests, the first calls of each
+function are checked against these shapes. jaxtyping is not needed to run the package: without it, the annotations mean
+``Tensor``.
 """
 
 from collections.abc import Callable

@@ -84,7 +84,7 @@ class Known:
     """Whether the update is a single gradient and not the result of several local steps. An audit always says which;
     ``invert``, which knows less, allows for local steps unless it is told that there were none."""
     one_row_each: bool = True
-    """Whether the input of the layer has one row per sample and not one row per token."""
+    """Whether the layer sees the inputs of the model, with one row for each sample."""
     dropout: bool = False
     """Whether Dropout follows the layer. A replay cannot be exact then."""
     outputs: int = 0

@@ -41,9 +41,9 @@ MAX_MISMATCH = 1e-2
 """Largest mismatch of an input that its replay explains. A design choice between two cases that are far apart: the
 mismatch of a right input is at the level of the noise, and the mismatch of a wrong input is 0.5 or more."""
 SAFETY_FACTOR = 3.0
-"""The stated error is this many times the error that the mismatch and the median slope imply. Measured: on contrast
-copies (an image and the same image with another contrast) the implied error was within a factor of 1.3 of the true
-error. With a factor of 2 the true error of four inputs exceeded three times the stated error
+"""The stated error is this many times the error that the mismatch and its slope (``Signals.slope``) imply. Measured:
+on contrast copies (an image and the same image with another contrast) the implied error was within a factor of 1.3 of
+the true error. With a factor of 2 the true error of four inputs exceeded three times the stated error
 (``docs/results/hostile.md``)."""
 MIN_PATTERN_SHARE = 0.03
 """Smallest share of the neurons in which the activation pattern of an input must differ from every other pattern. A
@@ -75,7 +75,7 @@ def claims_of(
         known: what else the audit knows.
     """
     layers = _layer_evidence(inversion, patterns, known)
-    certified = torch.tensor([each.certified for each in layers], dtype=torch.bool)
+    certified = torch.tensor([each.consistent for each in layers], dtype=torch.bool)
     explained = torch.zeros(len(layers), dtype=torch.bool)
     weights = Weights(None, float("nan"), "the loss is unknown, or the model cannot be replayed")
     if signals is not None:
@@ -90,11 +90,11 @@ def claims_of(
     for row, layer in enumerate(layers):
         if bool(explained[row]) and signals is not None:  # rules 1 to 3
             claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, weights, known))
-        elif layer.certified and loss_known and known.one_step and not known.dropout:  # rule 5
+        elif layer.consistent and loss_known and known.one_step and not known.dropout:  # rule 5
             claims.append(
                 _claim_fits(f"no single sample makes the same contribution to the gradient, so {_MAY_BE_MEAN}")
             )
-        elif layer.certified:  # rule 4
+        elif layer.consistent:  # rule 4
             claims.append(_certified_by_layer(layer, known))
         elif bool(inversion.fits[row]):
             claims.append(_claim_fits(_too_little_evidence(known)))
@@ -107,7 +107,7 @@ def claims_of(
 class _LayerEvidence:
     """What the gradient of the layer says about one input, without a replay."""
 
-    certified: bool
+    consistent: bool
     """Whether the certificate says that the input belongs to the batch, up to its stated error."""
     error: float
     """The relative error that the noise of the gradient implies."""
@@ -171,15 +171,15 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
             return Claim(Kind.SEVERAL, float("inf"), samples, why)
         if not math.isnan(weights.implied):  # the scale is known, so the size of the contribution must match too
             mismatch, column = max(mismatch, abs(samples - 1)), 1
-    if layer.certified and not known.one_step and (layer.different or layer.complete):
+    if layer.consistent and not known.one_step and (layer.different or layer.complete):
         # Local steps cause a mismatch that is no error of the input.
         return replace(_certified_by_layer(layer, known), samples=samples)
     error = SAFETY_FACTOR * max(mismatch, floor) / max(float(signal.slope[0, column]), 1e-300)
-    error = max(error, layer.error if layer.certified else 0.0)
+    error = max(error, layer.error if layer.consistent else 0.0)
     counted = weights.counted or layer.complete
     apart = 0.0 if counted else (SAFETY_FACTOR * floor / max(float(signal.curvature[0, column]), 1e-300)) ** 0.5
     if max(error, apart) > MAX_ERROR:
-        if layer.certified and layer.different:
+        if layer.consistent and layer.different:
             return replace(_certified_by_layer(layer, known), samples=samples)
         return _claim_fits(f"the contribution to the gradient hardly depends on the input, so {_MAY_BE_MEAN}", samples)
     mean = f"one training sample, or the mean of samples that differ from it by at most {apart:.1%}"
@@ -193,7 +193,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
 
 
 def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
-    """Return the claim for an input that the layer certifies and that no replay explains."""
+    """Return the claim that the evidence of the layer supports, without using the replay."""
     if layer.error > MAX_LAYER_ERROR:
         return _claim_fits("the noise of the gradient leaves the input too uncertain")
     exact = layer.error <= EXACT

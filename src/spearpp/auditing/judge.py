@@ -33,7 +33,7 @@ def judge_all(
     batch_size: int | None,
     loss: Loss | None,
 ) -> tuple[list[LayerAudit], nn.Module | None, dict[str, Signals]]:
-    """Add a claim and a label to every recovered input.
+    """Replace the claims of inputs that can be replayed, and add labels where the gradient determines them.
 
     Without a model, the function tries several common networks. The first network through which the replay of an input
     reproduces the input's part of the update is used for all layers.
@@ -114,7 +114,7 @@ def _exact_only(audited: LayerAudit) -> LayerAudit:
     """Withdraw approximate claims about inputs of an output layer.
 
     A softmax that is sure of a class gives nearly the same signal for different inputs, so the stated error of an input
-    that is not exact is not reliable. Measured: one of 42 such inputs was wrong by more than its norm times 0.5.
+    that is not exact is not reliable. Measured: one of 42 such inputs was off by more than half of its norm.
     """
     if not audited.layer.output:
         return audited

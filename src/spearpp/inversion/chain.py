@@ -1,6 +1,6 @@
 """Signals of a chain: the rest of a network in which activations and Linear layers alternate.
 
-With the inputs y_l = φ(z_{l-1}) of the later layers and their outputs z_l = W_l y_l, the signals d_l = dL/dz_l are
+With the inputs y_l = φ(z_{l-1}) of the later layers and their outputs z_l = W_l y_l, the signals d_l = dℒ/dz_l are
 
     d_{l-1} = φ'(z_{l-1}) W_lᵀ d_l.
 
@@ -17,22 +17,24 @@ Step = tuple[Tensor, Callable[[Tensor], Tensor]]
 """An argument [k, n], and a function that acts on each of its entries, or on each of its rows, on its own."""
 
 
-def slopes(steps: Sequence[Step]) -> list[Tensor]:
+def first_derivatives(steps: Sequence[Step]) -> list[Tensor]:
     """Return the derivative of each function at its argument.
 
     All functions share one call of ``torch.autograd``: on a GPU, a call takes longer than what it computes.
 
-    >>> [each.tolist() for each in slopes([(torch.tensor([3.0]), torch.square), (torch.tensor([0.0]), torch.exp)])]
+    >>> steps = [(torch.tensor([3.0]), torch.square), (torch.tensor([0.0]), torch.exp)]
+    >>> [each.tolist() for each in first_derivatives(steps)]
     [[6.0], [1.0]]
     """
     with torch.enable_grad():
         return list(_first(*_values(steps), again=False))
 
 
-def slopes_and_bends(steps: Sequence[Step]) -> tuple[list[Tensor], list[Tensor]]:
+def first_and_second_derivatives(steps: Sequence[Step]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the first and second derivatives of functions that act on every entry on its own.
 
-    >>> first, second = slopes_and_bends([(torch.tensor([3.0]), torch.square), (torch.tensor([2.0]), torch.relu)])
+    >>> steps = [(torch.tensor([3.0]), torch.square), (torch.tensor([2.0]), torch.relu)]
+    >>> first, second = first_and_second_derivatives(steps)
     >>> [each.tolist() for each in (*first, *second)]
     [[6.0], [1.0], [2.0], [0.0]]
     """
@@ -60,19 +62,19 @@ def signals_of(
     last: Float[Tensor, "k c"],
     weights: Sequence[Tensor],
     slopes: Sequence[Tensor],
-    deepest: int = 0,
+    earliest: int = 0,
 ) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Return the signals of all layers, and W_{l+1}ᵀ d_{l+1} by layer, both down to the deepest layer.
+    """Return the signals of all layers, and W_{l+1}ᵀ d_{l+1} by layer, both down to the earliest layer.
 
     Args:
         last: the signals of the outputs of the network.
         weights: the weights of the later layers.
         slopes: φ'(z_l) before each of them.
-        deepest: the first layer whose signals are needed. The signals of earlier layers are not computed.
+        earliest: the first layer whose signals are needed. The signals of earlier layers are not computed.
     """
     signals = [last] * (len(weights) + 1)
     sent = {}
-    for layer in range(len(weights) - 1, deepest - 1, -1):
+    for layer in range(len(weights) - 1, earliest - 1, -1):
         sent[layer] = signals[layer + 1] @ weights[layer]
         signals[layer] = slopes[layer] * sent[layer]
     return signals, sent

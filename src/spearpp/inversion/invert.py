@@ -57,9 +57,9 @@ def invert(
     factorisation L R of the gradient there is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions
     q that make L q sparse. ``search`` proposes such directions, and the pool keeps the sparse ones. The weights of the
     layer decide which b of them belong together, by the score λ. ``spearpp.inversion.loop`` says when the search stops.
-    If it ends before the whole batch is found, the orthogonal complement completes the directions that were found, and
-    the inputs are returned without certificates; or only those inputs are returned that single rows of the gradient
-    revealed, if there are any.
+    If it ends before the whole batch is found, an orthonormal basis of the complement takes the place of the missing
+    directions, and all inputs are returned without certificates. If single rows of the gradient revealed some inputs,
+    only these are returned.
 
     If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
     (``spearpp.inversion.next_layer``). Batches of nearly m/2 samples are then recovered, and each input is certified on
@@ -90,14 +90,14 @@ def invert(
         batch_size: the number of samples in the batch, if it is known. It is used where the spectrum of the gradient
             does not show a clear rank. A clear rank may be smaller: samples may repeat or activate no neuron.
         generator: source of randomness; None is a generator with seed 0.
-        dropout: whether Dropout follows the ReLU, so that firing neurons may have no gradient.
+        dropout: whether Dropout follows the ReLU, so that active neurons may have no gradient.
         one_step: whether the gradient is known to come from one step and not from local training. ``spearpp.audit``
             knows this, as it knows ``dropout`` and ``rounds``.
         rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
             from some of them. The tensors of the next layer are then those of all rounds side by side,
             (m₂, rounds · m).
         seconds: wall-clock budget of the search; None for none. A round that is running at its end is given up.
-        progress: called after every round.
+        progress: called after every round of the search.
 
     Returns:
         The inversion. If nothing is found, the inversion says so; this is not an error.

@@ -58,7 +58,7 @@ def with_input_noise(network: Network, own: Factors, seen: Observation) -> Netwo
     step = STEP * float(inputs.square().mean().sqrt())
     if not step:  # no row has a bias gradient, as before BatchNorm in training mode
         return network
-    spans = network.equations
+    spans = network.usable_spans
     z, moved = (each @ seen.weight.T for each in (inputs, inputs + step * draw))
     pairs = zip(spans, network.vectors(z, labels, spans), network.vectors(moved, labels, spans), strict=True)
     found = {}

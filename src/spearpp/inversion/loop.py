@@ -1,9 +1,9 @@
 """Search loop for one layer, and the inputs that follow from what a search found.
 
-The loop runs a search round by round. Each round proposes candidate directions. The loop adds them to the pool, selects
-the best b of them and checks their evidence. It stops when a selection has λ = 1 or only consistent inputs, when b
-inputs match two layers, at the deadline, when the search has no more rounds, or at Ctrl-C. ``assemble`` then computes
-the inputs, with the evidence for each.
+The loop runs a search round by round. Each round proposes candidate directions. The loop adds them to the pool,
+selects the best b of them and checks their evidence. It stops when a selection has λ = 1 or only consistent inputs,
+when b inputs match two layers or satisfy the equations of the network, at the deadline, when the search has no more
+rounds, or at Ctrl-C. ``assemble`` then computes the inputs, with the evidence for each.
 """
 
 import math
@@ -38,7 +38,7 @@ from spearpp.inversion.selection import (
     recover,
     select,
 )
-from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, coordinates_of, fits, no_solutions
+from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, coordinate_maps, no_solutions, pattern_agrees
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
 from spearpp.linalg.time_limit import OutOfTimeError
@@ -154,7 +154,7 @@ def contradicts(network: Network, problem: Problem) -> bool:
     The input of a later layer is then far from the row space of its gradient. This needs no loss. Local training moves
     an input less. Some activations that are named wrongly move it as far, such as tanh for a sigmoid network.
     """
-    preactivations, one = coordinates_of(problem)
+    preactivations, one = coordinate_maps(problem)
     spans = [span for span in network.spans if not span.signals]
     if one is None or not spans:  # without a bias, the scale of the input is unknown
         return False
@@ -214,9 +214,11 @@ class Recovered:
         return replace(self, certified=none, evidence=self.evidence and replace(self.evidence, determined=none))
 
     def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
-        """Return which inputs fit the gradient: they give no gradient to their inactive neurons, beyond chance.
+        """Return which inputs fit the gradient, which is weaker than to be certified.
 
-        To fit is weaker than to be certified. Inputs can fit despite Dropout, noise and samples that were not found.
+        With the equations of the network, or for a single sample, these are the inputs for which the evidence holds.
+        Otherwise L q must be zero at the neurons that the input leaves inactive, at more of them than chance explains.
+        Inputs can fit despite Dropout, noise and samples that were not found.
         """
         found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
         if self.evidence is not None and self.evidence.layers == WHOLE_NETWORK:
@@ -301,7 +303,7 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
     """
     units = sphere.retract(pairs.directions)
     zeros = problem.zeros(units)
-    fitting = fits(problem, pairs.points, zeros) & (fix_scale(problem, pairs.points, zeros) > 0)
+    fitting = pattern_agrees(problem, pairs.points, zeros) & (fix_scale(problem, pairs.points, zeros) > 0)
     if not bool(fitting.any()):
         return None
     none = torch.zeros(int(fitting.sum()), dtype=torch.bool, device=units.device)

@@ -30,7 +30,7 @@ import torch
 from torch.func import grad
 
 from spearpp.errors import RankError
-from spearpp.inversion.chain import signals_of, slopes
+from spearpp.inversion.chain import first_derivatives, signals_of
 from spearpp.inversion.factors import Factors, decompose
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.spans import Span, norm
@@ -40,8 +40,9 @@ from spearpp.model.rest import Rest
 from spearpp.types import Float, Int, Tensor
 
 SIGMAS = 5.0
-"""Largest share of a sample's vector outside its space, in units of its level; the stated error covers as many standard
-deviations. Measured: 0.6 to 1.4 for true samples of float32 networks with three hidden layers."""
+"""Largest share of a sample's vector outside its space, in units of its level. The stated error is exceeded as rarely
+as a normal variable exceeds this number of standard deviations (``Spread.reach``). Measured: the shares of true
+samples are 0.6 to 1.4 levels in float32 networks with three hidden layers."""
 ROUNDING = 3.0
 """Rounding error of a sample's own vectors, in units of the machine epsilon of the gradient. Measured: see
 ``SIGMAS``."""
@@ -55,7 +56,7 @@ float32."""
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """The rest of a network after the inverted layer, and the spaces that its gradients give."""
+    """The equations of a network: its operations after the inverted layer, and the spaces that its gradients give."""
 
     rests: tuple[Rest, ...]
     """The rest of the network with the weights of each round."""
@@ -68,8 +69,8 @@ class Network:
     weights: dict[str, Tensor]
     """The weight of each later layer, by name."""
     output_gradient: Float[Tensor, "c"] | None = None
-    """The gradient of the bias of the output layer: the sum of the signals at the outputs, in the last round. None if
-    the layer has no bias."""
+    """The gradient of the bias of the output layer in the last round: for a mean loss, the mean over the samples of the
+    derivatives of the loss at the outputs. None if the layer has no bias."""
     input_noise: Float[Tensor, "b m"] | None = None
     """Maps the pre-activations of a sample to σ Σ⁻¹p, whose norm is the noise in the entries of its input; None if this
     noise is rounding (``spearpp.inversion.levels``)."""
@@ -77,7 +78,7 @@ class Network:
     """Why some later layers give no equations."""
 
     @property
-    def equations(self) -> tuple[Span, ...]:
+    def usable_spans(self) -> tuple[Span, ...]:
         """The spans whose vectors can be computed: without a loss, only those of inputs."""
         return tuple(span for span in self.spans if self.loss is not None or not span.signals)
 
@@ -126,8 +127,10 @@ class Network:
         """Return the inputs of the later layers of one round, and the signals of the layer and of the later layers."""
         if rest.is_chain:
             steps = rest.steps(z, widths)
-            *found, last = slopes([*steps.activations, (steps.outputs, lambda each: loss.each(each, labels))])
-            return steps.inputs, signals_of(last, steps.weights, found)[0]
+            *slopes, last = first_derivatives(
+                [*steps.activations, (steps.outputs, lambda each: loss.each(each, labels))]
+            )
+            return steps.inputs, signals_of(last, steps.weights, slopes)[0]
 
         def total(shifts: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             later = dict(zip(rest.layers, shifts[1:], strict=True))
@@ -150,7 +153,7 @@ class Network:
     def levels(
         self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"], tolerated: float = 1.0
     ) -> tuple[Float[Tensor, "s k"], Float[Tensor, "s k"]]:
-        """Return the share of each sample's vectors outside the spans of ``equations``, and what noise explains.
+        """Return the share of each sample's vectors outside the ``usable_spans``, and what noise explains.
 
         A classifier that is sure of a label computes softmax(o) - e_y as a difference of nearly equal numbers. The
         client's rounding error of this signal, relative to its size, is the machine epsilon over its size.
@@ -193,8 +196,8 @@ class Network:
     def vectors_with_levels(
         self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"]
     ) -> tuple[list[Tensor], Float[Tensor, "s k"], Float[Tensor, "s k"]]:
-        """Return the vectors of ``equations``, and shares and levels, at exactly these pre-activations."""
-        spans, cancellation = self.equations, torch.ones_like(preactivations[:, 0])
+        """Return the vectors of ``usable_spans``, and shares and levels, at exactly these pre-activations."""
+        spans, cancellation = self.usable_spans, torch.ones_like(preactivations[:, 0])
         if self.loss is None:
             vectors = self.vectors(preactivations, labels, spans)
         else:

@@ -1,4 +1,4 @@
-"""One layer as the problem that every search solves: find the directions q for which L q is sparse."""
+"""One layer as a search sees it: the factors of its gradient, their noise, and the equations of later layers."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,7 +46,8 @@ class Problem:
     outputs: FewOutputs | None = None
     """Equations from the weights of a next layer with few outputs, if ``next_layer`` is None."""
     network: Network | None = None
-    """Equations from the gradients of all later layers; None if they were not given."""
+    """Equations from the gradients of all later layers; None if they were not given. For a gradient of rank one, they
+    are kept only if they contradict its input."""
 
     @property
     def batch_size(self) -> int:

@@ -14,9 +14,10 @@ from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
 RECORDED = 1e12
-"""Number of multiplications for the matrices JᵀJ of all points up to which a GPU computes them, and records a step.
-Measured on an H200: with 2.6e11 (60 points, b = 450, m = 1000) a step takes 5 ms, a third of it to launch its kernels.
-With 1.2e13 (60 points, b = 1200, m = 4000) it takes 100 ms, and conjugate gradients take 60 ms."""
+"""Largest work, in multiplications for the matrices JᵀJ of all points, for which a GPU computes these matrices and
+captures a step as a CUDA graph. Above it, conjugate gradients are used. Measured on an H200: with 2.6e11 (60 points, b
+= 450, m = 1000) a step takes 5 ms, a third of it to launch its kernels. With 1.2e13 (60 points, b = 1200, m = 4000) it
+takes 100 ms, and conjugate gradients take 60 ms."""
 TANGENT_COPIES = 8
 """Tensors of the size of one layer's tangents that are in memory at the same time. Design choice: an estimate for
 networks with a few hidden layers."""
@@ -28,8 +29,8 @@ class _Linearised(NamedTuple):
     residuals: list[Tensor]
     scales: list[Float[Tensor, "k"]]
     """Factors that the derivatives still lack."""
-    push: Callable[[Tensor], Iterator[Tensor]]
-    pull: Callable[[list[Tensor]], Tensor]
+    jvps: Callable[[Tensor], Iterator[Tensor]]
+    vjps: Callable[[list[Tensor]], Tensor]
 
 
 class Residuals:
@@ -141,12 +142,12 @@ class Residuals:
 
         def product(direction: Tensor) -> Tensor:
             with _lower_precision(t):
-                images = at.push(direction[:, None])
-                return at.pull([square * image for square, image in zip(squares, images, strict=True)])[:, 0]
+                images = at.jvps(direction[:, None])
+                return at.vjps([square * image for square, image in zip(squares, images, strict=True)])[:, 0]
 
         with _lower_precision(t):
             pairs = zip(scales, at.residuals, strict=True)
-            slope = at.pull([scale * residual[:, None] for scale, residual in pairs])[:, 0]
+            slope = at.vjps([scale * residual[:, None] for scale, residual in pairs])[:, 0]
         return _squared(at.residuals), slope, product
 
     def _linearised(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> _Linearised:
@@ -162,27 +163,27 @@ class Residuals:
             for outside, length, unit, share in zip(self._outside, lengths, units, shares, strict=True)
         ]
 
-        def push(directions: Tensor) -> Iterator[Tensor]:
-            for moved, (outside, unit, share) in zip(at.push(directions @ self.basis.T), frames, strict=True):
+        def jvps(directions: Tensor) -> Iterator[Tensor]:
+            for moved, (outside, unit, share) in zip(at.jvps(directions @ self.basis.T), frames, strict=True):
                 yield torch.baddbmm(moved @ outside, moved @ unit[:, :, None], share, alpha=-1)
 
-        def pull(images: list[Tensor]) -> Tensor:
+        def vjps(images: list[Tensor]) -> Tensor:
             back = [
                 torch.baddbmm(image @ outside.T, image @ share.mT, unit[:, None], alpha=-1)
                 for image, (outside, unit, share) in zip(images, frames, strict=True)
             ]
-            return at.pull(back) @ self.basis
+            return at.vjps(back) @ self.basis
 
         residuals = [share * factor[:, None] for share, factor in zip(shares, factors, strict=True)]
         scales = [factor / norm for factor, norm in zip(factors, norms, strict=True)]
-        return _Linearised(residuals, scales, push, pull)
+        return _Linearised(residuals, scales, jvps, vjps)
 
     def _normal(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         at = self._linearised(t, labels, weights)
         product, slope = t.new_zeros(len(t), t.shape[1], t.shape[1]), torch.zeros_like(t)
         axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
         with _lower_precision(t):
-            for residual, scale, part in zip(at.residuals, at.scales, at.push(axes), strict=True):
+            for residual, scale, part in zip(at.residuals, at.scales, at.jvps(axes), strict=True):
                 product += scale.square()[:, None, None] * (part @ part.mT)
                 slope += scale[:, None] * (part @ residual[:, :, None])[:, :, 0]
         return _squared(at.residuals), product, slope

@@ -57,7 +57,7 @@ def no_pairs(problem: Problem) -> Pairs:
     return Pairs(none, none)
 
 
-def fits(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Bool[Tensor, "k"]:
+def pattern_agrees(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Bool[Tensor, "k"]:
     """Return for which inputs L q is zero exactly where the neuron is inactive, up to ``CONFLICTS`` of the neurons.
 
     Args:
@@ -75,7 +75,7 @@ class Solutions:
     """Samples that satisfy the equations of the network, one row for each."""
 
     coordinates: Float[Tensor, "k b"]
-    """p, with x̂ = V p for the orthonormal columns of V."""
+    """p̄, with x̂ = V p̄ for the orthonormal columns of V."""
     labels: Int[Tensor, "k"]
     """The label of each sample; 0 if the loss is unknown."""
     directions: Float[Tensor, "k b"]
@@ -95,8 +95,11 @@ def no_solutions(problem: Problem) -> Solutions:
     return Solutions(none, torch.zeros(0, dtype=torch.long, device=none.device), none)
 
 
-def coordinates_of(problem: Problem) -> tuple[Float[Tensor, "m b"], Float[Tensor, "b"] | None]:
-    """Return A with z = A p, and the vector e with e·p = 1 for every sample; None for a layer without bias."""
+def coordinate_maps(problem: Problem) -> tuple[Float[Tensor, "m b"], Float[Tensor, "b"] | None]:
+    """Return Ŵ V, which maps the coordinates p̄ of a sample to its pre-activations z, and the last row e of V.
+
+    The input x̂ = V p̄ of every sample ends in 1, so e · p̄ = 1. The row is None for a layer without bias.
+    """
     factors = problem.factors
     preactivations = problem.preactivations / factors.singular_values
     return preactivations, factors.rows[:, -1] if problem.seen.has_bias else None
@@ -105,11 +108,13 @@ def coordinates_of(problem: Problem) -> tuple[Float[Tensor, "m b"], Float[Tensor
 def affine(
     space: Float[Tensor, "b k"], one: Float[Tensor, "b"] | None
 ) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
-    """Return origin and orthonormal basis of the points p in a space whose inputs end in 1: p = origin + basis · t.
+    """Return origin and basis of the coordinates p̄ in a space whose inputs end in 1: p̄ = origin + basis · t.
+
+    The basis is orthonormal.
 
     Args:
         space: orthonormal basis of the space.
-        one: the vector e with e·p = 1; None for a layer without bias, whose points are not restricted.
+        one: the vector e with e · p̄ = 1; None for a layer without bias, whose coordinates are not restricted.
     """
     if one is None:
         return torch.zeros_like(space[:, 0]), space

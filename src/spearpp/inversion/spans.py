@@ -48,21 +48,21 @@ class Span:
         """Orthonormal basis of the vectors that are orthogonal to the space."""
         return torch.linalg.qr(self.basis, mode="complete")[0][:, self.basis.shape[1] :]
 
-    def without(self, others: Float[Tensor, "k _"]) -> Float[Tensor, "d k"]:
-        """Return an orthonormal basis of directions to which the vectors of all samples but some are orthogonal.
+    def without(self, known: Float[Tensor, "k _"]) -> Float[Tensor, "d k"]:
+        """Return an orthonormal basis of directions that are orthogonal to the vectors of all but the known samples.
 
         With the gradient G = Σ_i d_i y_iᵀ, the pseudo-inverse pairs signals with inputs: y_iᵀ G⁺ d_j is 1 for i = j and
         0 for two different samples. So the signals of all other samples are orthogonal to (G⁺)ᵀ y_i, and their inputs
         to G⁺ d_i.
 
         Args:
-            others: the inputs of some samples if this is a space of signals, and their signals otherwise. In the layer
-                that is inverted, the coordinates of the samples.
+            known: the inputs of the known samples if this is a space of signals, and their signals otherwise. In the
+                layer that is inverted, their coordinates.
         """
         if self.partner is not None:
-            missing = self.partner.shape[0] - others.shape[1]
-            others = torch.nn.functional.pad(others, (0, missing), value=1.0) @ self.partner
-        return torch.linalg.qr(self.basis @ (others / self.singular_values).T)[0]
+            missing = self.partner.shape[0] - known.shape[1]
+            known = torch.nn.functional.pad(known, (0, missing), value=1.0) @ self.partner
+        return torch.linalg.qr(self.basis @ (known / self.singular_values).T)[0]
 
     def share_outside(self, vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
         """Return ‖(I - B Bᵀ) v‖ / ‖v‖."""

@@ -1,7 +1,7 @@
 """First derivatives of the inputs and signals of a network's layers, for many directions at once.
 
 In a chain of activations and Linear layers, y_l = φ(z_{l-1}) and z_l = W_l y_l, one pass forward and one pass backward
-give the derivatives along a direction. With the signals d_l = dL/dz_l, and dots for these derivatives:
+give the derivatives along a direction. With the signals d_l = dℒ/dz_l, and dots for these derivatives:
 
     ẏ_l = φ'(z_{l-1}) ż_{l-1},   ż_l = W_l ẏ_l,
     ḋ_{l-1} = φ'(z_{l-1}) W_lᵀ ḋ_l + φ''(z_{l-1}) (W_lᵀ d_l) ż_{l-1}.
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.func import jvp, vjp, vmap
 
-from spearpp.inversion.chain import signals_of, slopes, slopes_and_bends
+from spearpp.inversion.chain import first_and_second_derivatives, first_derivatives, signals_of
 from spearpp.inversion.network import Network
 from spearpp.inversion.spans import Span
 from spearpp.model.loss import Loss
@@ -29,11 +29,11 @@ class Linearised(NamedTuple):
     """Vectors of samples that must lie in spans, and their derivatives. The derivatives leave out appended ones."""
 
     vectors: list[Tensor]
-    push: Callable[[Float[Tensor, "k n m"]], list[Tensor]]
-    """From n directions of every sample's pre-activations (or one set for all samples, with k = 1) to the derivatives
-    of each span's vectors, of shape [k, n, d]."""
-    pull: Callable[[list[Tensor]], Float[Tensor, "k n m"]]
-    """The transposed map."""
+    jvps: Callable[[Float[Tensor, "k n m"]], list[Tensor]]
+    """Jacobian-vector products: from n directions of every sample's pre-activations (or one set for all samples, with
+    k = 1) to the derivatives of each span's vectors, of shape [k, n, d]."""
+    vjps: Callable[[list[Tensor]], Float[Tensor, "k n m"]]
+    """Vector-Jacobian products, the transposed map."""
 
 
 def linearised(
@@ -51,7 +51,7 @@ def linearised(
         found = network.vectors(z, labels, spans, widths)
         return [each[:, :-1] if span.appended_one else each for each, span in zip(found, spans, strict=True)]
 
-    def push(directions: Tensor) -> list[Tensor]:
+    def jvps(directions: Tensor) -> list[Tensor]:
         def along(direction: Tensor) -> list[Tensor]:
             return jvp(vectors, (preactivations,), (direction,))[1]
 
@@ -59,12 +59,12 @@ def linearised(
         moved = vmap(along, in_dims=1)(directions.expand(len(preactivations), -1, -1))
         return [each.movedim(0, 1) for each in moved]
 
-    def pull(images: list[Tensor]) -> Tensor:
+    def vjps(images: list[Tensor]) -> Tensor:
         back = vjp(vectors, preactivations)[1]
         pulled: Tensor = vmap(lambda image: back(image)[0], in_dims=1)(images)
         return pulled.movedim(0, 1)
 
-    return Linearised(network.vectors(preactivations, labels, spans, widths), push, pull)
+    return Linearised(network.vectors(preactivations, labels, spans, widths), jvps, vjps)
 
 
 def _rounds(
@@ -98,11 +98,11 @@ def _rounds(
                 found[index].append(each)
         return [each[0] if len(each) == 1 else torch.cat(each, dim=-1) for each in found]
 
-    def push(directions: Tensor) -> list[Tensor]:
+    def jvps(directions: Tensor) -> list[Tensor]:
         pieces = directions.chunk(rounds, dim=-1)
-        return gathered({number: chain.push(pieces[number]) for number, chain in chains.items()})
+        return gathered({number: chain.jvps(pieces[number]) for number, chain in chains.items()})
 
-    def pull(images: list[Tensor]) -> Tensor:
+    def vjps(images: list[Tensor]) -> Tensor:
         pulled = []
         for number, piece in enumerate(z.chunk(rounds, dim=1)):
             if number not in chains:
@@ -112,10 +112,10 @@ def _rounds(
                 images[index].chunk(rounds, dim=-1)[number] if spans[index].layer == 0 else images[index]
                 for index in of_round[number]
             ]
-            pulled.append(chains[number].pull(own))
+            pulled.append(chains[number].vjps(own))
         return torch.cat(pulled, dim=-1)
 
-    return Linearised(gathered({number: chain.vectors for number, chain in chains.items()}), push, pull)
+    return Linearised(gathered({number: chain.vectors for number, chain in chains.items()}), jvps, vjps)
 
 
 def _in_round(layer: int, count: int) -> int:
@@ -134,19 +134,19 @@ def _chain(
     """Apply the formulas above."""
     activations, inputs, weights, outputs = rest.steps(z, widths)
     count = len(weights)
-    deepest = min((span.layer for span in spans if span.signals), default=-1)
-    if deepest < 0:  # the forward equations need no later layers
+    earliest = min((span.layer for span in spans if span.signals), default=-1)
+    if earliest < 0:  # the forward equations need no later layers
         loss, count = None, max(span.layer for span in spans)
-    first, second = slopes_and_bends(activations[:count])
+    first, second = first_and_second_derivatives(activations[:count])
     signals: list[Tensor] = []
     bends: dict[int, Tensor] = {}
     if loss is not None:
-        last = slopes([(outputs, lambda each: loss.each(each, labels))])[0]
-        signals, sent = signals_of(last, weights, first, deepest)
+        last = first_derivatives([(outputs, lambda each: loss.each(each, labels))])[0]
+        signals, sent = signals_of(last, weights, first, earliest)
         bends = {layer: (second[layer] * each)[:, None] for layer, each in sent.items()}
     lifted = [each[:, None] for each in first]
 
-    def push(directions: Tensor) -> list[Tensor]:
+    def jvps(directions: Tensor) -> list[Tensor]:
         moved, into = [directions], []
         for layer in range(count):
             into.append(lifted[layer] * moved[layer])
@@ -155,19 +155,19 @@ def _chain(
         back: dict[int, Tensor] = {}
         if loss is not None:
             back[count] = loss.curvature(outputs, moved[count])
-            for layer in range(count - 1, deepest - 1, -1):
+            for layer in range(count - 1, earliest - 1, -1):
                 through = (back[layer + 1] @ weights[layer]) * lifted[layer]
                 back[layer] = torch.addcmul(through, bends[layer], moved[layer])
         return [back[span.layer] if span.signals else into[span.layer - 1] for span in spans]
 
-    def pull(images: list[Tensor]) -> Tensor:
+    def vjps(images: list[Tensor]) -> Tensor:
         own: dict[tuple[bool, int], Tensor] = {}
         for span, image in zip(spans, images, strict=True):
             own[span.signals, span.layer] = image
         sums: dict[int, Tensor] = {}
         if loss is not None:
-            total = own[True, deepest]
-            for layer in range(deepest, count):
+            total = own[True, earliest]
+            for layer in range(earliest, count):
                 sums[layer] = bends[layer] * total
                 total = (lifted[layer] * total) @ weights[layer].T
                 if (True, layer + 1) in own:
@@ -183,4 +183,4 @@ def _chain(
                 sums[layer] = sums[layer] + through if layer in sums else through
         return sums[0]
 
-    return Linearised(Network.of_spans(inputs, signals, spans), push, pull)
+    return Linearised(Network.of_spans(inputs, signals, spans), jvps, vjps)

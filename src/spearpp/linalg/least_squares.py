@@ -43,7 +43,7 @@ def levenberg_marquardt(
     damping: float = 1e-2,
     tolerance: float = 0.0,
     patience: int = 15,
-    left: float = 0.0,
+    unfinished: float = 0.0,
     recorded: bool = False,
 ) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
     """Minimise the squared residuals of many points.
@@ -57,7 +57,7 @@ def levenberg_marquardt(
         tolerance: norm of the residual at which a point is done.
         patience: number of steps after which a point is done if a step changes its residual by less than
             ``LEAST_PROGRESS``.
-        left: share of points that may be left unfinished.
+        unfinished: share of points that need not be finished.
         recorded: whether all points take every step, so that a GPU records the step once and replays it. This is
             faster where the launches of kernels take longer than their work. ``patience`` is not used then.
 
@@ -74,8 +74,8 @@ def levenberg_marquardt(
     [1.4142, -1.4142]
     """
     if recorded:
-        return _recorded(normal_equations, points, steps, damping, tolerance, left)
-    state = _State(points, damping, tolerance, patience, left)
+        return _recorded(normal_equations, points, steps, damping, tolerance, unfinished)
+    state = _State(points, damping, tolerance, patience, unfinished)
     state.error, hessian, slope = normal_equations(points, state.active)
     identity = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
     for step in range(steps):
@@ -103,7 +103,7 @@ def truncated_newton(
     damping: float = 1e-2,
     tolerance: float = 0.0,
     patience: int = 15,
-    left: float = 0.0,
+    unfinished: float = 0.0,
 ) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
     """Minimise the squared residuals of many points like ``levenberg_marquardt``, but without matrices.
 
@@ -119,7 +119,7 @@ def truncated_newton(
         tolerance: norm of the residual at which a point is done.
         patience: number of steps after which a point is done if a step changes its residual by less than
             ``LEAST_PROGRESS``.
-        left: share of points that may be left unfinished.
+        unfinished: share of points that need not be finished.
 
     Returns:
         The end points, their squared residuals, and the number of steps summed over the points.
@@ -133,7 +133,7 @@ def truncated_newton(
     >>> [[round(float(each), 4) for each in row] for row in end]
     [[1.4142, 1.4142], [-1.4142, 1.4142]]
     """
-    state = _State(points, damping, tolerance, patience, left)
+    state = _State(points, damping, tolerance, patience, unfinished)
     for step in range(steps):
         active = state.next()
         if not len(active):
@@ -149,9 +149,9 @@ class _State:
     """Points that take steps, each with its own damping, until they are done or few are left."""
 
     def __init__(
-        self, points: Float[Tensor, "k u"], damping: float, tolerance: float, patience: int, left: float
+        self, points: Float[Tensor, "k u"], damping: float, tolerance: float, patience: int, unfinished: float
     ) -> None:
-        self.points, self.tolerance, self.patience, self.left = points.clone(), tolerance, patience, left
+        self.points, self.tolerance, self.patience, self.unfinished = points.clone(), tolerance, patience, unfinished
         self.error = points.new_full((len(points),), torch.inf)
         self.strength = torch.full_like(self.error, damping)
         self.active = torch.arange(len(points), device=points.device)
@@ -160,7 +160,7 @@ class _State:
     def next(self) -> Int[Tensor, "a"]:
         """Return the indices of the points that take the next step."""
         self.active = self.active[self.error[self.active] > self.tolerance**2]
-        if len(self.active) <= self.left * len(self.points):
+        if len(self.active) <= self.unfinished * len(self.points):
             self.active = self.active[:0]
         self.total += len(self.active)
         return self.active
@@ -211,7 +211,12 @@ def _conjugate_gradients(
 
 
 def _recorded(
-    normal_equations: Equations, points: Float[Tensor, "k u"], steps: int, damping: float, tolerance: float, left: float
+    normal_equations: Equations,
+    points: Float[Tensor, "k u"],
+    steps: int,
+    damping: float,
+    tolerance: float,
+    unfinished: float,
 ) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
     """Let all points take the same steps, without waiting for the device."""
     points, everyone = points.clone(), torch.arange(len(points), device=points.device)
@@ -237,7 +242,7 @@ def _recorded(
 
     def done() -> bool:
         working = (error > tolerance**2) & (strength <= HOPELESS)
-        return int(working.sum()) <= left * len(points)
+        return int(working.sum()) <= unfinished * len(points)
 
     repeat(step, steps, points.device, done)
     return points, error, int(count.sum())

@@ -22,7 +22,7 @@ def repeat(
         step: works in place on the same tensors every time, and does not wait for the device.
         times: number of calls.
         device: device of the tensors.
-        done: asked after every ``CHECKED`` calls whether to stop.
+        done: asked before every ``CHECKED``-th call whether to stop.
     """
     if device.type != "cuda" or times < 3:
         for count in range(times):

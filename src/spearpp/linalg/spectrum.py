@@ -8,8 +8,8 @@ from spearpp.types import Float, Tensor
 def rank_above(matrix: Float[Tensor, "n e"], threshold: float) -> int:
     """Return the number of singular values above a threshold.
 
-    If AᵀA, or A Aᵀ if it is smaller, minus the squared threshold has a Cholesky factor, all of them are. A margin
-    covers rounding errors.
+    If AᵀA (or A Aᵀ if it is smaller) minus the squared threshold is positive definite, all singular values are above
+    the threshold. A Cholesky factor proves this. A margin covers rounding errors.
 
     >>> rank_above(torch.diag(torch.tensor([3.0, 2.0, 1e-3])), 0.1)
     2
@@ -24,7 +24,7 @@ def rank_above(matrix: Float[Tensor, "n e"], threshold: float) -> int:
     return int((torch.linalg.svdvals(matrix) > threshold).sum())
 
 
-def inverse_spectrum(matrices: Float[Tensor, "k u u"]) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+def trace_and_largest_of_inverse(matrices: Float[Tensor, "k u u"]) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
     """Return the trace of the inverse C of positive semidefinite matrices, and a bound on the largest eigenvalue of C.
 
     Both are inf if a matrix is singular up to rounding. The smallest eigenvalue of a positive definite matrix is at
@@ -32,7 +32,7 @@ def inverse_spectrum(matrices: Float[Tensor, "k u u"]) -> tuple[Float[Tensor, "k
     only where these bounds do not decide. The bound on the largest eigenvalue of C is the sixteenth root of the trace
     of C¹⁶. It exceeds the eigenvalue by a factor of at most u^(1/16), which is 1.6 for u = 2000.
 
-    >>> trace, largest = inverse_spectrum(torch.diag_embed(torch.tensor([[2.0, 4.0], [1.0, 0.0]])))
+    >>> trace, largest = trace_and_largest_of_inverse(torch.diag_embed(torch.tensor([[2.0, 4.0], [1.0, 0.0]])))
     >>> trace.tolist(), [round(float(each), 3) for each in largest]
     ([0.75, inf], [0.5, inf])
     """

@@ -30,10 +30,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True, eq=False)
 class Following:
-    """The rest of a network behind a layer. ``spearpp.invert`` uses it for layers with any activation."""
+    """The rest of a network after a layer. ``spearpp.invert`` uses it for layers with any activation."""
 
     rest: Rest
-    """The operations behind the layer."""
+    """The operations after the layer."""
     layers: Mapping[str, LayerTensors]
     """The gradients and weights of the later Linear layers, by name."""
     loss: Loss | None
@@ -48,7 +48,7 @@ class Following:
         layers: Sequence[LayerTensors],
         loss: str | None = "cross-entropy",
     ) -> "Following":
-        """Describe a fully connected network: one activation behind the layer and between all later layers.
+        """Describe a fully connected network: one activation after the layer and between all later layers.
 
         Args:
             activation: the activation, by name ("gelu", "tanh", …) or as a module.
@@ -126,7 +126,7 @@ class Following:
         except Exception as error:  # the model is user code and may raise anything when it is copied or traced
             raise OptionError(f"what follows layer {layer.name} cannot be computed: {error}") from error
         if not rest.layers and not rest.outputs:
-            raise OptionError(f"the equations end behind layer {layer.name}: {rest.reason}")
+            raise OptionError(f"the equations end after layer {layer.name}: {rest.reason}")
         prefix = "" if parent is None else layer.name.removesuffix("linear1")
         tensors = {}
         for name in rest.layers:

@@ -19,7 +19,7 @@ from spearpp.model.operations import (
     module_of,
     readers,
 )
-from spearpp.model.rest import linear_names, nodes_behind
+from spearpp.model.rest import linear_names, nodes_after
 from spearpp.update.names import plain
 
 
@@ -78,14 +78,14 @@ def _by_equations(model: nn.Module, layer: Layer, nodes: list[fx.Node]) -> Layer
     """Return the layer, qualified if later Linear layers depend on it alone, so that their equations can be solved."""
     if len(nodes) != 1 or nodes[0].op != "call_module":
         return layer
-    behind, why = nodes_behind(model, nodes[0])
-    if behind and behind[-1].op == "output" and not why and not linear_names(model, behind):
+    later, why = nodes_after(model, nodes[0])
+    if later and later[-1].op == "output" and not why and not linear_names(model, later):
         return as_output(layer)
-    if not linear_names(model, behind):
+    if not linear_names(model, later):
         return replace(layer, reason=f"{layer.reason}; {why}") if "Dropout" in why else layer
     reason = layer.reason.replace(", not to ReLU", "").replace(": no ReLU follows", "")
     reason = f"{reason}: the equations of the network are solved"
-    if any(is_batch_norm(module_of(model, node)) for node in behind):
+    if any(is_batch_norm(module_of(model, node)) for node in later):
         reason += ", which hold if BatchNorm is in evaluation mode"
     return replace(layer, qualifies=True, equations=True, reason=reason)
 

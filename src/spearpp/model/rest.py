@@ -1,4 +1,4 @@
-"""The rest of a network: what the operations behind one Linear layer compute from its pre-activations.
+"""The rest of a network: what the operations after one Linear layer compute from its pre-activations.
 
 ``torch.fx`` records the operations of a model. Everything that depends only on the output of one Linear layer can be
 computed sample by sample: activations, LayerNorm, BatchNorm in evaluation mode, residual branches, products of two
@@ -70,7 +70,7 @@ class Steps(NamedTuple):
 
 
 class Rest(TracedPart):
-    """The operations of a model behind one Linear layer, in evaluation mode.
+    """The operations of a model after one Linear layer, in evaluation mode.
 
     Args:
         model: the network with the weights that the client started from.
@@ -99,7 +99,7 @@ class Rest(TracedPart):
             raise ValueError(f"layer {name} is used {len(starts)} times")
         self.start = starts[0]
         self._pairs: dict[torch.dtype, list[tuple[str, Callable[[Tensor], Tensor], Any]]] = {}
-        self._nodes, self.reason = nodes_behind(model, self.start)
+        self._nodes, self.reason = nodes_after(model, self.start)
         self.layers = linear_names(model, self._nodes)
         self.outputs = 0
         self._keep_what_runs(int(getattr(model.get_submodule(str(self.start.target)), "out_features", 0)))
@@ -147,7 +147,7 @@ class Rest(TracedPart):
         return Steps(activations, inputs, weights, z)
 
     def _find_pairs(self, dtype: torch.dtype) -> list[tuple[str, Callable[[Tensor], Tensor], Any]]:
-        """Return the name of the node of each activation in a chain, the activation, and the Linear layer behind it."""
+        """Return the name of the node of each activation in a chain, the activation, and the Linear layer after it."""
         nodes = [node for node in self._nodes if node.op != "output"]
         pairs = zip(nodes[::2], nodes[1::2], strict=True)
         return [(each.name, self._activation(each, dtype), self._target(linear, dtype)) for each, linear in pairs]
@@ -245,10 +245,10 @@ class Rest(TracedPart):
         return node.all_input_nodes[0]
 
 
-def nodes_behind(model: nn.Module, start: fx.Node) -> tuple[list[fx.Node], str]:
+def nodes_after(model: nn.Module, start: fx.Node) -> tuple[list[fx.Node], str]:
     """Return the nodes that depend on one node and on nothing else that differs between samples, in order.
 
-    The second value says what ended this part of the model; it is empty if all nodes behind the start are returned.
+    The second value says what ended this part of the model; it is empty if all nodes after the start are returned.
     Dropout ends it, because its mask is unknown.
     """
     known, mixed, found, reason = {start}, set(), [], ""

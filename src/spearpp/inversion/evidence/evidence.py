@@ -38,10 +38,12 @@ class Evidence:
     the batch. It is not a bound. In tests with hostile clients the true error was at most three times as large
     (``docs/limits.md``, "What a certificate says")."""
     share: Float[Tensor, "k"]
-    """‖d_i‖ ‖x̂_i‖ over the size of the gradient: how much of the gradient this input explains."""
+    """How much of the gradient this input explains: ‖d_i‖ ‖x̂_i‖ over the sum of these products for one layer, and over
+    the norm of the gradient for several layers."""
     layers: int
-    """How many layers the equations come from: 1, 2, or ``WHOLE_NETWORK``. The equations of one layer hold for an input
-    only if those of all others hold too. The equations of several layers hold for each input on its own."""
+    """How many layers the equations come from: 1, 2, or ``WHOLE_NETWORK``. With one layer, no input
+    is exact unless the equations hold for every input of the batch, because each input is computed from all directions.
+    Several layers determine each input on its own."""
     details: dict[str, Tensor] = field(default_factory=dict)
     """The numbers behind ``holds`` and ``determined``, by name, one row for each input."""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -49,7 +51,7 @@ class Evidence:
 
     @property
     def consistent(self) -> Bool[Tensor, "k"]:
-        """Which inputs are certified up to their stated error: they satisfy the equations, and no other input does."""
+        """Which inputs are proved up to their stated error: they satisfy the equations, and no other input does."""
         return self.holds & self.determined
 
     @property

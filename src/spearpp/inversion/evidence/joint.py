@@ -18,7 +18,7 @@ from spearpp.inversion.evidence.spread import Orthogonal, Spread, row_deviation,
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinates_of
+from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
 from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
@@ -28,20 +28,21 @@ from spearpp.types import Float, Tensor, replace_rows, select_rows
 PASSES = 4
 """Largest number of times that newly certified samples are used for the others. Design choice: one or two help."""
 AFFORDABLE = 2e12
-"""Number of multiplications for the matrices JᵀJ of all samples that others help. Design choice: about 20 seconds of a
-CPU core for one step."""
+"""Budget for the matrices JᵀJ of the samples that are solved again, in multiplications for one step. Design choice:
+about 20 seconds of a CPU core."""
 STEPS = 12
-"""Largest number of steps with the equations of the network and of the other samples. Two are usual."""
+"""Largest number of steps with the equations of the network and of the other samples. Design choice: two are usual."""
 
 
 def certify_together(problem: Problem, network: Network, found: Solutions) -> tuple[Solutions, Evidence]:
     """Collect the evidence for samples, first for each one alone, then with the help of certified samples.
 
     Returns:
-        The samples and their evidence. Samples that others help to determine have moved within their stated error.
+        The samples and their evidence. Samples that others help to determine are replaced by the solution of all
+        equations together.
     """
     evidence, spread = judge_points(problem, network, found)
-    own = next((span for span in network.equations if span.signals and span.layer == 0), None)
+    own = next((span for span in network.usable_spans if span.signals and span.layer == 0), None)
     for _ in range(PASSES):
         known = evidence.exact
         rows = torch.nonzero((evidence.details["excess"] <= SIGMAS) & ~known)[:, 0]
@@ -62,10 +63,10 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
 
 
 def _affordable(problem: Problem, network: Network) -> int:
-    """Return the number of samples that others help."""
-    preactivations, _ = coordinates_of(problem)
-    equations = Residuals(network, network.equations, preactivations, torch.float64)
-    return int(AFFORDABLE / equations.multiplications(1, problem.batch_size))
+    """Return how many samples the budget allows to solve again."""
+    preactivations, _ = coordinate_maps(problem)
+    equations = Residuals(network, network.usable_spans, preactivations, torch.float64)
+    return max(1, int(AFFORDABLE / equations.multiplications(1, problem.batch_size)))
 
 
 def _orthogonal(
@@ -78,7 +79,7 @@ def _orthogonal(
 ) -> Orthogonal:
     """Return the equations that known samples give for points. ``spread`` is that of the known samples."""
     factors = problem.factors
-    preactivations, one = coordinates_of(problem)
+    preactivations, one = coordinate_maps(problem)
     basis = affine(torch.eye(problem.batch_size, dtype=points.dtype, device=points.device), one)[1]
     z = known.coordinates @ preactivations.T
     at = linearised(network, z, known.labels, [own])
@@ -89,7 +90,7 @@ def _orthogonal(
     moved = []
     for through in points / factors.singular_values:
         change = through - (signals @ through)[:, None] * signals  # the length of a signal does not matter
-        derivative = at.pull([(change @ factors.left.T / size)[:, None]])[:, 0] @ (preactivations @ basis)
+        derivative = at.vjps([(change @ factors.left.T / size)[:, None]])[:, 0] @ (preactivations @ basis)
         moved.append(spread.along(derivative))
     gradient = row_deviation(factors, points)[:, None] * torch.linalg.vector_norm(rows, dim=1)
     rounded = torch.linalg.vector_norm(points / factors.singular_values, dim=1)[:, None] * rounding
@@ -99,9 +100,9 @@ def _orthogonal(
 
 def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogonal) -> Solutions:
     """Minimise the residuals of the network and of the other samples together, from the given points."""
-    preactivations, _ = coordinates_of(problem)
+    preactivations, _ = coordinate_maps(problem)
     levels = network.levels(start.coordinates @ preactivations.T, start.labels)[1]
-    equations, weights, (origin, basis) = weighted_equations(problem, network, network.equations, levels)
+    equations, weights, (origin, basis) = weighted_equations(problem, network, network.usable_spans, levels)
     linear = others.rows @ basis
     constant = others.residuals(origin.expand_as(start.coordinates))
 

@@ -11,12 +11,13 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them. If the input is
   not exact, the equations must be nearly linear within its stated error, which is computed from J;
-- **error**: the covariance (JᵀJ)⁻¹ gives the standard deviation of p, and the noise of each row of the layer's gradient
-  adds to every entry of x̂ = V p. The noise of the bias gradient moves p too, because x̂ = V p must end in 1. The stated
-  error is ``SIGMAS`` standard deviations, multiplied by the largest ratio of a share to its level if this exceeds 1. It
-  also covers residuals that noise does not explain, in any direction, and the bias of p: the noise of the spaces
-  changes some vectors more than others, so that the smallest residuals lie beside the sample, towards vectors with less
-  noise. Two similar samples are biased towards their mean.
+- **error**: the covariance (JᵀJ)⁻¹ says how far noise moves p̄, and the noise of each row of the layer's gradient adds
+  to every entry of x̂ = V p̄. The noise of the bias gradient moves p̄ too, because x̂ must end in 1. The stated error
+  is the distance that this noise exceeds as rarely as a normal variable exceeds ``SIGMAS`` standard deviations
+  (``Spread.reach``), multiplied by the largest ratio of a share to its level if this exceeds 1. It also covers
+  residuals that noise does not explain, in any direction, and a systematic offset: the noise of the spaces changes
+  some vectors more than others, so that the smallest residuals lie beside the sample, towards vectors with less noise.
+  Two similar samples are moved towards their mean.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
@@ -30,14 +31,15 @@ from spearpp.inversion.evidence.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWOR
 from spearpp.inversion.evidence.spread import Orthogonal, Spread, nearly_linear, row_deviation, spread_of
 from spearpp.inversion.network import ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import Solutions, affine, coordinates_of
+from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.spectrum import rank_above
 from spearpp.types import Bool, Float, Tensor, select_rows
 
 PROBES = 3
-"""Number of random points, over the batch size, that count the equations. Derived: more than the unknowns must be
-found, and the points of one span can show at most as many equations as there are points."""
+"""Number of random points for each sample of the batch, from which the number of effective equations is computed.
+Derived: there must be more points than unknowns, because the points of one span show at most as many equations as there
+are points."""
 
 
 def judge_points(
@@ -51,7 +53,7 @@ def judge_points(
     Returns:
         The evidence, and how far noise moves the coordinates of each input.
     """
-    preactivations, _ = coordinates_of(problem)
+    preactivations, _ = coordinate_maps(problem)
     z = found.coordinates @ preactivations.T
     shares, levels = network.levels(z, found.labels)
     excess = (shares / levels).amax(0)
@@ -65,7 +67,7 @@ def judge_points(
     entry = row_deviation(factors, found.coordinates)
     noise = excess.clamp_min(1) * spread.with_noise(columns**0.5 * entry, entry).reach
     unexplained = _unexplained(network, shares / levels) * spread.largest
-    error = ((noise + unexplained + spread.bias) / length).nan_to_num(nan=torch.inf)
+    error = ((noise + unexplained + spread.offset) / length).nan_to_num(nan=torch.inf)
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
     chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
@@ -90,7 +92,7 @@ def judge_points(
 def _counts(network: Network) -> dict[str, float]:
     """Return how many equations of each kind a point must satisfy."""
     return {
-        name: float(sum(span.equations for span in network.equations if span.signals is signals))
+        name: float(sum(span.equations for span in network.usable_spans if span.signals is signals))
         for name, signals in (("forward", False), ("backward", True))
     }
 
@@ -102,7 +104,7 @@ def _unexplained(network: Network, ratios: Float[Tensor, "s k"]) -> Float[Tensor
     the direction in which the equations determine the point least. The squared norm of the noise of e equations varies
     by √(2/e) of its mean.
     """
-    sizes = torch.tensor([span.equations for span in network.equations], device=ratios.device)[:, None]
+    sizes = torch.tensor([span.equations for span in network.usable_spans], device=ratios.device)[:, None]
     return (sizes * (ratios.square() - 1 - SIGMAS * (2 / sizes).sqrt()).clamp_min(0)).sum(0).sqrt()
 
 
@@ -112,7 +114,7 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     The parts of their vectors outside the spans have this rank. Random points are as far from the mean of the found
     points as these are. With several rounds, a later layer counts once, with its best round: the rounds may be alike.
     """
-    preactivations, one = coordinates_of(problem)
+    preactivations, one = coordinate_maps(problem)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
     t = (found.coordinates - origin) @ basis
     generator = torch.Generator().manual_seed(0)
@@ -123,7 +125,7 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     every, _, levels = network.vectors_with_levels(z, labels)
     ranks: dict[tuple[int, bool], int] = {}
     later = max(1, len(network.rests[0].layers))
-    for span, vectors, level in zip(network.equations, every, levels.median(1).values, strict=True):
+    for span, vectors, level in zip(network.usable_spans, every, levels.median(1).values, strict=True):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # The level is the norm of the noise of all equations of the span, for one point.
         threshold = ABOVE_NOISE * float(level) * (len(points) / span.equations) ** 0.5

@@ -19,10 +19,11 @@ that x̂_i leaves inactive must be the neurons where L q_i is zero. For every in
 
 **Drift.** A client that takes several local steps moves its weights along the update that it sends. The pre-activation
 of neuron k for input i changes by η Ĝ_k·x̂_i in total, and by at most about η ‖Ĝ_k‖ ‖x̂_i‖ on the way. η is one number
-for the batch: the smallest that lets every inactive neuron with a gradient have been active at some time. η is
-zero for a single gradient. Neurons that may have moved count neither for nor against an input. A wrong input has
-conflicts at all sizes of z, so nothing is left that could count for it. If the gradient is known to come from one step
-(``Problem.one_step``), η is zero, and an input with a conflict is wrong.
+for the batch: the smallest that lets every inactive neuron with a gradient have been active at some time. η is zero
+for a single gradient if all inputs are right, and can be positive for a wrong selection. Neurons that may have moved
+count neither for nor against an input. A wrong input has conflicts at all sizes of z, so nothing is left that could
+count for it. If the gradient is known to come from one step (``Problem.one_step``), η is zero, and an input with a
+conflict is wrong.
 
 **Heavier noise.** With networks that fit their data, an inactive neuron may have a gradient of several times the bound,
 most likely because samples whose gradient is below the noise add an error of low rank. Up to four times the bound
@@ -36,9 +37,9 @@ this. Active neurons without a gradient then count neither for nor against an in
 gradient count by how rarely as many lie among the zeros of a column by chance (``chance_in_bits``).
 
 **Several rounds.** If the rows belong to several rounds (``Problem.rounds``), a sample may be absent from some of them:
-its column is zero in all rows of such a round. These rows count neither for nor against the input. They do use up
-zeros that exist by construction: of the b-1 independent zeros of a vertex, as many lie in the rows of absent rounds as
-these rows have rank, and only the others can lie among the neurons that count.
+its column is zero in all rows of such a round. These rows count neither for nor against the input. Of the b - 1
+zeros that every vertex has by construction, as many fall into the rows of absent rounds as these rows have rank. Only
+the others can lie among the neurons that count.
 
 The evidence of one layer cannot tell one sample from several samples that activate the same neurons and have
 proportional signals: they are recovered as their weighted mean.

@@ -5,7 +5,7 @@ nearly linear within the error.
 
 A normal vector with the covariance C has a norm of √trace(C) in the root mean square. Its norm as a function of
 independent standard normal numbers changes by at most √λ for each unit, where λ is the largest eigenvalue of C.
-So it exceeds its mean by s √λ with a smaller probability than a normal number exceeds its mean by s standard
+So it exceeds its mean by s √λ with at most the probability with which a normal variable exceeds its mean by s standard
 deviations. In many dimensions this is far less than s times the root mean square.
 """
 
@@ -18,12 +18,12 @@ from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinates_of
+from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
 from spearpp.inversion.spans import Span, norm
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
-from spearpp.linalg.spectrum import inverse_spectrum
+from spearpp.linalg.spectrum import trace_and_largest_of_inverse
 from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
 
 ENOUGH = 1.5
@@ -31,10 +31,9 @@ ENOUGH = 1.5
 equations again leave every direction of a point with several of them."""
 NEARLY_LINEAR, DIRECTIONS = 0.1, 8
 """Largest share of second differences in the change of the residuals within the stated error of a point that is not
-exact, as the median over this many random directions. Measured with inputs of 140 to 285, which drive most neurons far
-from their bend: of 674 such points seven were farther than three times their stated error from every sample, with
-shares of 0.14 or more. Of 110 right ones in other networks one exceeds 0.1. If the stated error is larger than this
-number, it is the limit."""
+exact, as the median over this many random directions. Measured with entries of 140 to 285, which saturate most neurons:
+of 674 such points seven were farther than three times their stated error from every sample, with shares of 0.14 or
+more. Of 110 right ones in other networks one exceeds 0.1. The limit is 0.1 or the stated error, whichever is larger."""
 LARGE_BATCH = 400
 """Batch size above which the matrices of all points are not kept, and points are judged by some of the equations if
 these are enough. Design choice: the matrices of all equations then take a large part of the time of an inversion, and
@@ -54,13 +53,14 @@ class Orthogonal:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How far noise moves each point: random vectors, and a bias. All are inf if a point is not determined."""
+    """How far noise moves each point: a random vector, and an offset. All are inf if a point is not determined."""
 
     total: Float[Tensor, "k"]
     """Root mean square of the norm of the random vector."""
     largest: Float[Tensor, "k"]
     """Largest standard deviation of the random vector along any direction."""
-    bias: Float[Tensor, "k"]
+    offset: Float[Tensor, "k"]
+    """Distance between the smallest residuals and the sample that does not depend on the random numbers."""
     factors: Float[Tensor, "k u u"] | None = None
     """Cholesky factors of JᵀJ; None for a large batch, because they would need too much memory."""
 
@@ -77,7 +77,7 @@ class Spread:
 
     @property
     def reach(self) -> Float[Tensor, "k"]:
-        """The norm that the random vector exceeds less often than a number exceeds ``SIGMAS`` standard deviations."""
+        """The norm that the random vector exceeds as rarely as a normal variable exceeds ``SIGMAS`` deviations."""
         return torch.minimum(SIGMAS * self.total, self.total + SIGMAS * self.largest)
 
 
@@ -91,25 +91,25 @@ def spread_of(
     error. Points that are not exact by these are judged by all equations.
     """
     if problem.batch_size <= LARGE_BATCH or others is not None:
-        return _spread_by(problem, network, network.equations, found, levels, others)
+        return _spread_by(problem, network, network.usable_spans, found, levels, others)
     spans = _first_inputs(problem, network)
     spread = _spread_by(problem, network, spans, found, levels, None)
     norms = torch.linalg.vector_norm(found.coordinates, dim=1)
-    rows = torch.nonzero(~(spread.reach + spread.bias <= EXACT / 2 * norms))[:, 0]
-    if len(spans) < len(network.equations) and len(rows):
+    rows = torch.nonzero(~(spread.reach + spread.offset <= EXACT / 2 * norms))[:, 0]
+    if len(spans) < len(network.usable_spans) and len(rows):
         some = select_rows(found, rows)
-        better = _spread_by(problem, network, network.equations, some, levels[:, rows], None)
+        better = _spread_by(problem, network, network.usable_spans, some, levels[:, rows], None)
         spread = replace_rows(spread, rows, better)
     return spread
 
 
 def _first_inputs(problem: Problem, network: Network) -> tuple[Span, ...]:
     """Return the first forward equations that are clearly more than the unknowns, or all equations."""
-    inputs = [span for span in network.equations if not span.signals]
+    inputs = [span for span in network.usable_spans if not span.signals]
     for count in range(1, len(inputs) + 1):
         if sum(span.equations for span in inputs[:count]) >= ENOUGH * problem.batch_size:
             return tuple(inputs[:count])
-    return network.equations
+    return network.usable_spans
 
 
 def _spread_by(
@@ -122,9 +122,9 @@ def _spread_by(
 ) -> Spread:
     """Return what ``spread_of`` returns, from the matrices JᵀJ of the equations of some spans.
 
-    If the bias gradient is off by δ in the direction of p, p must not end in 1 but in 1 + δ. The smallest residuals
-    then move by -δ (o + B w), with origin o and basis B of the points, and w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o. Chunks of points
-    bound the memory.
+    If the bias gradient is off by δ for a sample, the last entry of V p̄ should be 1 + δ instead of 1. The smallest
+    residuals then move by -δ (o + B w), with origin o and basis B of the points, and w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o. Chunks
+    of points bound the memory.
     """
     equations, weights, (origin, basis) = weighted_equations(problem, network, spans, levels)
     t = (found.coordinates - origin) @ basis
@@ -139,19 +139,19 @@ def _spread_by(
             linear = others.rows[rows] @ extended
             products = products + linear.mT @ linear
         products, along = products[:, :-1, :-1], products[:, :-1, -1]
-        pulled = _pull_of_noise(network, equations, at, found.labels[rows], levels[:, rows])[:, :-1]
+        slope = _slope_of_noise(network, equations, at, found.labels[rows], levels[:, rows])[:, :-1]
         factors, failed = torch.linalg.cholesky_ex(products)
-        solved = torch.cholesky_solve(torch.stack([pulled, along], dim=2), factors)
+        solved = torch.cholesky_solve(torch.stack([slope, along], dim=2), factors)
         moved, turned = torch.linalg.vector_norm(solved, dim=1).unbind(1)
         shifted = off[rows] * torch.hypot(turned, torch.linalg.vector_norm(origin)).nan_to_num(nan=torch.inf)
-        bias = torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf)
-        trace, largest = inverse_spectrum(products)
+        offset = torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf)
+        trace, largest = trace_and_largest_of_inverse(products)
         kept = factors if problem.batch_size <= LARGE_BATCH else None
-        parts.append(Spread(trace.sqrt(), largest.sqrt(), bias, kept).with_noise(shifted, shifted))
+        parts.append(Spread(trace.sqrt(), largest.sqrt(), offset, kept).with_noise(shifted, shifted))
     return join_rows(*parts)
 
 
-def _pull_of_noise(
+def _slope_of_noise(
     network: Network,
     equations: Residuals,
     t: Float[Tensor, "k u"],
@@ -163,15 +163,15 @@ def _pull_of_noise(
     A vector v in a space with the basis B and the singular values Σ has the noise σ √e ‖Σ⁻¹Bᵀv‖ / ‖v‖
     (``spearpp.inversion.spans``), and the squared residuals of its e equations are divided by level² / e.
     """
-    at = linearised(network, equations.preactivations(t), labels, network.equations)
+    at = linearised(network, equations.preactivations(t), labels, network.usable_spans)
     images = []
-    for span, vectors, level in zip(network.equations, at.vectors, levels, strict=True):
+    for span, vectors, level in zip(network.usable_spans, at.vectors, levels, strict=True):
         units = vectors / norm(vectors)[:, None]
         amplified = (units @ span.basis) / span.singular_values
         change = (amplified / span.singular_values) @ span.basis.T - amplified.square().sum(1, keepdim=True) * units
         image = (span.noise * span.equations / level).square()[:, None] * change / norm(vectors)[:, None]
         images.append(image[:, None, : image.shape[1] - span.appended_one])
-    return at.pull(images)[:, 0] @ equations.basis
+    return at.vjps(images)[:, 0] @ equations.basis
 
 
 def weighted_equations(
@@ -184,11 +184,11 @@ def weighted_equations(
     The level of a span is the norm of the noise of all its equations, so one equation has the level over the square
     root of their number.
     """
-    preactivations, one = coordinates_of(problem)
+    preactivations, one = coordinate_maps(problem)
     equations = Residuals(network, spans, preactivations, torch.float64)
     origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
     equations.place(origin, basis)
-    levels = levels[[network.equations.index(span) for span in spans]]
+    levels = levels[[network.usable_spans.index(span) for span in spans]]
     sizes = torch.tensor([span.equations for span in spans], device=levels.device)
     return equations, (sizes[:, None].sqrt() / levels).T, (origin, basis)
 
@@ -210,7 +210,7 @@ def nearly_linear(
     With ±δ of the size of the error, r(p + δ) + r(p - δ) - 2 r(p) must be small against r(p + δ) - r(p - δ). A larger
     error allows more: in a network that is not saturated, the share is about 0.6 times the error.
     """
-    equations, weights, (origin, basis) = weighted_equations(problem, network, network.equations, levels)
+    equations, weights, (origin, basis) = weighted_equations(problem, network, network.usable_spans, levels)
     t, generator = (found.coordinates - origin) @ basis, torch.Generator().manual_seed(0)
     size = (error * torch.linalg.vector_norm(found.coordinates, dim=1))[:, None]
     here, shares = equations(t, found.labels, weights), []

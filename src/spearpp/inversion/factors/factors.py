@@ -32,7 +32,7 @@ class Factors:
     row_noise: Float[Tensor, "*u m"]
     """σ_k, the standard deviation of the noise in row k of Ĝ."""
     live: Bool[Tensor, "*u m"]
-    """Which neurons have a gradient. The other neurons are inactive for every sample and contain no information."""
+    """Which neurons have a gradient. The other rows are zero: the neurons are inactive for every sample, or pruned."""
     row_norms: Float[Tensor, "*u m"]
     """‖Ĝ_k‖, the norm of each row of Ĝ."""
     outside: Float[Tensor, "*u"]

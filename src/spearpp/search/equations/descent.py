@@ -46,7 +46,7 @@ def descend(
     damping: float,
     tolerance: float = 0.0,
     patience: int,
-    left: float = 0.0,
+    unfinished: float = 0.0,
     recorded: bool = False,
     most: int | None = None,
 ) -> Ends:
@@ -74,7 +74,7 @@ def descend(
             damping=damping,
             tolerance=tolerance,
             patience=patience,
-            left=left,
+            unfinished=unfinished,
             recorded=recorded and equations.is_small(t),
         )
         return Ends(*found, matrices=True)
@@ -89,7 +89,7 @@ def descend(
             damping=damping,
             tolerance=tolerance,
             patience=patience,
-            left=left,
+            unfinished=unfinished,
         )
     finally:
         equations.basis = before

@@ -5,7 +5,7 @@ import torch
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinates_of, no_solutions
+from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_solutions
 from spearpp.linalg import sphere
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.directions import directions_of
@@ -38,8 +38,8 @@ class Finish:
     """
 
     def __init__(self, problem: Problem, network: Network) -> None:
-        self._problem, self._network, self._spans = problem, network, network.equations
-        self._a, self._one = coordinates_of(problem)
+        self._problem, self._network, self._spans = problem, network, network.usable_spans
+        self._a, self._one = coordinate_maps(problem)
         whole = torch.eye(problem.batch_size, dtype=self._a.dtype, device=self._a.device)
         self._origin, self._basis = affine(whole, self._one)
         self._every = Residuals(network, self._spans, self._a, torch.float64)

@@ -21,7 +21,7 @@ import torch
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinates_of, no_solutions
+from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_solutions
 from spearpp.inversion.spans import Span
 from spearpp.linalg import sphere
 from spearpp.model.loss import Loss
@@ -41,9 +41,9 @@ STEPS = 40
 PATIENCE = 15
 """Number of steps after which a start is done if a step hardly changes its residual. Design choice: more than the 5 to
 10 steps that samples of smooth networks take."""
-LEFT = 0.1
-"""Share of the starts of a round that is not waited for. Design choice: starts that take much longer than others mostly
-fail."""
+UNFINISHED = 0.1
+"""Share of the starts that may be unfinished when a round ends. Design choice: starts that take much longer than
+others mostly fail."""
 SMOOTH_STEPS = 6
 """Number of steps for each width of the smoothed activations. Design choice: the next width starts close to the
 solution of the last one, so few steps are enough."""
@@ -112,8 +112,8 @@ class Rounds:
     def __init__(self, problem: Problem, network: Network, generator: torch.Generator) -> None:
         self.problem, self.network, self.generator = problem, network, generator
         self.found, self.empty = no_solutions(problem), 0
-        self.a, self.one = coordinates_of(problem)
-        self.spans = network.equations
+        self.a, self.one = coordinate_maps(problem)
+        self.spans = network.usable_spans
         self._whole = torch.eye(problem.batch_size, dtype=self.a.dtype, device=self.a.device)
         forward = [span for span in self.spans if not span.signals]
         backward = [span for span in self.spans if span.signals]
@@ -196,7 +196,7 @@ class Rounds:
                 damping=1e-2 if each is None else 1e-3,
                 tolerance=max(FINE_ENOUGH, BELOW_NOISE * noise),
                 patience=PATIENCE,
-                left=LEFT,
+                unfinished=UNFINISHED,
                 recorded=True,
                 most=self.starts.with_matrices(equations, unknowns),
             )

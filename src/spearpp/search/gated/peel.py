@@ -19,7 +19,7 @@ import torch
 from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import ILL_CONDITIONED, Pairs, fits, no_pairs
+from spearpp.inversion.solutions import ILL_CONDITIONED, Pairs, no_pairs, pattern_agrees
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import gather_weighted, independent, kernel_vectors
@@ -96,5 +96,5 @@ def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tens
     points, directions = points[determined], refit(problem, solved[determined])
     zeros = problem.zeros(directions)
     scale = (points * directions).sum(1, keepdim=True)
-    single = fits(problem, points, zeros) & (scale[:, 0].abs() * ILL_CONDITIONED >= 1)
+    single = pattern_agrees(problem, points, zeros) & (scale[:, 0].abs() * ILL_CONDITIONED >= 1)
     return points[single], directions[single] / scale[single]
