@@ -6,6 +6,7 @@ samples can be recovered.
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -1419,3 +1420,38 @@ def eq_strange(g: torch.Generator) -> HostileClient:
     x, y = samples(number(2, 10, g), n, g, c)
     act = pick([lambda: Nearly("sin", 3.0), nn.Hardtanh, nn.ReLU6, nn.Softsign, nn.Tanhshrink, nn.Hardshrink], g)
     return solved(one_step(smooth(n, hidden, c, g, act=act), pick([1.0, 5.0], g) * x, entropy(y)))
+
+
+@family("equations: an offset of the inputs that the bias removes, with noise")
+def eq_offset_in_bias(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    offset = pick([1.0, 3.0, 10.0, 30.0], g)
+    model = smooth(n, hidden, 10, g, act=pick([nn.ReLU, nn.ReLU, nn.LeakyReLU, nn.ELU], g))
+    x, y = samples(number(4, hidden[0] // 3, g), n, g)
+    first = first_linear(model)[1]
+    with torch.no_grad():
+        first.bias.sub_(offset * first.weight.sum(1))
+    client = one_step(model, x + offset, entropy(y))
+    size = torch.cat([each.flatten() for each in client.update.gradients.values()]).square().mean().sqrt()
+    return solved(with_noise(client, float(size) * 10 ** uniform(-7, -4, g), g))
+
+
+@family("equations: a network with few neurons that are not pruned")
+def eq_pruned_neurons(g: torch.Generator) -> HostileClient:
+    kept, width = number(20, 40, g), pick([80, 300, 1000], g)
+    model = smooth(40, [width] * number(2, 3, g), 10, g)
+    layers = [each for each in model if isinstance(each, nn.Linear)]
+    with torch.no_grad():
+        for before, after in itertools.pairwise(layers):
+            before.weight[kept:] = 0
+            before.bias[kept:] = 0
+            after.weight[:, kept:] = 0
+            after.weight.mul_((width / kept) ** 0.5)
+    x, y = samples(number(4, 3 * kept // 4, g), 40, g)
+    client = one_step(model, x, entropy(y))
+    level = pick([0.0, 1e-6, 1e-5], g) * float(client.update.gradients["0.weight"].abs().max())
+    sent = {
+        name: each + level * torch.randn(each.shape, generator=g) * (each != 0)
+        for name, each in client.update.gradients.items()
+    }
+    return solved(replace(client, update=ClientUpdate.from_gradients(model, sent)))

@@ -263,15 +263,12 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
             continue
         noise, rounding = factors.entry_noise, ROUNDING * later.gradient_epsilon
         rows = factors.rows.T.contiguous()
-        if rows.shape[0] > own.batch_size:
-            spans.append(
-                Span(index, False, rows, factors.singular_values, noise, rounding, factors.left, later.has_bias)
-            )
-        if factors.left.shape[0] > own.batch_size:
-            spans.append(Span(index, True, factors.left, factors.singular_values, noise, rounding, rows))
-    if own.left.shape[0] > own.batch_size:
-        rounding = ROUNDING * seen.gradient_epsilon
-        spans.append(Span(0, True, own.left, own.singular_values, own.entry_noise, rounding))
+        values, left = factors.singular_values, factors.left
+        spans.append(Span(index, False, rows, values, noise, rounding, left, later.has_bias))
+        spans.append(Span(index, True, left, values, noise, rounding, rows))
+    rounding = ROUNDING * seen.gradient_epsilon
+    spans.append(Span(0, True, own.left, own.singular_values, own.entry_noise, rounding))
+    spans = [span for span in spans if span.equations > 0]
     rests = tuple(each.rest for each in rounds)
     return Network(rests, loss, outputs, tuple(spans), weights, output_gradient, notes=notes)
 

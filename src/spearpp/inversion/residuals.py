@@ -24,7 +24,9 @@ networks with a few hidden layers."""
 
 
 class _Linearised(NamedTuple):
-    """Residuals, and the maps between directions [k, n, u] and their derivatives [k, n, e], for each span."""
+    """Residuals, and the maps from directions [k, n, u] to their derivatives [k, n, e] of each span, and from there to
+    pre-activations [k, n, m].
+    """
 
     residuals: list[Tensor]
     scales: list[Float[Tensor, "k"]]
@@ -143,12 +145,22 @@ class Residuals:
         def product(direction: Tensor) -> Tensor:
             with _lower_precision(t):
                 images = at.jvps(direction[:, None])
-                return at.vjps([square * image for square, image in zip(squares, images, strict=True)])[:, 0]
+                pulled = at.vjps([square * image for square, image in zip(squares, images, strict=True)])
+                return pulled[:, 0] @ self.basis
 
         with _lower_precision(t):
             pairs = zip(scales, at.residuals, strict=True)
-            slope = at.vjps([scale * residual[:, None] for scale, residual in pairs])[:, 0]
+            slope = at.vjps([scale * residual[:, None] for scale, residual in pairs])[:, 0] @ self.basis
         return _squared(at.residuals), slope, product
+
+    def crossed(
+        self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"]
+    ) -> Float[Tensor, "k u m"]:
+        """Return JᵀJ_z of each point, with the derivatives J_z of the residuals with respect to the pre-activations."""
+        at = self._linearised(t, labels, weights)
+        axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
+        pairs = zip(at.scales, at.jvps(axes), strict=True)
+        return at.vjps([scale.square()[:, None, None] * image for scale, image in pairs])
 
     def _linearised(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> _Linearised:
         """Return residuals and derivatives. The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖."""
@@ -172,7 +184,7 @@ class Residuals:
                 torch.baddbmm(image @ outside.T, image @ share.mT, unit[:, None], alpha=-1)
                 for image, (outside, unit, share) in zip(images, frames, strict=True)
             ]
-            return at.vjps(back) @ self.basis
+            return at.vjps(back)
 
         residuals = [share * factor[:, None] for share, factor in zip(shares, factors, strict=True)]
         scales = [factor / norm for factor, norm in zip(factors, norms, strict=True)]

@@ -32,10 +32,14 @@ class Span:
     sensitivity: float = 0.0
     """The share outside that noise in the entries of the input causes, over the standard deviation of this noise."""
 
-    @property
+    @cached_property
     def equations(self) -> int:
-        """Number of equations: the dimensions outside the space."""
-        return self.basis.shape[0] - self.basis.shape[1]
+        """Number of equations: the dimensions outside the space.
+
+        Entries that are zero in the whole space do not count. They belong to neurons without a gradient, have no noise,
+        and their equations hold for all points nearby.
+        """
+        return int((self.basis != 0).any(1).sum()) - self.basis.shape[1]
 
     @property
     def typical_level(self) -> float:
@@ -44,7 +48,7 @@ class Span:
         return math.hypot(noise, self.drift)
 
     @cached_property
-    def complement(self) -> Float[Tensor, "d equations"]:
+    def complement(self) -> Float[Tensor, "d _"]:
         """Orthonormal basis of the vectors that are orthogonal to the space."""
         return torch.linalg.qr(self.basis, mode="complete")[0][:, self.basis.shape[1] :]
 

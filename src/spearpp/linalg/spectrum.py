@@ -29,8 +29,7 @@ def trace_and_largest_of_inverse(matrices: Float[Tensor, "k u u"]) -> tuple[Floa
 
     Both are inf if a matrix is singular up to rounding. The smallest eigenvalue of a positive definite matrix is at
     least the reciprocal of the trace of its inverse, and the largest one is at most its trace. Eigenvalues are computed
-    only where these bounds do not decide. The bound on the largest eigenvalue of C is the sixteenth root of the trace
-    of C¹⁶. It exceeds the eigenvalue by a factor of at most u^(1/16), which is 1.6 for u = 2000.
+    only where these bounds do not decide.
 
     >>> trace, largest = trace_and_largest_of_inverse(torch.diag_embed(torch.tensor([[2.0, 4.0], [1.0, 0.0]])))
     >>> trace.tolist(), [round(float(each), 3) for each in largest]
@@ -42,11 +41,7 @@ def trace_and_largest_of_inverse(matrices: Float[Tensor, "k u u"]) -> tuple[Floa
     identity = torch.eye(matrices.shape[1], dtype=matrices.dtype, device=matrices.device)
     roots = torch.linalg.solve_triangular(factors, identity.expand_as(factors), upper=False)
     trace = roots.square().sum((1, 2))
-    roots = roots / trace.sqrt()[:, None, None]  # so that powers do not overflow
-    power = roots @ roots.mT
-    for _ in range(3):
-        power = power @ power
-    largest = trace * torch.linalg.matrix_norm(power) ** (1 / 8)
+    largest = trace * _largest_of_unit_trace(roots / trace.sqrt()[:, None, None])
     clear = (failed == 0) & (1 / trace > rounding * matrices.diagonal(dim1=1, dim2=2).sum(1))
     rows = torch.nonzero(~clear)[:, 0]
     if len(rows):
@@ -55,3 +50,26 @@ def trace_and_largest_of_inverse(matrices: Float[Tensor, "k u u"]) -> tuple[Floa
         trace[rows] = torch.where(regular, (1 / values).sum(1), torch.inf)
         largest[rows] = torch.where(regular, 1 / values[:, 0], torch.inf)
     return trace, largest
+
+
+def trace_and_largest(roots: Float[Tensor, "k u n"]) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+    """Return the trace of A Aᵀ, and a bound on its largest eigenvalue.
+
+    >>> trace, largest = trace_and_largest(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))
+    >>> float(trace), round(float(largest), 3)
+    (5.0, 4.0)
+    """
+    trace = roots.square().sum((1, 2))
+    units = roots / trace.sqrt().clamp_min(torch.finfo(roots.dtype).tiny)[:, None, None]
+    return trace, trace * _largest_of_unit_trace(units)
+
+
+def _largest_of_unit_trace(roots: Float[Tensor, "k u n"]) -> Float[Tensor, "k"]:
+    """Return a bound on the largest eigenvalue of M = A Aᵀ, whose trace is 1: the sixteenth root of the trace of M¹⁶.
+
+    It exceeds the eigenvalue by a factor of at most u^(1/16), which is 1.6 for u = 2000.
+    """
+    power = roots @ roots.mT
+    for _ in range(3):
+        power = power @ power
+    return torch.linalg.matrix_norm(power) ** (1 / 8)

@@ -56,7 +56,8 @@ def judge_points(
     preactivations, _ = coordinate_maps(problem)
     z = found.coordinates @ preactivations.T
     shares, levels = network.levels(z, found.labels)
-    excess = (shares / levels).amax(0)
+    ratios = shares / levels
+    excess = ratios.amax(0)
     if others is not None:
         excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
     spread = spread_of(problem, network, found, levels, others)
@@ -65,8 +66,9 @@ def judge_points(
     inputs = (found.coordinates @ factors.rows)[:, : columns - problem.seen.has_bias]
     length = torch.linalg.vector_norm(inputs, dim=1)
     entry = row_deviation(factors, found.coordinates)
-    noise = excess.clamp_min(1) * spread.with_noise(columns**0.5 * entry, entry).reach
-    unexplained = _unexplained(network, shares / levels) * spread.largest
+    fitted = _share_of_fit(problem, network, others)
+    noise = (fitted * excess).clamp_min(1) * spread.with_noise(columns**0.5 * entry, entry).reach
+    unexplained = _unexplained(network, fitted * ratios) * spread.largest
     error = ((noise + unexplained + spread.offset) / length).nan_to_num(nan=torch.inf)
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
@@ -95,6 +97,16 @@ def _counts(network: Network) -> dict[str, float]:
         name: float(sum(span.equations for span in network.usable_spans if span.signals is signals))
         for name, signals in (("forward", False), ("backward", True))
     }
+
+
+def _share_of_fit(problem: Problem, network: Network, others: Orthogonal | None) -> float:
+    """Return how many times larger the residuals at the sample are than at the point that has been fitted to them.
+
+    Of e equations with independent noise, a fit of u unknowns leaves e - u degrees of freedom.
+    """
+    count = sum(span.equations for span in network.usable_spans) + (0 if others is None else others.rows.shape[1])
+    unknowns = problem.batch_size - problem.seen.has_bias
+    return (count / max(1, count - unknowns)) ** 0.5
 
 
 def _unexplained(network: Network, ratios: Float[Tensor, "s k"]) -> Float[Tensor, "k"]:

@@ -23,7 +23,7 @@ from spearpp.inversion.spans import Span, norm
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
-from spearpp.linalg.spectrum import trace_and_largest_of_inverse
+from spearpp.linalg.spectrum import trace_and_largest, trace_and_largest_of_inverse
 from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
 
 ENOUGH = 1.5
@@ -131,8 +131,10 @@ def _spread_by(
     extended = torch.cat([basis, origin[:, None]], dim=1)
     equations.place(origin, extended)
     off = problem.tolerance.bias_noise * problem.tolerance.amplification(found.coordinates)
+    entry, unseen = row_deviation(problem.factors, found.coordinates), _weight_outside(problem)
     parts = []
-    for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, 64 * t.shape[1] ** 2)):
+    bytes_each = 64 * t.shape[1] ** 2 + 32 * t.shape[1] * len(unseen)
+    for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, bytes_each)):
         at = torch.cat([t[rows], torch.zeros_like(t[rows, :1])], dim=1)
         products = equations.normal_equations(at, found.labels[rows], weights[rows])[1]
         if others is not None:
@@ -147,8 +149,19 @@ def _spread_by(
         offset = torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf)
         trace, largest = trace_and_largest_of_inverse(products)
         kept = factors if problem.batch_size <= LARGE_BATCH else None
-        parts.append(Spread(trace.sqrt(), largest.sqrt(), offset, kept).with_noise(shifted, shifted))
+        spread = Spread(trace.sqrt(), largest.sqrt(), offset, kept).with_noise(shifted, shifted)
+        crossed = equations.crossed(at, found.labels[rows], weights[rows])[:, :-1]
+        response = torch.cholesky_solve(crossed, factors) @ unseen
+        total, most = (entry[rows] * each.sqrt().nan_to_num(nan=torch.inf) for each in trace_and_largest(response))
+        parts.append(spread.with_noise(total, most))
     return join_rows(*parts)
+
+
+def _weight_outside(problem: Problem) -> Float[Tensor, "m r"]:
+    """Return a square root of Ŵ (I - V Vᵀ) Ŵᵀ: how noise in the part of an input outside of V moves pre-activations."""
+    weight = problem.seen.weight.to(problem.factors.left)
+    outside = weight - (weight @ problem.factors.rows.T) @ problem.factors.rows
+    return outside if outside.shape[1] <= outside.shape[0] else torch.linalg.qr(outside.T, mode="r")[1].T
 
 
 def _slope_of_noise(

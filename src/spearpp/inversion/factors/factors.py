@@ -59,8 +59,8 @@ class Factors:
 
     @property
     def entry_noise(self) -> float:
-        """Standard deviation of the noise in an entry of Ĝ, averaged over the rows of one layer."""
-        return float(torch.linalg.vector_norm(self.row_noise)) / max(1, len(self.row_noise)) ** 0.5
+        """Standard deviation of the noise in an entry of Ĝ: the root mean square over the rows with a gradient."""
+        return float(torch.linalg.vector_norm(self.row_noise[self.live])) / max(1, self.live_neurons) ** 0.5
 
     def shares(self, directions: Float[Tensor, "k b"], coordinates: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
         """Return ‖d_i‖ ‖x̂_i‖ over the norm of the gradient; not finite if an input has no gradient in its direction."""
