@@ -153,14 +153,15 @@ class Residuals:
             slope = at.vjps([scale * residual[:, None] for scale, residual in pairs])[:, 0] @ self.basis
         return _squared(at.residuals), slope, product
 
-    def crossed(
+    def information(
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"]
-    ) -> Float[Tensor, "k u m"]:
-        """Return JᵀJ_z of each point, with the derivatives J_z of the residuals with respect to the pre-activations."""
+    ) -> tuple[Float[Tensor, "k u u"], Float[Tensor, "k u m"]]:
+        """Return JᵀJ and JᵀJ_z of each point, where J_z are derivatives with respect to the pre-activations."""
         at = self._linearised(t, labels, weights)
         axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
-        pairs = zip(at.scales, at.jvps(axes), strict=True)
-        return at.vjps([scale.square()[:, None, None] * image for scale, image in pairs])
+        parts = [scale[:, None, None] * image for scale, image in zip(at.scales, at.jvps(axes), strict=True)]
+        product = torch.stack([part @ part.mT for part in parts]).sum(0)
+        return product, at.vjps([scale[:, None, None] * part for scale, part in zip(at.scales, parts, strict=True)])
 
     def _linearised(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> _Linearised:
         """Return residuals and derivatives. The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖."""

@@ -122,6 +122,9 @@ def _spread_by(
 ) -> Spread:
     """Return what ``spread_of`` returns, from the matrices JᵀJ of the equations of some spans.
 
+    Noise δ of an input outside of V moves the pre-activations by Ŵ δ, and with them the smallest residuals by
+    -(JᵀJ)⁻¹ JᵀJ_z Ŵ δ.
+
     If the bias gradient is off by δ for a sample, the last entry of V p̄ should be 1 + δ instead of 1. The smallest
     residuals then move by -δ (o + B w), with origin o and basis B of the points, and w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o. Chunks
     of points bound the memory.
@@ -133,10 +136,10 @@ def _spread_by(
     off = problem.tolerance.bias_noise * problem.tolerance.amplification(found.coordinates)
     entry, unseen = row_deviation(problem.factors, found.coordinates), _weight_outside(problem)
     parts = []
-    bytes_each = 64 * t.shape[1] ** 2 + 32 * t.shape[1] * len(unseen)
+    bytes_each = 64 * t.shape[1] * (t.shape[1] + 2 * len(unseen))
     for rows in torch.arange(len(t), device=t.device).split(chunk_size(t.device, bytes_each)):
         at = torch.cat([t[rows], torch.zeros_like(t[rows, :1])], dim=1)
-        products = equations.normal_equations(at, found.labels[rows], weights[rows])[1]
+        products, crossed = equations.information(at, found.labels[rows], weights[rows])
         if others is not None:
             linear = others.rows[rows] @ extended
             products = products + linear.mT @ linear
@@ -150,8 +153,7 @@ def _spread_by(
         trace, largest = trace_and_largest_of_inverse(products)
         kept = factors if problem.batch_size <= LARGE_BATCH else None
         spread = Spread(trace.sqrt(), largest.sqrt(), offset, kept).with_noise(shifted, shifted)
-        crossed = equations.crossed(at, found.labels[rows], weights[rows])[:, :-1]
-        response = torch.cholesky_solve(crossed, factors) @ unseen
+        response = torch.cholesky_solve(crossed[:, :-1], factors) @ unseen
         total, most = (entry[rows] * each.sqrt().nan_to_num(nan=torch.inf) for each in trace_and_largest(response))
         parts.append(spread.with_noise(total, most))
     return join_rows(*parts)
