@@ -86,9 +86,9 @@ def spread_of(
 ) -> Spread:
     """Return how far noise moves each point.
 
-    The matrices JᵀJ of a large batch take most of the time of an inversion. Its
-    points are judged by the inputs of the first later layers alone, if these are enough: fewer equations leave a larger
-    error. Points that are not exact by these are judged by all equations.
+    The matrices JᵀJ of a large batch take most of the time of an inversion. Its points are judged by the inputs of the
+    first later layers alone, if these are enough: fewer equations leave a larger error. Points that are not exact by
+    these are judged by all equations.
     """
     if problem.batch_size <= LARGE_BATCH or others is not None:
         return _spread_by(problem, network, network.usable_spans, found, levels, others)
