@@ -206,11 +206,26 @@ class Network:
             cancellation = self._cancellation(signals)
         pairs = list(zip(spans, vectors, strict=True))
         shares = torch.stack([span.share_outside(each) for span, each in pairs])
-        input_noise = torch.zeros_like(cancellation)
-        if self.input_noise is not None:
-            input_noise = torch.linalg.vector_norm(preactivations @ self.input_noise.T, dim=1)
+        input_noise = self._noise_of_inputs(preactivations)
         levels = torch.stack([span.level(each, cancellation, input_noise) for span, each in pairs])
         return vectors, shares, levels
+
+    def without_input_noise(
+        self, preactivations: Float[Tensor, "k m"], levels: Float[Tensor, "s k"]
+    ) -> Float[Tensor, "k"]:
+        """Return the part of the levels that noise in the entries of the inputs does not cause, as a share.
+
+        The largest share of all ``usable_spans`` counts. The parts of a level add as squares.
+        """
+        noise = self._noise_of_inputs(preactivations)
+        moved = torch.stack([span.sensitivity * noise for span in self.usable_spans]) / levels
+        return (1 - moved.square()).clamp_min(0).amax(0).sqrt()
+
+    def _noise_of_inputs(self, preactivations: Float[Tensor, "k m"]) -> Float[Tensor, "k"]:
+        """Return the standard deviation of the noise in the entries of each input; 0 if it is rounding."""
+        if self.input_noise is None:
+            return torch.zeros_like(preactivations[:, 0])
+        return torch.linalg.vector_norm(preactivations @ self.input_noise.T, dim=1)
 
     def _inputs(self, preactivations: Tensor, widths: Mapping[str, float] | None) -> list[Tensor]:
         """Return the inputs of the later layers of all rounds."""

@@ -68,7 +68,7 @@ def judge_points(
     entry = row_deviation(factors, found.coordinates)
     fitted = _share_of_fit(problem, network, others)
     noise = (fitted * excess).clamp_min(1) * spread.with_noise(columns**0.5 * entry, entry).reach
-    unexplained = _unexplained(network, ratios) * spread.largest
+    unexplained = _unexplained(network, ratios) * spread.response
     error = ((noise + unexplained + spread.offset) / length).nan_to_num(nan=torch.inf)
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)

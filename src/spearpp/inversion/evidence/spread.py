@@ -61,6 +61,8 @@ class Spread:
     """Largest standard deviation of the random vector along any direction."""
     offset: Float[Tensor, "k"]
     """Distance between the smallest residuals and the sample that does not depend on the random numbers."""
+    response: Float[Tensor, "k"]
+    """Largest distance by which residuals of norm 1 move the point."""
     factors: Float[Tensor, "k u u"] | None = None
     """Cholesky factors of JᵀJ; None for a large batch, because they would need too much memory."""
 
@@ -123,7 +125,8 @@ def _spread_by(
     """Return what ``spread_of`` returns, from the matrices JᵀJ of the equations of some spans.
 
     Noise δ of an input outside of V moves the pre-activations by Ŵ δ, and with them the smallest residuals by
-    -(JᵀJ)⁻¹ JᵀJ_z Ŵ δ.
+    -(JᵀJ)⁻¹ JᵀJ_z Ŵ δ. The levels treat this noise as independent in all equations, so its part in them is left out of
+    (JᵀJ)⁻¹.
 
     If the bias gradient is off by δ for a sample, the last entry of V p̄ should be 1 + δ instead of 1. The smallest
     residuals then move by -δ (o + B w), with origin o and basis B of the points, and w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o. Chunks
@@ -150,12 +153,13 @@ def _spread_by(
         moved, turned = torch.linalg.vector_norm(solved, dim=1).unbind(1)
         shifted = off[rows] * torch.hypot(turned, torch.linalg.vector_norm(origin)).nan_to_num(nan=torch.inf)
         offset = torch.where((failed == 0) & torch.isfinite(moved), moved, torch.inf)
-        trace, largest = trace_and_largest_of_inverse(products)
+        white = network.without_input_noise(equations.preactivations(at), levels[:, rows])
+        usual, most = (each.sqrt() for each in trace_and_largest_of_inverse(products))
         kept = factors if problem.batch_size <= LARGE_BATCH else None
-        spread = Spread(trace.sqrt(), largest.sqrt(), offset, kept).with_noise(shifted, shifted)
-        response = torch.cholesky_solve(crossed[:, :-1], factors) @ unseen
-        total, most = (entry[rows] * each.sqrt().nan_to_num(nan=torch.inf) for each in trace_and_largest(response))
-        parts.append(spread.with_noise(total, most))
+        spread = Spread(white * usual, white * most, offset, most, kept).with_noise(shifted, shifted)
+        follows = torch.cholesky_solve(crossed[:, :-1], factors) @ unseen
+        total, largest = (entry[rows] * each.sqrt().nan_to_num(nan=torch.inf) for each in trace_and_largest(follows))
+        parts.append(spread.with_noise(total, largest))
     return join_rows(*parts)
 
 
