@@ -9,17 +9,9 @@ from dataclasses import replace
 import torch
 
 from spearpp.errors import OptionError
+from spearpp.inversion.assemble import Recovered, assemble, no_inputs
 from spearpp.inversion.levels import with_input_noise
-from spearpp.inversion.loop import (
-    Recovered,
-    SearchOutcome,
-    assemble,
-    contradicts,
-    no_inputs,
-    nothing_to_find,
-    only_direction,
-    search_loop,
-)
+from spearpp.inversion.loop import SearchOutcome, contradicts, nothing_to_find, only_direction, search_loop
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer

@@ -1,58 +1,42 @@
-"""Search loop for one layer, and the inputs that follow from what a search found.
+"""Search loop for one layer.
 
 The loop runs a search round by round. Each round proposes candidate directions. The loop adds them to the pool,
 selects the best b of them and checks their evidence. It stops when a selection has λ = 1 or only consistent inputs,
 when b inputs match two layers or satisfy the equations of the network, at the deadline, when the search has no more
-rounds, or at Ctrl-C. ``assemble`` then computes the inputs, with the evidence for each.
+rounds, or at Ctrl-C. ``spearpp.inversion.assemble`` then computes the inputs, with the evidence for each.
 """
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from spearpp.inversion.evidence import (
-    WHOLE_NETWORK,
     Evidence,
-    agreement,
     certify,
-    certify_together,
-    certify_two_layers,
     certify_whole,
-    chance_in_bits,
 )
-from spearpp.inversion.matches import Matches, solve_inputs
+from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import Network
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Progress
 from spearpp.inversion.selection import (
     Selection,
-    fix_scale,
     initial,
-    inputs_at,
-    least_noisy_first,
     polish,
-    recover,
     select,
 )
-from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, coordinate_maps, no_solutions, pattern_agrees
-from spearpp.inversion.tolerance import RARE
-from spearpp.linalg import sphere
+from spearpp.inversion.solutions import Pairs, Solutions, coordinate_maps, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Proposals, Search
-from spearpp.types import Bool, Tensor, select_rows
 
 INTERRUPTED = "the search was interrupted"
 OUT_OF_TIME = "the time budget was spent"
 UNRELATED = 0.7
 """Share of a later layer's input outside the row space of its gradient above which the two are unrelated. Design
 choice: less than half of its squared norm is then inside. A random vector is nearly completely outside."""
-NEAR_ZERO = 0.02
-"""Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
-that is off by 2 % changes a pre-activation by about as much."""
 
 
 @dataclass
@@ -196,126 +180,3 @@ def _final_evidence(problem: Problem, chosen: Selection) -> Evidence | None:
     if not chosen.full:
         return None
     return certify(problem, chosen) if chosen.score == 1.0 else certify_whole(problem, chosen)
-
-
-@dataclass(frozen=True)
-class Recovered:
-    """Recovered inputs and their evidence, one row for each input."""
-
-    inputs: Tensor
-    certified: Tensor
-    directions: Tensor
-    evidence: Evidence | None
-    score: float
-
-    def unproved(self) -> "Recovered":
-        """Return the same inputs without a proof."""
-        none = torch.zeros_like(self.certified)
-        return replace(self, certified=none, evidence=self.evidence and replace(self.evidence, determined=none))
-
-    def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
-        """Return which inputs fit the gradient, which is weaker than to be certified.
-
-        With the equations of the network, or for a single sample, these are the inputs for which the evidence holds.
-        Otherwise L q must be zero at the neurons that the input leaves inactive, at more of them than chance explains.
-        Inputs can fit despite Dropout, noise and samples that were not found.
-        """
-        found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
-        if self.evidence is not None and self.evidence.layers == WHOLE_NETWORK:
-            return self.evidence.holds
-        if problem.batch_size == 1 and self.evidence is not None:  # the only input that the gradient allows
-            return self.evidence.holds
-        if not len(self.directions) or problem.batch_size == 1:
-            return found
-        weight, live = problem.seen.weight.to(self.inputs), problem.factors.live
-        inputs = self.inputs[: len(self.directions)].double()
-        if problem.seen.has_bias:
-            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
-        z = inputs @ weight.T
-        silent = live & (z < -NEAR_ZERO * z.square().mean(1, keepdim=True).sqrt())
-        zeros = problem.zeros(self.directions) & live
-        bits = chance_in_bits(live.sum(), zeros.sum(1), (silent & zeros).sum(1), problem.batch_size - 1)
-        conflicts = (silent & ~zeros).sum(1) <= CONFLICTS * live.sum()
-        found[: len(z)] = conflicts & (bits >= math.log2(problem.batch_size / RARE))
-        return found
-
-
-def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
-    """Return the inputs that all directions give together, or those that two layers determine if they certify more."""
-    if outcome.solutions is not None and problem.network is not None:
-        return _solved(problem, problem.network, outcome.solutions)
-    chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
-    best = _together(problem, chosen, outcome.evidence)
-    if problem.batch_size == 1 and problem.network is not None:
-        return best.unproved()  # later layers contradict the only input
-    whole = best.evidence is not None and bool(best.evidence.consistent.all())
-    if whole and (bool(best.certified.all()) or not outcome.matches):
-        return best
-    if not whole:
-        chosen = polish(problem, select(problem, outcome.pool, order=least_noisy_first(problem, outcome.pool)))
-        best = _most_certified(best, _together(problem, chosen))
-        if outcome.pairs is not None and best.evidence is None:
-            best = _peeled(problem, outcome.pairs, chosen.score) or best
-    if problem.next_layer is None or not outcome.matches:
-        return best
-    seen = outcome.matches
-    solved = solve_inputs(problem, problem.next_layer, seen.points, seen, own=True)
-    evidence = certify_two_layers(problem, problem.next_layer, seen, solved)
-    # If all inputs are samples up to their error, two layers replace them only if they certify more of them.
-    certified = int((evidence.exact if whole else evidence.consistent).sum())
-    if certified <= int(best.certified.sum()) or certified < int(best.fits(problem).sum()):
-        return best
-    score = agreement(problem, seen, solved)
-    return _certified_first(inputs_at(problem, solved.points, ~seen.masks), seen.directions, evidence, score)
-
-
-def no_inputs(problem: Problem) -> Recovered:
-    """Return a result without inputs."""
-    left, columns = problem.factors.left, problem.factors.right.shape[1] - problem.seen.has_bias
-    none = torch.zeros(0, dtype=torch.bool, device=left.device)
-    return Recovered(left.new_zeros(0, columns), none, left.new_zeros(0, left.shape[1]), None, 0.0)
-
-
-def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
-    """Return the inputs that satisfy the equations of the network; λ is the share of the batch that was found."""
-    if not len(found):
-        return no_inputs(problem)
-    found, evidence = certify_together(problem, network, found)
-    rows = problem.factors.rows
-    inputs = (found.coordinates @ rows)[:, : rows.shape[1] - problem.seen.has_bias]
-    return _certified_first(inputs, found.directions, evidence, len(found) / problem.batch_size)
-
-
-def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = None) -> Recovered:
-    """Return the inputs that all directions give together, without evidence if some directions were not found."""
-    inputs = recover(problem, chosen)
-    if chosen.full:
-        evidence = evidence or certify(problem, chosen)
-        return _certified_first(inputs, chosen.directions, evidence, chosen.score)
-    none = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-    return Recovered(inputs, none, chosen.directions[: chosen.found], None, chosen.score)
-
-
-def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
-    """Return the inputs that single rows of the gradient revealed; None if none of them fits the gradient.
-
-    These inputs are not certified, because a faint sample may be hidden in such a row.
-    """
-    units = sphere.retract(pairs.directions)
-    zeros = problem.zeros(units)
-    fitting = pattern_agrees(problem, pairs.points, zeros) & (fix_scale(problem, pairs.points, zeros) > 0)
-    if not bool(fitting.any()):
-        return None
-    none = torch.zeros(int(fitting.sum()), dtype=torch.bool, device=units.device)
-    return Recovered(inputs_at(problem, pairs.points[fitting], zeros[fitting]), none, units[fitting], None, score)
-
-
-def _most_certified(first: Recovered, other: Recovered) -> Recovered:
-    """Return the second result if it certifies more inputs than the first, else the first."""
-    return first if int(other.certified.sum()) <= int(first.certified.sum()) else other
-
-
-def _certified_first(inputs: Tensor, directions: Tensor, evidence: Evidence, score: float) -> Recovered:
-    order = evidence.exact.int().argsort(descending=True, stable=True)
-    evidence = select_rows(evidence, order)
-    return Recovered(inputs[order], evidence.exact, directions[order], evidence, score)

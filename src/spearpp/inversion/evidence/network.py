@@ -66,8 +66,8 @@ def judge_points(
     inputs = (found.coordinates @ factors.rows)[:, : columns - problem.seen.has_bias]
     length = torch.linalg.vector_norm(inputs, dim=1)
     entry = row_deviation(factors, found.coordinates)
-    fitted = _share_of_fit(problem, network, others)
-    noise = (fitted * excess).clamp_min(1) * spread.with_noise(columns**0.5 * entry, entry).reach
+    correction = _fit_correction(problem, network, others)
+    noise = (correction * excess).clamp_min(1) * spread.with_noise(columns**0.5 * entry, entry).reach
     unexplained = _unexplained(network, ratios) * spread.response
     error = ((noise + unexplained + spread.offset) / length).nan_to_num(nan=torch.inf)
     effective = effective_equations(problem, network, found)
@@ -99,7 +99,7 @@ def _counts(network: Network) -> dict[str, float]:
     }
 
 
-def _share_of_fit(problem: Problem, network: Network, others: Orthogonal | None) -> float:
+def _fit_correction(problem: Problem, network: Network, others: Orthogonal | None) -> float:
     """Return how many times larger the residuals at the sample are than at the point that has been fitted to them.
 
     Of e equations with independent noise, a fit of u unknowns leaves e - u degrees of freedom.

@@ -79,7 +79,10 @@ class Spread:
 
     @property
     def reach(self) -> Float[Tensor, "k"]:
-        """The norm that the random vector exceeds as rarely as a normal variable exceeds ``SIGMAS`` deviations."""
+        """The norm that the random vector exceeds as rarely as a normal variable exceeds ``SIGMAS`` deviations.
+
+        The second bound holds one-sided, and the first one, which is smaller if one direction dominates, two-sided.
+        """
         return torch.minimum(SIGMAS * self.total, self.total + SIGMAS * self.largest)
 
 
