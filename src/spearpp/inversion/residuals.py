@@ -69,15 +69,24 @@ class Residuals:
         return sum(span.equations for span in self.spans)
 
     def place(
-        self, origin: Float[Tensor, "b"], basis: Float[Tensor, "b u"], outside: Sequence[Float[Tensor, "_ k"]] = ()
+        self,
+        origin: Float[Tensor, "b"],
+        basis: Float[Tensor, "b u"],
+        outside: Sequence[Float[Tensor, "_ k"]] = (),
+        beyond: Float[Tensor, "m j"] | None = None,
     ) -> None:
-        """Set the coordinates, p = origin + basis · t, and for each span further directions outside of it."""
+        """Set the coordinates, p = origin + basis · t, and for each span further directions outside of it.
+
+        Changes ``beyond`` of the pre-activations, which no p causes, become the last coordinates.
+        """
         self._outside = self._all_outside
         if outside:
             pairs = zip(self._all_outside, outside, strict=True)
             self._outside = [torch.cat([always, each.to(self.dtype)], dim=1) for always, each in pairs]
         self._origin = (self._all @ origin).to(self.dtype)
         self.basis = (self._all @ basis).to(self.dtype)
+        if beyond is not None:
+            self.basis = torch.cat([self.basis, beyond.to(self.dtype)], dim=1)
 
     def preactivations(self, t: Float[Tensor, "k u"]) -> Float[Tensor, "k m"]:
         """Return the pre-activations of the layer."""
@@ -152,16 +161,6 @@ class Residuals:
             pairs = zip(scales, at.residuals, strict=True)
             slope = at.vjps([scale * residual[:, None] for scale, residual in pairs])[:, 0] @ self.basis
         return _squared(at.residuals), slope, product
-
-    def information(
-        self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"]
-    ) -> tuple[Float[Tensor, "k u u"], Float[Tensor, "k u m"]]:
-        """Return JᵀJ and JᵀJ_z of each point, where J_z are derivatives with respect to the pre-activations."""
-        at = self._linearised(t, labels, weights)
-        axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
-        parts = [scale[:, None, None] * image for scale, image in zip(at.scales, at.jvps(axes), strict=True)]
-        product = torch.stack([part @ part.mT for part in parts]).sum(0)
-        return product, at.vjps([scale[:, None, None] * part for scale, part in zip(at.scales, parts, strict=True)])
 
     def _linearised(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> _Linearised:
         """Return residuals and derivatives. The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from spearpp.linalg.recording import repeat
+from spearpp.linalg.recording import CHECKED, repeat
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
@@ -15,6 +15,8 @@ HOPELESS = 1e6
 LEAST_PROGRESS = 1e-3
 """Smallest relative change of the squared residual by a step that is not the end. Design choice: at this rate, halving
 the residual would take 1,400 steps. A step that raises the residual by less has reached a minimum up to rounding."""
+SIGNIFICANT = 10
+"""Smallest number of finished points from which their rate is estimated. Design choice: a third of it is random."""
 
 ACCURACY = 0.1
 """Relative residual of the equations of a step at which conjugate gradients stop. Measured: with 0.3 they take 0.8 to
@@ -42,8 +44,9 @@ def levenberg_marquardt(
     steps: int,
     damping: float = 1e-2,
     tolerance: float = 0.0,
+    close: float = 0.0,
     patience: int = 15,
-    unfinished: float = 0.0,
+    replaceable: bool = False,
     recorded: bool = False,
 ) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
     """Minimise the squared residuals of many points.
@@ -55,9 +58,11 @@ def levenberg_marquardt(
         steps: largest number of steps.
         damping: first damping, relative to the mean diagonal of JᵀJ.
         tolerance: norm of the residual at which a point is done.
+        close: norm of the residual at which a point is done once a step does not lower it.
         patience: number of steps after which a point is done if a step changes its residual by less than
             ``LEAST_PROGRESS``.
-        unfinished: share of points that need not be finished.
+        replaceable: whether the points are random starts, so that others can take their place. The descent then ends
+            when points finish more slowly than on average so far: other starts are then worth more.
         recorded: whether all points take every step, so that a GPU records the step once and replays it. This is
             faster where the launches of kernels take longer than their work. ``patience`` is not used then.
 
@@ -74,8 +79,8 @@ def levenberg_marquardt(
     [1.4142, -1.4142]
     """
     if recorded:
-        return _recorded(normal_equations, points, steps, damping, tolerance, unfinished)
-    state = _State(points, damping, tolerance, patience, unfinished)
+        return _recorded(normal_equations, points, steps, damping, tolerance, close, replaceable)
+    state = _State(points, damping, tolerance, close, patience, replaceable)
     state.error, hessian, slope = normal_equations(points, state.active)
     identity = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
     for step in range(steps):
@@ -102,8 +107,9 @@ def truncated_newton(
     steps: int,
     damping: float = 1e-2,
     tolerance: float = 0.0,
+    close: float = 0.0,
     patience: int = 15,
-    unfinished: float = 0.0,
+    replaceable: bool = False,
 ) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
     """Minimise the squared residuals of many points like ``levenberg_marquardt``, but without matrices.
 
@@ -117,9 +123,11 @@ def truncated_newton(
         steps: largest number of steps.
         damping: first damping. The mean diagonal of JᵀJ should be about 1.
         tolerance: norm of the residual at which a point is done.
+        close: norm of the residual at which a point is done once a step does not lower it.
         patience: number of steps after which a point is done if a step changes its residual by less than
             ``LEAST_PROGRESS``.
-        unfinished: share of points that need not be finished.
+        replaceable: whether the points are random starts, so that others can take their place. The descent then ends
+            when points finish more slowly than on average so far: other starts are then worth more.
 
     Returns:
         The end points, their squared residuals, and the number of steps summed over the points.
@@ -133,7 +141,7 @@ def truncated_newton(
     >>> [[round(float(each), 4) for each in row] for row in end]
     [[1.4142, 1.4142], [-1.4142, 1.4142]]
     """
-    state = _State(points, damping, tolerance, patience, unfinished)
+    state = _State(points, damping, tolerance, close, patience, replaceable)
     for step in range(steps):
         active = state.next()
         if not len(active):
@@ -145,24 +153,49 @@ def truncated_newton(
     return state.points, state.error, state.total
 
 
+class _Pace:
+    """How fast points finish.
+
+    Random starts that have not finished can be replaced by others. This pays when the points finish more slowly than
+    on average since the start.
+    """
+
+    def __init__(self) -> None:
+        self.finished, self.work = 0, 0.0
+
+    def slows(self, finished: int, work: float) -> bool:
+        """Return whether fewer points have finished for the work since the last call than on average."""
+        new, spent = finished - self.finished, work - self.work
+        self.finished, self.work = finished, work
+        return finished >= SIGNIFICANT and new * work < finished * spent
+
+
 class _State:
-    """Points that take steps, each with its own damping, until they are done or few are left."""
+    """Points that take steps, each with its own damping, until they are done."""
 
     def __init__(
-        self, points: Float[Tensor, "k u"], damping: float, tolerance: float, patience: int, unfinished: float
+        self,
+        points: Float[Tensor, "k u"],
+        damping: float,
+        tolerance: float,
+        close: float,
+        patience: int,
+        replaceable: bool,
     ) -> None:
-        self.points, self.tolerance, self.patience, self.unfinished = points.clone(), tolerance, patience, unfinished
+        self.points, self.tolerance, self.close, self.patience = points.clone(), tolerance, close, patience
+        self.finished, self.pace = 0, _Pace() if replaceable else None
         self.error = points.new_full((len(points),), torch.inf)
         self.strength = torch.full_like(self.error, damping)
         self.active = torch.arange(len(points), device=points.device)
-        self.total = 0
+        self.total = self.steps = 0
 
     def next(self) -> Int[Tensor, "a"]:
         """Return the indices of the points that take the next step."""
         self.active = self.active[self.error[self.active] > self.tolerance**2]
-        if len(self.active) <= self.unfinished * len(self.points):
+        work = self.total + len(self.points)  # the first derivatives count as a step
+        if self.pace is not None and self.steps % CHECKED == 0 and self.pace.slows(self.finished, work):
             self.active = self.active[:0]
-        self.total += len(self.active)
+        self.total, self.steps = self.total + len(self.active), self.steps + 1
         return self.active
 
     def accept(self, moved: Float[Tensor, "a u"], value: Float[Tensor, "a"], step: int) -> Int[Tensor, "c"]:
@@ -178,7 +211,9 @@ class _State:
         self.strength[active] *= torch.where(better, SHRINK, GROW)
         accepted = active[better]
         self.points[accepted], self.error[accepted] = moved[better], value[better]
-        done = (self.error[active] <= self.tolerance**2) | (self.strength[active] > HOPELESS)
+        done = (self.error[active] <= self.tolerance**2) | (~better & (before <= self.close**2))
+        self.finished += int(done.sum())
+        done |= self.strength[active] > HOPELESS
         if step >= self.patience:
             done |= (value - before).abs() < LEAST_PROGRESS * before
         self.active = active[~done]
@@ -216,12 +251,14 @@ def _recorded(
     steps: int,
     damping: float,
     tolerance: float,
-    unfinished: float,
+    close: float,
+    replaceable: bool,
 ) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
     """Let all points take the same steps, without waiting for the device."""
     points, everyone = points.clone(), torch.arange(len(points), device=points.device)
     error, hessian, slope = (each.clone() for each in normal_equations(points, everyone))
     strength, count = torch.full_like(error, damping), torch.zeros_like(error)
+    finished, pace, checks = torch.zeros_like(everyone, dtype=torch.bool), _Pace(), 0
     identity = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
     tiny = torch.finfo(points.dtype).tiny
 
@@ -233,16 +270,20 @@ def _recorded(
         moved = points - torch.linalg.solve_triangular(factor.mT, half, upper=True)[:, :, 0]
         value, product, gradient = normal_equations(moved, everyone)
         better = (failed == 0) & (value < error)
-        count.add_((error > tolerance**2).to(count))
+        count.add_((~finished).to(count))
         strength.mul_(torch.where(better, SHRINK, GROW))
         points.copy_(torch.where(better[:, None], moved, points))
         hessian.copy_(torch.where(better[:, None, None], product, hessian))
         slope.copy_(torch.where(better[:, None], gradient, slope))
         error.copy_(torch.where(better, value, error))
+        finished.copy_((error <= tolerance**2) | (~better & (error <= close**2)))
 
     def done() -> bool:
-        working = (error > tolerance**2) & (strength <= HOPELESS)
-        return int(working.sum()) <= unfinished * len(points)
+        nonlocal checks
+        checks += 1
+        ended, left = torch.stack([finished.sum(), (~finished & (strength <= HOPELESS)).sum()]).tolist()
+        # The first derivatives and the recording take about as long as two steps.
+        return not left or (replaceable and pace.slows(ended, 2 + CHECKED * checks))
 
     repeat(step, steps, points.device, done)
     return points, error, int(count.sum())

@@ -65,11 +65,11 @@ def trace_and_largest(roots: Float[Tensor, "k u n"]) -> tuple[Float[Tensor, "k"]
 
 
 def _largest_of_unit_trace(roots: Float[Tensor, "k u n"]) -> Float[Tensor, "k"]:
-    """Return a bound on the largest eigenvalue of M = A Aᵀ, whose trace is 1: the sixteenth root of the trace of M¹⁶.
+    """Return a bound on the largest eigenvalue of M = A Aᵀ, whose trace is 1: the 64th root of the trace of M⁶⁴.
 
-    It exceeds the eigenvalue by a factor of at most u^(1/16), which is 1.6 for u = 2000.
+    It exceeds the eigenvalue by a factor of at most u^(1/64), which is 1.13 for u = 2000. AᵀA has the same eigenvalues.
     """
-    power = roots @ roots.mT
-    for _ in range(3):
+    power = roots @ roots.mT if roots.shape[1] <= roots.shape[2] else roots.mT @ roots
+    for _ in range(5):
         power = power @ power
-    return torch.linalg.matrix_norm(power) ** (1 / 8)
+    return torch.linalg.matrix_norm(power) ** (1 / 32)

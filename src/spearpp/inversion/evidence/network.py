@@ -56,19 +56,21 @@ def judge_points(
     preactivations, _ = coordinate_maps(problem)
     z = found.coordinates @ preactivations.T
     shares, levels = network.levels(z, found.labels)
-    ratios = shares / levels
+    ratios, sizes = shares / levels, [span.equations for span in network.usable_spans]
     excess = ratios.amax(0)
     if others is not None:
-        excess = torch.maximum(excess, others.residuals(found.coordinates).abs().amax(1))
+        residuals = others.residuals(found.coordinates)
+        excess = torch.maximum(excess, residuals.abs().amax(1))
+        ratios, sizes = torch.cat([ratios, residuals.square().mean(1).sqrt()[None]]), [*sizes, residuals.shape[1]]
     spread = spread_of(problem, network, found, levels, others)
     factors = problem.factors
     columns = factors.right.shape[1]
     inputs = (found.coordinates @ factors.rows)[:, : columns - problem.seen.has_bias]
     length = torch.linalg.vector_norm(inputs, dim=1)
     entry = row_deviation(factors, found.coordinates)
-    correction = _fit_correction(problem, network, others)
-    noise = (correction * excess).clamp_min(1) * spread.with_noise(columns**0.5 * entry, entry).reach
-    unexplained = _unexplained(network, ratios) * spread.response
+    underestimated = (_fit_correction(problem, sizes) * ratios.amax(0)).clamp_min(1)
+    noise = underestimated * spread.with_noise(columns**0.5 * entry, entry).reach
+    unexplained = _unexplained(ratios, sizes) * spread.response
     error = ((noise + unexplained + spread.offset) / length).nan_to_num(nan=torch.inf)
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
@@ -99,25 +101,25 @@ def _counts(network: Network) -> dict[str, float]:
     }
 
 
-def _fit_correction(problem: Problem, network: Network, others: Orthogonal | None) -> float:
+def _fit_correction(problem: Problem, sizes: list[int]) -> float:
     """Return how many times larger the residuals at the sample are than at the point that has been fitted to them.
 
-    Of e equations with independent noise, a fit of u unknowns leaves e - u degrees of freedom.
+    Of e equations with independent noise, a fit of u unknowns leaves e - u degrees of freedom. ``sizes`` are the
+    numbers of equations of each kind.
     """
-    count = sum(span.equations for span in network.usable_spans) + (0 if others is None else others.rows.shape[1])
-    unknowns = problem.batch_size - problem.seen.has_bias
+    count, unknowns = sum(sizes), problem.batch_size - problem.seen.has_bias
     return (count / max(1, count - unknowns)) ** 0.5
 
 
-def _unexplained(network: Network, ratios: Float[Tensor, "s k"]) -> Float[Tensor, "k"]:
+def _unexplained(ratios: Float[Tensor, "s k"], sizes: list[int]) -> Float[Tensor, "k"]:
     """Return the norm of the residuals that noise does not explain, in units of the noise of one equation.
 
     Samples below the noise cause such residuals. They need not have random directions, so all of this norm may point in
     the direction in which the equations determine the point least. The squared norm of the noise of e equations varies
     by √(2/e) of its mean.
     """
-    sizes = torch.tensor([span.equations for span in network.usable_spans], device=ratios.device)[:, None]
-    return (sizes * (ratios.square() - 1 - SIGMAS * (2 / sizes).sqrt()).clamp_min(0)).sum(0).sqrt()
+    counts = torch.tensor(sizes, device=ratios.device)[:, None]
+    return (counts * (ratios.square() - 1 - SIGMAS * (2 / counts).sqrt()).clamp_min(0)).sum(0).sqrt()
 
 
 def effective_equations(problem: Problem, network: Network, found: Solutions) -> int:

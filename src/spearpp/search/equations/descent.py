@@ -45,8 +45,9 @@ def descend(
     steps: int,
     damping: float,
     tolerance: float = 0.0,
+    close: float = 0.0,
     patience: int,
-    unfinished: float = 0.0,
+    replaceable: bool = False,
     recorded: bool = False,
     most: int | None = None,
 ) -> Ends:
@@ -73,8 +74,9 @@ def descend(
             steps=steps,
             damping=damping,
             tolerance=tolerance,
+            close=close,
             patience=patience,
-            unfinished=unfinished,
+            replaceable=replaceable,
             recorded=recorded and equations.is_small(t),
         )
         return Ends(*found, matrices=True)
@@ -88,8 +90,9 @@ def descend(
             steps=steps,
             damping=damping,
             tolerance=tolerance,
+            close=close,
             patience=patience,
-            unfinished=unfinished,
+            replaceable=replaceable,
         )
     finally:
         equations.basis = before

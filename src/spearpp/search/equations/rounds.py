@@ -41,9 +41,6 @@ STEPS = 40
 PATIENCE = 15
 """Number of steps after which a start is done if a step hardly changes its residual. Design choice: more than the 5 to
 10 steps that samples of smooth networks take."""
-UNFINISHED = 0.1
-"""Share of the starts that may be unfinished when a round ends. Design choice: starts that take much longer than
-others mostly fail."""
 SMOOTH_STEPS = 6
 """Number of steps for each width of the smoothed activations. Design choice: the next width starts close to the
 solution of the last one, so few steps are enough."""
@@ -185,7 +182,7 @@ class Rounds:
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), way.widest)
         noise = math.hypot(*(span.typical_level for span in equations.spans))
-        steps = 0
+        close, steps = max(CONVERGED, SIGMAS * noise), 0
         for each in [*widths, None]:
             equations.widths = each
             ends = descend(
@@ -195,8 +192,9 @@ class Rounds:
                 steps=STEPS if each is None else SMOOTH_STEPS,
                 damping=1e-2 if each is None else 1e-3,
                 tolerance=max(FINE_ENOUGH, BELOW_NOISE * noise),
+                close=close,
                 patience=PATIENCE,
-                unfinished=UNFINISHED,
+                replaceable=True,
                 recorded=True,
                 most=self.starts.with_matrices(equations, unknowns),
             )
@@ -204,7 +202,7 @@ class Rounds:
             labels, starts = labels[: len(t)], len(t)
         way.matrices = ends.matrices
         order = ends.squared.argsort()
-        order = order[ends.squared[order] <= max(CONVERGED, SIGMAS * noise) ** 2]
+        order = order[ends.squared[order] <= close**2]
         points = origin + t[order].to(basis) @ basis.T
         return (points, labels[order] if labelled else None), starts, steps
 
