@@ -73,19 +73,21 @@ class Span:
         outside = vectors - (vectors @ self.basis) @ self.basis.T
         return torch.linalg.vector_norm(outside, dim=1) / norm(vectors)
 
-    def level(
+    def share_and_level(
         self, vectors: Float[Tensor, "k d"], cancellation: Float[Tensor, "k"], input_noise: Float[Tensor, "k"]
-    ) -> Float[Tensor, "k"]:
-        """Return the share outside that noise, rounding and movement explain for a true vector.
+    ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+        """Return the share outside, and what noise, rounding and movement explain of it for a true vector.
 
         ``cancellation`` says how many times larger the rounding of each sample's signals is than that of its inputs,
         ``input_noise`` is the standard deviation of the noise in the entries of each sample's input.
         """
-        amplified = torch.linalg.vector_norm((vectors @ self.basis) / self.singular_values, dim=1)
-        noise = self.noise * self.equations**0.5 * amplified / norm(vectors)
+        inside, length = vectors @ self.basis, norm(vectors)
+        share = torch.linalg.vector_norm(torch.addmm(vectors, inside, self.basis.T, alpha=-1), dim=1) / length
+        amplified = torch.linalg.vector_norm(inside / self.singular_values, dim=1)
+        noise = self.noise * self.equations**0.5 * amplified / length
         rounding = self.rounding * cancellation if self.signals else torch.full_like(noise, self.rounding)
         moved = torch.hypot(self.sensitivity * input_noise, torch.full_like(noise, self.drift))
-        return torch.hypot(torch.hypot(noise, rounding), moved)
+        return share, torch.hypot(torch.hypot(noise, rounding), moved)
 
 
 def norm(vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:

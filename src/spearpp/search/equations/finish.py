@@ -2,7 +2,7 @@
 
 import torch
 
-from spearpp.inversion.network import SIGMAS, Network
+from spearpp.inversion.network import DOUBTFUL, SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_solutions
@@ -14,10 +14,9 @@ from spearpp.types import Bool, Float, Int, Tensor
 FINISH_STEPS = 12
 """Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
 because only points that passed every test reach these steps."""
-DOUBTFUL, NEARBY = 1.5, 8
-"""Ratio of a share to its level from which on a point may be a local minimum, and the number of descents from points
-close to it that look for a lower one. Measured: the largest ratio is 0.2 to 1.4 for nearly all samples, and it was 1.75
-for a local minimum beside two samples that differ by 1 %. Of 32 such descents 20 found a lower residual."""
+NEARBY = 8
+"""Number of descents that look for a lower residual close to a doubtful point. Measured: of 32 such descents from a
+local minimum 20 found one."""
 AFFORDABLE = 1e11
 """Largest number of multiplications for the matrices JᵀJ of one step of these descents. Design choice: about a second
 on one CPU core."""
