@@ -89,7 +89,7 @@ def distances(recovered: Tensor, truth: Tensor, *, up_to_scale: bool) -> Tensor:
 
 
 def is_weighted_mean(
-    x: Tensor, fires: Tensor, client: HostileClient, allowed: float, *, up_to_scale: bool = False
+    x: Tensor, weights: tuple[Tensor, Tensor], client: HostileClient, allowed: float, *, up_to_scale: bool = False
 ) -> bool:
     """Return whether x is a weighted mean of samples with the same activation pattern, up to an error.
 
@@ -100,17 +100,17 @@ def is_weighted_mean(
 
     Args:
         x: the recovered input, (n,).
-        fires: activation pattern of x, (m,).
+        weights: weight and bias of the layer, which give the activation patterns.
         client: the client with its true inputs.
         allowed: largest error, relative to the mean norm of the samples.
         up_to_scale: ignore the norm of x.
     """
     from scipy.optimize import nnls
 
-    near = (client.fires != fires).double().mean(1) <= 0.02
-    if client.equations:
-        near = torch.ones_like(near)
-    group = client.inputs[near].double()
+    group = client.inputs.double()
+    if not client.equations:
+        patterns = [each @ weights[0].T + weights[1] > 0 for each in (group, x.double())]
+        group = group[(patterns[0] != patterns[1]).double().mean(1) <= 0.02]
     if not len(group):
         return False
     size = float(torch.linalg.vector_norm(group, dim=1).mean())
@@ -201,12 +201,10 @@ def judged(client: HostileClient, *, told: bool, starts: int = 2048, budget: flo
     if audited.layer.bias is not None:
         bias = client.update.weights[audited.layer.bias].double()
     for row in mean.nonzero()[:, 0].tolist():
-        x = inversion.inputs[row]
-        fires = weight @ x.double() + bias > 0
 
-        def within(allowed: float, x: Tensor = x, fires: Tensor = fires, row: int = row) -> bool:
+        def within(allowed: float, row: int = row) -> bool:
             return bool(nearest[row] <= allowed) or is_weighted_mean(
-                x, fires, client, allowed, up_to_scale=not inversion.scale_known
+                inversion.inputs[row], (weight, bias), client, allowed, up_to_scale=not inversion.scale_known
             )
 
         right = within(max(WRONG, float(bound[row])))

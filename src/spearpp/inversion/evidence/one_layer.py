@@ -57,8 +57,9 @@ from spearpp.inversion.evidence.patterns import Comparison, compare
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection
 from spearpp.inversion.tolerance import RARE
+from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
-from spearpp.linalg.nullspace import gather_weighted, leverage, two_smallest_eigenvectors
+from spearpp.linalg.nullspace import gather_weighted, leverage, smallest_eigenvector
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 
 RESIDUAL = 3.0
@@ -171,7 +172,10 @@ def _only_direction_with_zeros(
     size = chunk_size(left.device, 8 * left.numel())
     for q, rows in zip(directions.split(size, dim=-2), zeros.split(size, dim=-2), strict=True):
         own = gather_weighted(left, rows.to(left))
-        other = two_smallest_eigenvectors(own.mT @ own)[..., 1]
+        products = own.mT @ own
+        mean = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+        other = smallest_eigenvector(products.addcmul_(mean * q[..., :, None], q[..., None, :]))
+        other = sphere.retract(sphere.tangent(q, other))
         second = torch.linalg.vector_norm((own @ other[..., None])[..., 0], dim=-1)
         if drifted:
             second = second * (1 - leverage(own, q).amax(-1)).sqrt()
