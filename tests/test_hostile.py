@@ -54,7 +54,7 @@ def test_the_length_of_an_input_is_part_of_its_stated_error(name: str) -> None:
 
 
 def test_a_local_minimum_beside_two_similar_samples_is_not_reported() -> None:
-    """A point 0.6 % away from both has a stated error of 0.05 %, unless descents from points close to it find another."""
+    """A point 0.6 % away from both has a stated error of 0.05 %. Descents from points close to it find another one."""
     name = "equations: every sample with a near copy"
     client = FAMILIES[name](torch.Generator().manual_seed(seed_of(name, 9811)))
     total = Counter(judged(client, told=False, budget=5.0))
