@@ -25,8 +25,9 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 from spearpp.update.names import plain
 
-STEPS = 4
-"""Number of Gauss-Newton steps. Measured: after three, the inputs change by less than a hundredth of their error."""
+STEPS, SMALL_STEP = 10, 1e-4
+"""Largest number of Gauss-Newton steps, and the largest relative change of an input by the last step. Measured: most
+fits take four steps. A faint sample whose stated error was 0.65 gained 2 dB after the fourth."""
 ITERATIONS = 100
 """Largest number of iterations of conjugate gradients in a step. Measured: the rest is then 1e-6 of the slope."""
 SOLVED = 1e-6
@@ -40,8 +41,9 @@ Gradients = dict[str, Tensor]
 def refine(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> list[LayerAudit]:
     """Fit inputs that are approximate because of noise. Claims and stated errors do not change.
 
-    Only a layer that sees the inputs of the model, and whose inputs and labels were all recovered by the equations of
-    the network from a single gradient, is fitted. An input must stay within its stated error, else nothing changes.
+    Only a layer that sees the inputs of the model, and whose inputs and labels the equations of the network all found
+    from a single gradient, is fitted. An input must stay within its stated error, else nothing changes. An input whose
+    stated error is too large to report it is fitted with the others, and still not reported.
     """
     size = sum(each.numel() for each in tensor_specs(update.gradients).values())
     if model is None or update.kind != "gradients" or update.clients > 1 or size > MAX_PARAMETERS:
@@ -53,16 +55,18 @@ def _refined(audited: LayerAudit, update: ClientUpdate, model: nn.Module) -> Lay
     found, labels = audited.inversion, audited.labels
     if found is None or labels is None or found.evidence is None or found.evidence.layers != WHOLE_NETWORK:
         return audited
-    whole = len(found.inputs) == found.batch_size and bool(audited.is_recovered.all()) and bool((labels >= 0).all())
+    consistent = bool(found.evidence.consistent.all()) and bool((labels >= 0).all())
+    whole = len(found.inputs) == found.batch_size and consistent
     if audited.layer.sees != "inputs" or not whole or bool(found.certified.all()):
         return audited
     with suppress(OptionError, OutOfTimeError):
-        return replace(audited, inversion=_fitted(found, labels, audited, update, as_sent(model, update).double()))
+        fitted = _fitted(found, found.evidence.error, labels, update, as_sent(model, update).double())
+        return replace(audited, inversion=fitted)
     return audited
 
 
 def _fitted(
-    found: Inversion, labels: Int[Tensor, "b"], audited: LayerAudit, update: ClientUpdate, model: nn.Module
+    found: Inversion, stated: Float[Tensor, "b"], labels: Int[Tensor, "b"], update: ClientUpdate, model: nn.Module
 ) -> Inversion:
     """Return the inversion with fitted inputs, or unchanged if an input moves farther than its stated error."""
     forward(model, found.inputs[:1])
@@ -78,8 +82,7 @@ def _fitted(
     start = found.inputs.double()
     fitted = least_squares(gradients, observed, start)
     moved = torch.linalg.vector_norm(fitted - start, dim=1) / torch.linalg.vector_norm(start, dim=1)
-    stated = torch.tensor([claim.error for claim in audited.claims], dtype=moved.dtype, device=moved.device)
-    return replace(found, inputs=fitted.to(found.inputs.dtype)) if bool((moved <= stated).all()) else found
+    return replace(found, inputs=fitted.to(found.inputs.dtype)) if bool((moved <= stated.to(moved)).all()) else found
 
 
 def least_squares(
@@ -93,7 +96,10 @@ def least_squares(
         def product(direction: Tensor, at: Tensor = inputs, pull: Callable[..., tuple[Tensor]] = pull) -> Tensor:
             return pull(jvp(gradients, (at,), (direction,))[1])[0]
 
-        inputs = inputs + _conjugate_gradients(product, slope)
+        step = _conjugate_gradients(product, slope)
+        inputs = inputs + step
+        if bool((torch.linalg.vector_norm(step, dim=1) <= SMALL_STEP * torch.linalg.vector_norm(inputs, dim=1)).all()):
+            break
     return inputs
 
 

@@ -9,7 +9,7 @@ from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_s
 from spearpp.linalg import sphere
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.directions import directions_of
-from spearpp.types import Bool, Float, Int, Tensor
+from spearpp.types import Bool, Float, Int, Tensor, select_rows
 
 FINISH_STEPS = 12
 """Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
@@ -23,9 +23,12 @@ on one CPU core."""
 INFORMATIVE = 0.1
 """Largest noise level of equations that say something about a point. Design choice: at 1, every point satisfies
 them."""
+REPEATED = 0.5
+"""Smallest product of the point of one sample and the direction of another, relative to the product with its own
+direction, if both are the same sample. Derived: the product is 0 for two samples and 1 for the same one."""
 SAME = 1e-2
-"""Largest relative distance of two points that count as one sample. Design choice: samples that are closer are judged
-as one by the evidence."""
+"""Largest relative distance of two points that count as one. Design choice: samples that are closer are judged as one
+by the evidence."""
 
 
 class Finish:
@@ -73,12 +76,22 @@ class Finish:
         directions, determined = directions_of(self._problem, self._network, points @ self._a.T, labels)
         right = (shares <= SIGMAS * levels).all(0) & determined & self._informed(levels)
         right &= torch.isfinite(points.float()).all(1)  # where activations are saturated, points go to infinity
-        if len(found):
-            norms = torch.linalg.vector_norm(points, dim=1)
-            right &= torch.cdist(points, found.coordinates).amin(1) > SAME * norms
         rows = torch.nonzero(right)[:, 0]
-        rows = rows[_first_alike(points[rows], None).unique()][: self._problem.batch_size - len(found)]
-        return Solutions(points[rows], labels[rows], directions[rows])
+        rows = rows[_first_alike(points[rows], None).unique()]
+        new = Solutions(points[rows], labels[rows], directions[rows])
+        rows = torch.nonzero(~self._repeated(found, new))[:, 0]
+        return select_rows(new, rows[: self._problem.batch_size - len(found)])
+
+    def _repeated(self, found: Solutions, new: Solutions) -> Bool[Tensor, "k"]:
+        """Return which new samples are solutions for a sample that is known, or that comes earlier in ``new``.
+
+        The point p_i of a sample is orthogonal to the directions Σ⁻¹q_j of all other samples. Two solutions for one
+        sample are not, even if noise has moved them far apart.
+        """
+        every = found.join(new)
+        products = (every.coordinates @ (every.directions / self._problem.factors.singular_values).T).abs()
+        relative = products / products.diagonal()
+        return (torch.minimum(relative, relative.T) >= REPEATED).tril(-1).any(1)[len(found) :]
 
     def _lowest_nearby(
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"]
