@@ -12,12 +12,18 @@ from spearpp import search, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import joint
+from spearpp.inversion.evidence.spread import SKETCH, moved_from_outside
+from spearpp.inversion.observation import observe
+from spearpp.inversion.problem import pose
 from spearpp.inversion.result import Inversion
+from spearpp.inversion.solutions import Solutions
 from spearpp.inversion.spans import Span
+from spearpp.linalg import sphere
 from spearpp.model.following import Following
 from spearpp.model.rest import Rest
+from spearpp.search.equations.finish import repeated
 from spearpp.simulate import Batch
-from spearpp.types import LayerTensors
+from spearpp.types import LayerTensors, select_rows
 from spearpp.update import ClientUpdate
 
 FEATURES, WIDTH = 40, 60
@@ -270,6 +276,36 @@ def test_found_samples_give_equations_of_the_missing_ones() -> None:
         parts = vectors @ span.without(others[:2])
         assert torch.allclose(parts[2:], torch.zeros(3, 2, dtype=torch.float64), atol=1e-10)
         assert (parts[:2].abs().amax(1) > 1e-2).all()
+
+
+def test_two_solutions_for_one_sample_are_recognised_in_spite_of_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.logspace(0, -0.5, 8, dtype=torch.float64)
+    directions = sphere.retract(torch.randn(8, 8, generator=generator, dtype=torch.float64))
+    points = torch.linalg.inv((directions / values).T)  # orthogonal to the directions of all others
+    noise = sphere.retract(torch.randn(2, 8, 8, generator=generator, dtype=torch.float64))
+    moved = points + 0.05 * torch.linalg.vector_norm(points, dim=1, keepdim=True) * noise[0]
+    turned = sphere.retract(directions + 0.01 * noise[1])
+    labels = torch.zeros(8, dtype=torch.long)
+    known, again = Solutions(points, labels, directions), Solutions(moved, labels, turned)
+    first, last = torch.arange(5), torch.arange(4, 8)
+    found = repeated(select_rows(known, first), select_rows(again, last), values)
+    assert found.tolist() == [True, False, False, False]
+    twice = torch.tensor([6, 6, 7])
+    assert repeated(select_rows(known, first), select_rows(known, twice), values).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("features", [30, 2000])
+def test_random_vectors_stand_for_the_noise_outside_of_the_row_space(features: int) -> None:
+    model = simulate.mlp(features, [50], 10, generator=torch.Generator().manual_seed(0))
+    batch = simulate.random_batch(5, features=features, generator=torch.Generator().manual_seed(1))
+    problem = pose(observe(*simulate.fedsgd(model, batch)[0]))
+    rows, weight = problem.factors.rows, problem.seen.weight.double()
+    outside = weight - (weight @ rows.T) @ rows
+    found = moved_from_outside(problem)
+    assert found.shape[1] == min(features + 1, SKETCH)
+    trace, expected = found.square().sum(), outside.square().sum()
+    torch.testing.assert_close(trace, expected, rtol=1e-9 if features < SKETCH else 0.2, atol=0.0)
 
 
 def test_one_seed_gives_one_result() -> None:

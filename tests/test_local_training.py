@@ -158,6 +158,20 @@ def test_the_order_follows_from_inexact_mixing() -> None:
     assert torch.equal(mixing_of(found).sum(0), mixing_of(order).sum(0))
 
 
+def test_inputs_that_are_not_reported_are_fitted_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = network(nn.GELU()), batch_of()
+    update = simulate.DPSGD(clip=1e9, noise=3e-4)(model, batch, torch.Generator().manual_seed(1))
+    every = spearpp.audit(update, model, batch_size=B).layers[0]
+    for limit in ("claims.MAX_LAYER_ERROR", "proof.MAX_BATCH_ERROR"):
+        monkeypatch.setattr(f"spearpp.auditing.{limit}", 0.1)
+    some = spearpp.audit(update, model, batch_size=B).layers[0]
+    assert every.inversion is not None
+    assert some.inversion is not None
+    assert bool(every.is_recovered.all())
+    assert 0 < int(some.is_recovered.sum()) < B
+    assert torch.equal(some.inversion.inputs, every.inversion.inputs)
+
+
 def test_noise_leaves_what_the_best_fit_leaves() -> None:
     """The audit ends at the inputs that least squares finds from the truth."""
     model, batch = network(nn.GELU()), batch_of()

@@ -1,6 +1,7 @@
 """Derivatives of the network equations by hand, and what is computed from them, against PyTorch's own."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from spearpp import simulate
 from spearpp.inversion.network import Network
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.spans import Span
+from spearpp.linalg.least_squares import levenberg_marquardt
 from spearpp.linalg.spectrum import rank_above, trace_and_largest_of_inverse
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
@@ -164,6 +166,38 @@ def test_conjugate_gradients_find_the_batch(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(set(nearest.tolist())) == 15
     lengths = torch.linalg.vector_norm(batch.inputs[nearest].double(), dim=1)
     assert bool((distance <= result.evidence.error * lengths).all())
+
+
+def descent_of(points: torch.Tensor, floor: float, **options: Any) -> tuple[torch.Tensor, int]:
+    """Minimise (x² - 2)² + floor² from each point, and return the squared residuals and the number of steps."""
+
+    def squared(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return (x.square() - 2).square().sum(1) + floor**2
+
+    def normal(x: torch.Tensor, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return squared(x, which), torch.diag_embed(4 * x.square()), 2 * x * (x.square() - 2)
+
+    _, error, steps = levenberg_marquardt(squared, normal, points, steps=40, patience=40, **options)
+    return error, steps
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_descent_ends_at_a_residual_that_no_step_lowers(recorded: bool) -> None:
+    points = torch.linspace(1, 3, 30)[:, None]
+    patient, more = descent_of(points, 1e-4, recorded=recorded)
+    quick, fewer = descent_of(points, 1e-4, close=1e-3, recorded=recorded)
+    assert fewer < 0.8 * more
+    torch.testing.assert_close(quick, patient, rtol=0.01, atol=0.0)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_slow_starts_are_replaced_by_others(recorded: bool) -> None:
+    near, far = torch.linspace(1, 3, 30)[:, None], torch.logspace(3, 5, 30)[:, None]
+    error, fewer = descent_of(torch.cat([near, far]), 0.0, tolerance=1e-4, replaceable=True, recorded=recorded)
+    assert bool((error[:30] <= 1e-8).all())
+    whole, more = descent_of(torch.cat([near, far]), 0.0, tolerance=1e-4, recorded=recorded)
+    assert bool((whole <= 1e-8).all())
+    assert fewer < 0.8 * more
 
 
 @pytest.mark.parametrize("threshold", [1e-12, 0.5, 30.0])

@@ -142,7 +142,7 @@ def _spread_by(
     """
     equations, weights, (origin, basis) = weighted_equations(problem, network, spans, levels)
     t = (found.coordinates - origin) @ basis
-    extended, unseen = torch.cat([basis, origin[:, None]], dim=1), _moved_from_outside(problem)
+    extended, unseen = torch.cat([basis, origin[:, None]], dim=1), moved_from_outside(problem)
     equations.place(origin, extended, beyond=unseen)
     off = problem.tolerance.bias_noise * problem.tolerance.amplification(found.coordinates)
     entry, unknowns = row_deviation(problem.factors, found.coordinates), t.shape[1]
@@ -169,7 +169,7 @@ def _spread_by(
     return join_rows(*parts)
 
 
-def _moved_from_outside(problem: Problem) -> Float[Tensor, "m j"]:
+def moved_from_outside(problem: Problem) -> Float[Tensor, "m j"]:
     """Return how noise of standard deviation 1 in the part of an input outside of V moves the pre-activations.
 
     The products of these vectors with themselves add up to Ŵ (I - V Vᵀ) Ŵᵀ, or to an estimate of it.

@@ -24,8 +24,8 @@ INFORMATIVE = 0.1
 """Largest noise level of equations that say something about a point. Design choice: at 1, every point satisfies
 them."""
 REPEATED = 0.5
-"""Smallest product of the point of one sample and the direction of another, relative to the product with its own
-direction, if both are the same sample. Derived: the product is 0 for two samples and 1 for the same one."""
+"""Smallest share (p_i·q_j)(p_j·q_i) / (p_i·q_i)(p_j·q_j) of two solutions for the same sample. Derived: it is 0 for two
+samples and 1 for the same one. Measured with noise (b = 20): 1.00 for the same one, and up to 0.03 for others."""
 SAME = 1e-2
 """Largest relative distance of two points that count as one. Design choice: samples that are closer are judged as one
 by the evidence."""
@@ -79,19 +79,8 @@ class Finish:
         rows = torch.nonzero(right)[:, 0]
         rows = rows[_first_alike(points[rows], None).unique()]
         new = Solutions(points[rows], labels[rows], directions[rows])
-        rows = torch.nonzero(~self._repeated(found, new))[:, 0]
+        rows = torch.nonzero(~repeated(found, new, self._problem.factors.singular_values))[:, 0]
         return select_rows(new, rows[: self._problem.batch_size - len(found)])
-
-    def _repeated(self, found: Solutions, new: Solutions) -> Bool[Tensor, "k"]:
-        """Return which new samples are solutions for a sample that is known, or that comes earlier in ``new``.
-
-        The point p_i of a sample is orthogonal to the directions Σ⁻¹q_j of all other samples. Two solutions for one
-        sample are not, even if noise has moved them far apart.
-        """
-        every = found.join(new)
-        products = (every.coordinates @ (every.directions / self._problem.factors.singular_values).T).abs()
-        relative = products / products.diagonal()
-        return (torch.minimum(relative, relative.T) >= REPEATED).tril(-1).any(1)[len(found) :]
 
     def _lowest_nearby(
         self, t: Float[Tensor, "k u"], labels: Int[Tensor, "k"], weights: Float[Tensor, "k s"]
@@ -129,6 +118,18 @@ class Finish:
         vectors = self._network.vectors((points @ self._a.T).repeat(count, 1), labels, signals)
         shares = torch.stack([span.share_outside(each) for span, each in zip(signals, vectors, strict=True)])
         return shares.square().sum(0).unflatten(0, (count, -1)).argmin(0)
+
+
+def repeated(found: Solutions, new: Solutions, singular_values: Float[Tensor, "b"]) -> Bool[Tensor, "k"]:
+    """Return which new samples are solutions for a sample that is known, or that comes earlier in ``new``.
+
+    The point p_i of a sample is orthogonal to the directions Σ⁻¹q_j of all other samples. Two solutions for one sample
+    are not, even if noise has moved them far apart.
+    """
+    every = found.join(new)
+    products = every.coordinates @ (every.directions / singular_values).T
+    own = products.diagonal()
+    return (products * products.T / (own[:, None] * own) >= REPEATED).tril(-1).any(1)[len(found) :]
 
 
 def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Int[Tensor, "k"]:
