@@ -83,7 +83,7 @@ def levenberg_marquardt(
     state = _State(points, damping, tolerance, close, patience, replaceable)
     state.error, hessian, slope = normal_equations(points, state.active)
     identity = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
-    for step in range(steps):
+    for _ in range(steps):
         active = state.next()
         if not len(active):
             break
@@ -93,7 +93,7 @@ def levenberg_marquardt(
         factor, failed = torch.linalg.cholesky_ex(hessian[active] + lift[:, None, None] * identity)
         moved = state.points[active] - torch.cholesky_solve(slope[active][:, :, None], factor)[:, :, 0]
         value = torch.where(failed == 0, squared_residual(moved, active), torch.inf)
-        again = state.accept(moved, value, step)
+        again = state.accept(moved, value)
         if len(again):
             _, hessian[again], slope[again] = normal_equations(state.points[again], again)
     return state.points, state.error, state.total
@@ -142,14 +142,14 @@ def truncated_newton(
     [[1.4142, 1.4142], [-1.4142, 1.4142]]
     """
     state = _State(points, damping, tolerance, close, patience, replaceable)
-    for step in range(steps):
+    for _ in range(steps):
         active = state.next()
         if not len(active):
             break
         check_time()
         state.error[active], slope, product = products(state.points[active], active)
         moved = state.points[active] - _conjugate_gradients(product, slope, state.strength[active])
-        state.accept(moved, squared_residual(moved, active), step)
+        state.accept(moved, squared_residual(moved, active))
     return state.points, state.error, state.total
 
 
@@ -198,13 +198,12 @@ class _State:
         self.total, self.steps = self.total + len(self.active), self.steps + 1
         return self.active
 
-    def accept(self, moved: Float[Tensor, "a u"], value: Float[Tensor, "a"], step: int) -> Int[Tensor, "c"]:
+    def accept(self, moved: Float[Tensor, "a u"], value: Float[Tensor, "a"]) -> Int[Tensor, "c"]:
         """Move the active points whose squared residual falls, and return the indices of those that take another step.
 
         Args:
             moved: where the step leads.
             value: the squared residual there.
-            step: number of earlier steps.
         """
         active, before = self.active, self.error[self.active]
         better = value < before
@@ -214,7 +213,7 @@ class _State:
         done = (self.error[active] <= self.tolerance**2) | (~better & (before <= self.close**2))
         self.finished += int(done.sum())
         done |= self.strength[active] > HOPELESS
-        if step >= self.patience:
+        if self.steps > self.patience:
             done |= (value - before).abs() < LEAST_PROGRESS * before
         self.active = active[~done]
         return active[better & ~done]
