@@ -10,7 +10,7 @@ from spearpp.linalg.time_limit import check_time
 
 CHECKED = 2
 """Number of steps between two checks whether to stop. Measured on an H200: with 4 the equations take 1.1 to 1.3 times
-as long (``docs/lab/notebook.md``, "Speed of the equations")."""
+as long (``docs/lab/notebook.md``, "When a round ends")."""
 _THREAD = threading.local()
 
 
