@@ -19,6 +19,7 @@ from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
 from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined
 from spearpp.auditing.rounds.union import unite
+from spearpp.auditing.task import Task
 from spearpp.cli import main
 from spearpp.dp import StatedDP
 from spearpp.dp.bound import rounded_up
@@ -105,9 +106,9 @@ def test_other_data_in_each_round_claims_nothing_that_is_no_sample() -> None:
     updates = simulate.play_rounds(
         model, simulate.FedSGD(), [some(batch, range(12 * index, 12 * index + 12)) for index in range(4)]
     )
-    layer = first_layer([make_plan(each, model, None) for each in updates])
+    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
-    joined = join_rounds(layer, updates, model, seconds=4)
+    joined = join_rounds(layer, updates, Task(model, budget=4))
     assert joined.audited is None or not len(joined.audited.inputs)
 
 
@@ -146,9 +147,9 @@ def test_momentum_and_another_learning_rate_in_each_round() -> None:
 
 
 def joined_rounds(model: nn.Module, updates: list[ClientUpdate], seconds: float) -> Joined:
-    layer = first_layer([make_plan(each, model, None) for each in updates])
+    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
-    return join_rounds(layer, updates, model, seconds=seconds)
+    return join_rounds(layer, updates, Task(model, budget=seconds))
 
 
 @pytest.mark.parametrize(("rate", "certified"), [(0.0, 0), (1e-6, 0), (RATE, 6)])
@@ -156,7 +157,7 @@ def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified
     """Six samples and twelve neurons are too few for a certificate, however often the same gradient arrives."""
     model, batch = network(nn.ReLU(), 12), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 8, rate=rate)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
+    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
     found = spearpp.invert(
         *joined_tensors(layer, updates), rounds=8, one_step=True, search=Suggested(batch.inputs, batch.labels)
@@ -168,7 +169,7 @@ def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified
 def test_repeated_rows_are_those_of_equal_rounds() -> None:
     model, batch = network(nn.ReLU(), 12), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
+    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
     tensors = joined_tensors(layer, [updates[0], updates[1], updates[0]])
     problem = replace(pose(observe(*tensors)), rounds=3)
@@ -222,7 +223,7 @@ def test_an_input_has_the_error_of_its_own_round() -> None:
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
     coarse = {name: each.half().float() for name, each in updates[0].gradients.items()}
     updates[0] = replace(updates[0], gradients=coarse)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
+    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
     alone = [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates]
     union = unite(layer, [*alone], not_joined("this test does not join the rounds"))
@@ -238,7 +239,7 @@ def problem_and_columns() -> tuple[Problem, FewOutputs, torch.Tensor]:
     """Four rounds of a client with 40 samples, and the true directions."""
     model, batch = network(nn.ReLU(), 60), samples(40)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
+    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
     problem = replace(pose(observe(*joined_tensors(layer, updates)), sparsity=0.1), rounds=4, one_step=True)
     gradients, weights = (torch.cat([get(each) for each in updates], 1) for get in (_second_gradient, _second_weight))
@@ -342,7 +343,7 @@ def test_layers_behind_a_frozen_backbone_count_as_first_layers() -> None:
 def test_the_most_different_rounds_are_chosen_if_memory_is_short() -> None:
     model, batch = network(nn.GELU(), 20), samples(10)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 6, rate=RATE)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
+    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
     assert choose_rounds(layer, updates, None) == list(range(6))
     three = choose_rounds(layer, updates, 3 * 52 * 20 * FEATURES)

@@ -36,7 +36,7 @@ A design choice: the Jacobians of 64 inputs fit into memory for typical classifi
 
 
 def labels_of(
-    model: nn.Module, update: ClientUpdate, layer: Layer, result: Inversion, factors: Factors, *, uphill: bool = False
+    model: nn.Module, update: ClientUpdate, layer: Layer, result: Inversion, *, uphill: bool = False
 ) -> Int[Tensor, "k"]:
     """Return the label of each recovered input, or -1 for an input that no label fits.
 
@@ -46,8 +46,12 @@ def labels_of(
     signal must point in the opposite direction, because the weights before and after training were swapped.
 
     Raises:
-        OptionError: if the model does not accept the inputs or is not a classifier.
+        OptionError: if the model does not accept the inputs or is not a classifier, or if the result was read from a
+            folder, which holds no factors.
     """
+    factors = result.factors
+    if factors is None:
+        raise OptionError("labels need the factors of the gradient, which a folder does not hold")
     network = AfterLayer(model, update, layer)
     observed = observed_signals(factors, result) * (-1 if uphill else 1)
     shares_outside = []

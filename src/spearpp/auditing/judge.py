@@ -11,8 +11,8 @@ from spearpp.auditing.claim import Claim, Kind, Known
 from spearpp.auditing.claims import claims_of
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
+from spearpp.auditing.task import Task
 from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
-from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
 from spearpp.model import Layer, Sees, assumed_networks
@@ -27,11 +27,7 @@ rounding of float32, and a wrong network leaves a far larger mismatch."""
 
 
 def judge_all(
-    audits: list[LayerAudit],
-    update: ClientUpdate,
-    model: nn.Module | None,
-    batch_size: int | None,
-    loss: Loss | None,
+    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, task: Task
 ) -> tuple[list[LayerAudit], nn.Module | None, dict[str, Signals]]:
     """Replace the claims of inputs that can be replayed, and add labels where the gradient determines them.
 
@@ -41,9 +37,8 @@ def judge_all(
     Args:
         audits: the layers after their inversion.
         update: what the client sent.
-        model: the network, or None.
-        batch_size: the number of samples that the client trained on, or None.
-        loss: the loss of the client; None if it is unknown. No input is replayed then.
+        model: the network to replay inputs through, or None.
+        task: what the caller asks for. If the loss is unknown, no input is replayed.
 
     Returns:
         The layers with claims and labels; the given model, or the network that was assumed and that a replay proved, or
@@ -53,87 +48,73 @@ def judge_all(
     network = model
     judged, replayed = [], {}
     for each in audits:
-        factors = None if each.inversion is None else each.inversion.factors
-        if each.inversion is None or factors is None or not len(each.inversion.inputs):
+        found = each.inversion
+        if found is None or found.factors is None or not len(found.inputs):
             judged.append(each)
             continue
         signals, claimed = None, each
         for candidate in guesses if network is None else [network]:
-            signals = _signals(candidate, update, each.layer, each.inversion, factors, loss)
+            signals = _signals(candidate, update, each.layer, found, task.loss)
             if network is None and signals is not None and bool((signals.mismatch <= PROVES_NETWORK).any()):
                 network = candidate
                 break
         if network is not None and signals is not None:
             replayed[each.layer.name] = signals
-            patterns = patterns_of(each.layer, each.inversion.inputs, update)
-            claims = claims_of(each.inversion, patterns, signals, known_of(each.layer, update, batch_size, loss))
-            claimed = _exact_only(replace(each, claims=claims))
-        labels = None if network is None else _labels(network, update, claimed, factors, signals, loss)
+            claimed = _with_claims(each, update, signals, task)
+        labels = None if network is None else _labels(network, update, claimed, signals, task.loss)
         judged.append(replace(claimed, labels=labels))
     return judged, network, replayed
 
 
-def judge_in_round(
-    audited: LayerAudit,
-    update: ClientUpdate,
-    model: nn.Module | None,
-    batch_size: int | None,
-    loss: Loss | None,
-) -> LayerAudit:
+def judge_in_round(audited: LayerAudit, update: ClientUpdate, task: Task) -> LayerAudit:
     """Add claims and labels to inputs that several rounds gave together, from what one of the rounds says about them.
 
     Args:
         audited: the layer. Its inversion contains the inputs of this round, and its factors the rows of this round.
         update: what the client sent in this round.
-        model: the network, or None.
-        batch_size: the number of samples that the client trained on in this round, or None.
-        loss: the loss of the client; None if it is unknown.
+        task: what the caller asks for.
     """
     found = audited.inversion
     if found is None or found.factors is None or not len(found.inputs):
         return audited
-    signals = None if model is None else _signals(model, update, audited.layer, found, found.factors, loss)
-    patterns = patterns_of(audited.layer, found.inputs, update)
-    claims = claims_of(found, patterns, signals, known_of(audited.layer, update, batch_size, loss))
+    signals = None if task.model is None else _signals(task.model, update, audited.layer, found, task.loss)
     labels = None
     if signals is not None and len(signals.labels) == len(found.inputs):
         labels = torch.where(signals.mismatch <= PROVES_NETWORK, signals.labels, -1)
-    return _exact_only(replace(audited, claims=claims, labels=labels))
+    return replace(_with_claims(audited, update, signals, task), labels=labels)
 
 
-def judge_by_layer(audited: LayerAudit, update: ClientUpdate, batch_size: int | None) -> LayerAudit:
+def judge_by_layer(audited: LayerAudit, update: ClientUpdate, task: Task) -> LayerAudit:
     """Add the claims that the gradient of the layer alone supports, without any replay."""
-    if audited.inversion is None:
-        return audited
-    patterns = patterns_of(audited.layer, audited.inversion.inputs, update)
-    claims = claims_of(audited.inversion, patterns, None, known_of(audited.layer, update, batch_size))
-    return _exact_only(replace(audited, claims=claims))
+    return audited if audited.inversion is None else _with_claims(audited, update, None, task)
 
 
-def _exact_only(audited: LayerAudit) -> LayerAudit:
-    """Withdraw approximate claims about inputs of an output layer.
+def _with_claims(audited: LayerAudit, update: ClientUpdate, signals: Signals | None, task: Task) -> LayerAudit:
+    """Return the layer with a claim for each of its inputs.
 
-    A softmax that is sure of a class gives nearly the same signal for different inputs, so the stated error of an input
-    that is not exact is not reliable. Measured: one of 42 such inputs was off by more than half of its norm.
+    Approximate claims about inputs of an output layer are withdrawn. A softmax that is sure of a class gives nearly the
+    same signal for different inputs, so the stated error of an input that is not exact is not reliable. Measured: one
+    of 42 such inputs was off by more than half of its norm.
     """
-    if not audited.layer.output:
+    found, layer = audited.inversion, audited.layer
+    if found is None:
         return audited
-    weak = Claim(Kind.FITS, float("inf"), float("nan"), "the output layer determines this input only approximately")
-    claims = tuple(weak if each.kind is Kind.APPROXIMATE else each for each in audited.claims)
+    claims = claims_of(found, patterns_of(layer, found.inputs, update), signals, known_of(layer, update, task))
+    if layer.output:
+        weak = Claim(Kind.FITS, float("inf"), float("nan"), "the output layer determines this input only approximately")
+        claims = tuple(weak if each.kind is Kind.APPROXIMATE else each for each in claims)
     return replace(audited, claims=claims)
 
 
-def known_of(
-    layer: Layer, update: ClientUpdate, batch_size: int | None, loss: Loss | None = Loss.CROSS_ENTROPY
-) -> Known:
+def known_of(layer: Layer, update: ClientUpdate, task: Task) -> Known:
     """Return what the audit knows about a layer in addition to its recovered inputs.
 
     The mean squared error is scaled in several ways (a mean or a sum over the outputs, a factor of 1/2), so its size
     does not count samples.
     """
     return Known(
-        batch_size,
-        absolute=_absolute(update) and loss is not Loss.MSE,
+        task.batch_size,
+        absolute=_absolute(update) and task.loss is not Loss.MSE,
         one_step=is_one_step(update),
         one_row_each=layer.sees == "inputs",
         dropout=layer.dropout,
@@ -159,12 +140,7 @@ def _absolute(update: ClientUpdate) -> bool:
 
 
 def _signals(
-    model: nn.Module,
-    update: ClientUpdate,
-    layer: Layer,
-    inversion: Inversion,
-    factors: Factors,
-    loss: Loss | None,
+    model: nn.Module, update: ClientUpdate, layer: Layer, inversion: Inversion, loss: Loss | None
 ) -> Signals | None:
     """Replay each input of a layer alone, or return None if this is not possible."""
     if loss is None or update.clients > 1 or time_is_up():
@@ -174,7 +150,7 @@ def _signals(
     elif layer.sees != "inputs":
         return None
     with suppress(OptionError, OutOfTimeError):
-        return replay_alone(model, update, layer, inversion, factors, loss=loss)
+        return replay_alone(model, update, layer, inversion, loss=loss)
     return None
 
 
@@ -195,12 +171,7 @@ def patterns_of(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate
 
 
 def _labels(
-    model: nn.Module,
-    update: ClientUpdate,
-    audited: LayerAudit,
-    factors: Factors,
-    signals: Signals | None,
-    loss: Loss | None,
+    model: nn.Module, update: ClientUpdate, audited: LayerAudit, signals: Signals | None, loss: Loss | None
 ) -> Tensor | None:
     """Return the labels of the replays if all replays match, else the labels that fit the gradient of the layer.
 
@@ -223,9 +194,9 @@ def _labels(
     if nothing or loss is not Loss.CROSS_ENTROPY:
         return None
     try:
-        labels = labels_of(model, update, audited.layer, found, factors)
+        labels = labels_of(model, update, audited.layer, found)
         if update.kind != "gradients" and not bool((labels >= 0).any()):
-            labels = labels_of(model, update, audited.layer, found, factors, uphill=True)
+            labels = labels_of(model, update, audited.layer, found, uphill=True)
     except (DataError, NonFiniteError):
         raise
     except (SpearError, OutOfTimeError):

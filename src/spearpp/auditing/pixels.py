@@ -22,6 +22,7 @@ from spearpp.auditing.judge import is_one_step, known_of, patterns_of
 from spearpp.auditing.replay import Replay, as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
+from spearpp.auditing.task import Task
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, Evidence
 from spearpp.inversion.loop import OUT_OF_TIME
@@ -65,14 +66,7 @@ class FlatInputs(nn.Module):
 
 
 def recover_inputs(
-    audits: list[LayerAudit],
-    update: ClientUpdate,
-    model: nn.Module,
-    input_shape: tuple[int, ...] | None,
-    batch_size: int | None,
-    loss: Loss | None,
-    memory: int | None,
-    generator: torch.Generator,
+    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module, task: Task
 ) -> tuple[list[LayerAudit], nn.Module | None]:
     """Compute the inputs of the model from the features of one layer, if they determine the inputs.
 
@@ -80,11 +74,7 @@ def recover_inputs(
         audits: the layers with their claims.
         update: what the client sent.
         model: the network.
-        input_shape: shape of one input of the model; None to guess it.
-        batch_size: the number of samples that the client trained on, or None.
-        loss: the loss of the client; None if it is unknown.
-        memory: bytes that the equations may take; None for no limit.
-        generator: source of randomness.
+        task: what the caller asks for.
 
     Returns:
         The layers, and the model for the replay of the recovered inputs. The reason of a layer with features says why
@@ -98,8 +88,8 @@ def recover_inputs(
         if each.layer.sees != Sees.FEATURES or each.layer.tokens or not len(each.inputs):
             continue
         try:
-            front = FrontEnd(unwrapped(as_sent(model, update)), each.layer.name, input_shape)
-            entry = _from_features(each, front, update, model, batch_size, loss, memory, generator)
+            front = FrontEnd(unwrapped(as_sent(model, update)), each.layer.name, task.input_shape)
+            entry = _from_features(each, front, update, model, task)
         except OptionError as error:
             audits[index] = replace(each, reason=f"{each.reason}; the input of the model does not follow: {error}")
             continue
@@ -126,14 +116,7 @@ def _withdrawn(claim: Claim, why: str) -> Claim:
 
 
 def _from_features(
-    audited: LayerAudit,
-    front: FrontEnd,
-    update: ClientUpdate,
-    model: nn.Module,
-    batch_size: int | None,
-    loss: Loss | None,
-    memory: int | None,
-    generator: torch.Generator,
+    audited: LayerAudit, front: FrontEnd, update: ClientUpdate, model: nn.Module, task: Task
 ) -> LayerAudit:
     """Return the entry of the inputs that follow from the features of one layer.
 
@@ -147,12 +130,12 @@ def _from_features(
     claimed = claimed[claimed < len(found.directions)]
     errors = torch.tensor([audited.claims[row].error for row in claimed.tolist()], dtype=torch.float64)
     features = found.inputs.to(update.gradients[audited.layer.weight].device)[claimed].double()
-    enough = _enough_equations(front, features, errors, memory)
+    enough = _enough_equations(front, features, errors, task.memory)
     few, claimed, errors, features = int((~enough).sum()), claimed[enough], errors[enough], features[enough]
     if time_is_up():
         raise OptionError(OUT_OF_TIME)
     noise = (SAFETY_FACTOR * errors).clamp(MIN_NOISE, NEAR).to(features)
-    pictures = solve(front, features, noise, generator=generator)
+    pictures = solve(front, features, noise, generator=task.generator)
     solved = pictures.residual <= noise
     good = (solved & torch.isfinite(pictures.slope)).cpu()
     if not bool(good.any()):
@@ -168,8 +151,8 @@ def _from_features(
         reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape {_shape(front)}",
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
-    signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, loss)
-    known = replace(known_of(audited.layer, update, batch_size, loss), one_row_each=True)
+    signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, task.loss)
+    known = replace(known_of(audited.layer, update, task), one_row_each=True)
     claims = claims_of(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
@@ -268,10 +251,10 @@ def _signals(
     Raises:
         OptionError: if the time limit of the caller has passed.
     """
-    if loss is None or update.clients > 1 or features.factors is None:
+    if loss is None or update.clients > 1:
         return None
     try:
-        return replay_alone(network, update, layer, features, features.factors, inputs=pictures.inputs, loss=loss)
+        return replay_alone(network, update, layer, features, inputs=pictures.inputs, loss=loss)
     except OutOfTimeError:
         raise OptionError(OUT_OF_TIME) from None
     except OptionError:

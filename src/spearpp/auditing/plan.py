@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from spearpp.auditing.checks import check_with_decay
 from spearpp.auditing.limits import check_layer_memory, replay_skip_reason
 from spearpp.auditing.numbers import Finding
+from spearpp.auditing.task import Task
 from spearpp.model import Layer, find_layers
 from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
@@ -35,26 +35,22 @@ class Plan:
     """The weight decay that was subtracted. 0 if there was none."""
     left_out: list[str]
     """Sentences about layers that are skipped, or inverted without the next layer, to save memory."""
-    copies_fit: bool
-    """Whether a copy of the whole network, which its equations need, fits into memory."""
-    loss: Loss | None = Loss.CROSS_ENTROPY
-    """The loss of the client; None if it is unknown."""
+    replay_skipped: str | None
+    """A sentence if a copy of the whole network, which its equations and replays need, does not fit into memory."""
 
 
-def make_plan(
-    update: ClientUpdate, model: nn.Module | None, memory: int | None, loss: Loss | None = Loss.CROSS_ENTROPY
-) -> Plan:
+def make_plan(update: ClientUpdate, task: Task) -> Plan:
     """Find the layers, check the update and subtract weight decay.
 
     Args:
         update: what the client sent.
-        model: the network, or None.
-        memory: largest number of bytes for the work on one layer, or None for no limit.
-        loss: the loss of the client; None if it is unknown.
+        task: what the caller asks for. The model, the memory limit and the loss are used.
     """
-    copies_fit, found = replay_skip_reason(update, memory) is None, find_layers(model, update)
-    fits = [copies_fit or not each.equations or each.output for each in found]
-    layers = [_with_loss(each, loss) if fit else _too_large(each) for each, fit in zip(found, fits, strict=True)]
+    replay_skipped, memory = replay_skip_reason(update, task.memory), task.memory
+    layers = [
+        _with_loss(each, task.loss) if replay_skipped is None or not each.equations or each.output else _too_large(each)
+        for each in find_layers(task.model, update)
+    ]
     findings, decay = check_with_decay(update, layers)
     update = _without_decay(update, decay)
     sized = [check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
@@ -63,7 +59,7 @@ def make_plan(
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
     feasible.sort(key=lambda layer: (layer.output, layer.assumed))
     why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
-    return Plan(update, layers, feasible, why, findings, decay, left_out, copies_fit, loss)
+    return Plan(update, layers, feasible, why, findings, decay, left_out, replay_skipped)
 
 
 def _with_loss(layer: Layer, loss: Loss | None) -> Layer:

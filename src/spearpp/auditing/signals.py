@@ -28,7 +28,6 @@ from torch import nn
 from torch.nn import functional
 
 from spearpp.auditing.after_layer import AfterLayer, observed_signals, signals_of_labels
-from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
 from spearpp.model.loss import Loss
@@ -97,7 +96,6 @@ def replay_alone(
     update: ClientUpdate,
     layer: Layer,
     result: Inversion,
-    factors: Factors,
     inputs: Float[Tensor, "found n"] | None = None,
     loss: Loss = Loss.CROSS_ENTROPY,
 ) -> Signals | None:
@@ -107,13 +105,14 @@ def replay_alone(
     features, ``inputs`` holds the inputs of the model that belong to them.
 
     Returns:
-        One row per input, or None if no input has a direction or the layer has no bias. Without a bias the size of an
-        input is unknown.
+        One row per input, or None if no input has a direction or the layer has no bias (without a bias the size of an
+        input is unknown), or if the result was read from a folder, which holds no factors.
 
     Raises:
         OptionError: if the model does not accept the inputs or is not a classifier.
     """
-    if not len(result.directions) or not result.scale_known:
+    factors = result.factors
+    if factors is None or not len(result.directions) or not result.scale_known:
         return None
     network = AfterLayer(model, update, layer)
     wrong = result.inputs[~result.fits][:WRONG_DIRECTIONS].double()

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from spearpp.auditing.limits import INVERTED, Budget
 from spearpp.auditing.numbers import Finding
@@ -15,13 +14,12 @@ from spearpp.auditing.replay import Replay, replay
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
 from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined
 from spearpp.auditing.rounds.union import Union, of_layer, unite
+from spearpp.auditing.task import Task
 from spearpp.auditing.vocabulary import unite_vocabularies
 from spearpp.auditing.wording import Context, worded
 from spearpp.errors import DataError, OptionError
-from spearpp.inversion.result import Inversion, Progress
+from spearpp.inversion.result import Inversion
 from spearpp.model import Layer, named_as
-from spearpp.model.loss import Loss
-from spearpp.search import Search
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
@@ -103,59 +101,36 @@ def choose_rounds(layer: Layer, updates: Sequence[ClientUpdate], memory: int | N
 
 def audit_rounds(
     updates: Sequence[ClientUpdate],
-    model: nn.Module | None,
+    task: Task,
     audit_one: Callable[[ClientUpdate, float | None], AuditResult],
     *,
     each_alone: bool = True,
-    budget: float | None = None,
-    memory: int | None = None,
-    search: Search | None = None,
-    batch_size: int | None = None,
-    loss: Loss | None = Loss.CROSS_ENTROPY,
-    generator: torch.Generator,
-    progress: Callable[[Layer, Progress], None] | None = None,
 ) -> AuditResult:
-    """Audit several rounds of one client. See ``spearpp.audit`` for the arguments.
+    """Audit several rounds of one client.
 
     Args:
         updates: the rounds, oldest first, each with the weights that it started from.
-        model: the network, or None.
+        task: what the caller asks for. The budget is for everything together, the memory limits the number of rounds
+            that are joined, and the batch size is that of each round.
         audit_one: audits one round within a number of seconds.
         each_alone: whether to audit every round alone first, and not only the last one.
-        budget: seconds for everything together.
-        memory: bytes that the work on one layer may take. It limits the number of rounds that are joined.
-        search: the search for layers that a ReLU follows.
-        batch_size: the number of samples that the client trained on in each round, if it is known.
-        loss: the loss of the client; None if it is unknown.
-        generator: source of randomness.
-        progress: called after every round of a search.
     """
-    updates = [named_as(each, model) for each in check_rounds(updates)]
+    updates = [named_as(each, task.model) for each in check_rounds(updates)]
     began = time.monotonic()
-    alone_budget = Budget(None if budget is None else ALONE * budget, began)
+    alone_budget = Budget(None if task.budget is None else ALONE * task.budget, began)
     alone, last = _audit_alone(updates, audit_one, 0 if each_alone else len(updates) - 1, alone_budget)
-    plans = [make_plan(each, model, memory, loss) for each in updates]
+    plans = [make_plan(each, task) for each in updates]
     sent = [index for index, plan in enumerate(plans) if plan.feasible]  # an idle round has nothing to invert
     layer = first_layer([plans[index] for index in sent]) if sent else None
     interrupted = any(each is not None and each.interrupted for each in alone)
     outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, alone)
     joined = not_joined(outcome)
     if layer is not None and not outcome:
-        used = [sent[index] for index in choose_rounds(layer, [plans[index].update for index in sent], memory)]
+        used = [sent[index] for index in choose_rounds(layer, [plans[index].update for index in sent], task.memory)]
         joined = not_joined("only one round sent a gradient of its own, or memory allows only one of them")
         if len(used) > 1:
-            joined = join_rounds(
-                layer,
-                [plans[index].update for index in used],
-                model,
-                search=search,
-                batch_size=batch_size,
-                loss=loss,
-                seconds=Budget(budget, began).share(1),
-                generator=generator,
-                progress=progress,
-            )
-            joined = replace(joined, used=tuple(used))
+            rest = replace(task, budget=Budget(task.budget, began).share(1))
+            joined = replace(join_rounds(layer, [plans[index].update for index in used], rest), used=tuple(used))
     union = None if layer is None else unite(layer, alone, joined)
     audits, shown = _layers(last, union), len(updates) - 1
     if best_of(audits) is None:  # a leak of a single round counts, whatever the other rounds give
@@ -173,23 +148,13 @@ def audit_rounds(
         findings=_findings(alone),
         caveats=_caveats(history, shown),
         interrupted=interrupted,
-        replay=_replay_last(union, updates, model, loss) or last.replay,
+        replay=_replay_last(union, updates, task) or last.replay,
         seconds=time.monotonic() - began,
-        budget=budget,
+        budget=task.budget,
         history=history,
         vocabulary=tables,
     )
-    context = Context(
-        result,
-        update=updates[shown],
-        model_given=model is not None,
-        replayable=model is not None,
-        batch_size=batch_size,
-        decay=plans[shown].decay,
-        replay_skipped_because=None,
-        loss=loss,
-    )
-    result = worded(context)
+    result = worded(Context(result, updates[shown], task, task.model is not None, plans[shown].decay, None))
     return replace(result, summary=result.summary + history.sentence)
 
 
@@ -248,13 +213,11 @@ def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
     return [union.audited if each.layer.name == union.audited.layer.name else each for each in last.layers]
 
 
-def _replay_last(
-    union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
-) -> Replay | None:
+def _replay_last(union: Union | None, updates: Sequence[ClientUpdate], task: Task) -> Replay | None:
     """Replay the last round from all inputs that contribute to it; None if there are none, or labels are missing."""
     found = None if union is None else union.audited.inversion
     labels = None if union is None else union.audited.labels
-    if union is None or found is None or labels is None or model is None or loss is None:
+    if union is None or found is None or labels is None or task.model is None or task.loss is None:
         return None
     if len(found.inputs) < found.batch_size:
         return None
@@ -263,7 +226,7 @@ def _replay_last(
     if not bool(rows.any()) or not bool((labels >= 0).all()):
         return None
     with suppress(OptionError):
-        return replay(model, updates[-1], inputs, labels.to(inputs.device), loss)
+        return replay(task.model, updates[-1], inputs, labels.to(inputs.device), task.loss)
     return None
 
 

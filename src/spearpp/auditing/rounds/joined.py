@@ -8,24 +8,24 @@ of the joined gradient.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import nn
 
 from spearpp.auditing.claim import Claim, Kind
 from spearpp.auditing.judge import is_one_step, judge_in_round
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
+from spearpp.auditing.task import Task
 from spearpp.errors import OptionError, SpearError
 from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.invert import invert
 from spearpp.inversion.network import SIGMAS
-from spearpp.inversion.result import Inversion, Progress
+from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
 from spearpp.model.following import Following
-from spearpp.model.loss import Loss
 from spearpp.search import Search, Suggested
 from spearpp.types import Bool, Float, LayerTensors, Tensor, select_rows
 from spearpp.update import ClientUpdate
@@ -58,34 +58,18 @@ class Joined:
     """Indices of the rounds that were joined. Empty if they were not joined."""
 
 
-def join_rounds(
-    layer: Layer,
-    updates: Sequence[ClientUpdate],
-    model: nn.Module | None,
-    *,
-    search: Search | None = None,
-    batch_size: int | None = None,
-    loss: Loss | None = Loss.CROSS_ENTROPY,
-    seconds: float | None = None,
-    generator: torch.Generator | None = None,
-    progress: Callable[[Layer, Progress], None] | None = None,
-) -> Joined:
+def join_rounds(layer: Layer, updates: Sequence[ClientUpdate], task: Task) -> Joined:
     """Invert one layer over several rounds, and judge what was found.
 
     Args:
         layer: the layer. Its inputs must be the same function of the samples in all rounds.
         updates: the rounds, oldest first.
-        model: the network, or None.
-        search: the search for sparse directions; None is the default.
-        batch_size: the number of samples that the client trained on in each round, or None.
-        loss: the loss of the client; None if it is unknown.
-        seconds: time budget; None for none.
-        generator: source of randomness; None is a generator with seed 0.
-        progress: called after every round of the search.
+        task: what the caller asks for, with the budget for this layer.
     """
     tensors, (next_gradient, next_weight) = joined_tensors(layer, updates), _next_layer(layer, updates)
     shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
-    deadline = None if seconds is None else time.monotonic() + seconds
+    deadline = None if task.budget is None else time.monotonic() + task.budget
+    tell = None if task.progress is None else partial(task.progress, shown)
 
     def solve(search: Search | None, following: list[Following] | None, share: float) -> Inversion:
         return invert(
@@ -94,21 +78,21 @@ def join_rounds(
             next_weight=next_weight,
             following=following,
             search=search,
-            generator=torch.Generator().manual_seed(0) if generator is None else generator,
+            generator=task.generator,
             dropout=layer.dropout,
             one_step=all(is_one_step(each) for each in updates),
             rounds=len(updates),
             seconds=None if deadline is None else max(0.1, share * (deadline - time.monotonic())),
-            progress=None if progress is None else (lambda state: progress(shown, state)),
+            progress=tell,
         )
 
     try:
-        following = _rests(layer, updates, model, loss)
+        following = _rests(layer, updates, task)
         if layer.equations and following is None:
             return not_joined("the rest of the network could not be computed in every round")
         alone = layer.equations or following is None
-        found = solve(search, following if layer.equations else None, 1.0 if alone else FIRST_SHARE)
-        if following is not None and not layer.equations and search is None and not bool(found.certified.all()):
+        found = solve(task.search, following if layer.equations else None, 1.0 if alone else FIRST_SHARE)
+        if following is not None and not layer.equations and task.search is None and not bool(found.certified.all()):
             more = solve(None, following, 1.0)
             found = more if int(more.certified.sum()) > int(found.certified.sum()) else found
     except SpearError as error:
@@ -116,7 +100,7 @@ def join_rounds(
     if found.factors is None or not bool(found.certified.any() or found.fits.any()):
         return not_joined(found.stats.stopped, found.batch_size)
     present = contributions(found, len(updates))
-    audited = _judge(layer, found, present, updates, model, batch_size, loss)
+    audited = _judge(layer, found, present, updates, task)
     known_from = _known_from(layer, found, audited, present, updates, following if _by_network(found) else None)
     return Joined(audited, present, known_from, found.batch_size, found.stats.stopped)
 
@@ -140,18 +124,16 @@ def _next_layer(layer: Layer, updates: Sequence[ClientUpdate]) -> tuple[Tensor |
     return gradients, torch.cat([each.weights[name] for each in updates], 1)
 
 
-def _rests(
-    layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
-) -> list[Following] | None:
+def _rests(layer: Layer, updates: Sequence[ClientUpdate], task: Task) -> list[Following] | None:
     """Return the rest of the network in every round; None if it is not known, or has no known loss.
 
     The signals of different rounds can only be compared if all gradients have the scale of the same loss.
     """
     scaled = all(each.kind == "gradients" or each.lr is not None for each in updates)
-    if model is None or not scaled:
+    if task.model is None or not scaled:
         return None
     try:
-        following = [Following.of_model(as_sent(model, each), each, layer, loss) for each in updates]
+        following = [Following.of_model(as_sent(task.model, each), each, layer, task.loss) for each in updates]
     except OptionError:
         return None
     return following if all(each.loss is not None for each in following) else None
@@ -182,13 +164,7 @@ def contributions(found: Inversion, rounds: int) -> Bool[Tensor, "k T"]:
 
 
 def _judge(
-    layer: Layer,
-    found: Inversion,
-    present: Bool[Tensor, "k T"],
-    updates: Sequence[ClientUpdate],
-    model: nn.Module | None,
-    batch_size: int | None,
-    loss: Loss | None,
+    layer: Layer, found: Inversion, present: Bool[Tensor, "k T"], updates: Sequence[ClientUpdate], task: Task
 ) -> LayerAudit:
     """Judge every input in each round to which it contributes.
 
@@ -205,7 +181,7 @@ def _judge(
         missing = found.batch_size - len(found.inputs)
         own = replace(_in_round(found, rows, index, len(updates)), batch_size=int(takes_part.sum()) + missing)
         part = LayerAudit(layer, True, layer.reason, own)
-        judged = judge_in_round(part, update, model, batch_size, loss)
+        judged = judge_in_round(part, update, task)
         for row, claim in zip(rows.tolist(), judged.claims, strict=False):
             if bool(takes_part[row]):
                 collected[row].append(claim)
