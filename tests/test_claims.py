@@ -10,7 +10,7 @@ from torch import nn
 
 import spearpp
 from spearpp import ClientUpdate, simulate
-from spearpp.auditing.claim import Kind, Known, weigh
+from spearpp.auditing.claims import Kind, Known, weigh
 from spearpp.auditing.replay import replay
 from spearpp.inversion.evidence import chance_in_bits
 from spearpp.simulate import Batch

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import spearpp
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing import judge as judging
-from spearpp.auditing.claim import Claim, Kind, Known
-from spearpp.auditing.claims import claims_of
+from spearpp.auditing.claims import Claim, Kind, Known, claims_of
 from spearpp.auditing.signals import Signals
 from spearpp.errors import DataError
 from spearpp.inversion.problem import Problem

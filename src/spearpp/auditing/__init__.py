@@ -2,20 +2,16 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.judge import is_one_step, judge_all, judge_by_layer
+from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.estimate import training_findings
+from spearpp.auditing.judge import judge_all
 from spearpp.auditing.limits import MEMORY, Budget
-from spearpp.auditing.pixels import check_replay, recover_inputs
-from spearpp.auditing.plan import Plan, make_plan
-from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
-from spearpp.auditing.refine import refine
-from spearpp.auditing.replay import Replay
+from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, verdict_of
 from spearpp.auditing.rounds import audit_rounds
 from spearpp.auditing.run import run
@@ -23,7 +19,6 @@ from spearpp.auditing.task import Task
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import Context, worded
 from spearpp.inversion.result import Progress
-from spearpp.linalg.time_limit import time_limit
 from spearpp.model import Layer, named_as
 from spearpp.model.embeddings import find_tables
 from spearpp.model.loss import Loss
@@ -127,12 +122,7 @@ def _audit_one(update: ClientUpdate, task: Task) -> AuditResult:
     plan = make_plan(update, task)
     tables = audit_vocabulary(update, find_tables(task.model, update), task.vocabulary)
     audits, interrupted = run(plan, task, clock.of_search)
-    judged = _Judged([judge_by_layer(each, plan.update, task) for each in audits], task.model)
-    try:
-        with time_limit(clock.deadline):
-            _judge(judged, plan, task)
-    except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
-        interrupted = True
+    judged = judge_all(audits, plan, task, clock.deadline)
     late = clock.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
     result = AuditResult(
         verdict=verdict_of(judged.audits, tables, tried=any(each.feasible for each in judged.audits)),
@@ -140,7 +130,7 @@ def _audit_one(update: ClientUpdate, task: Task) -> AuditResult:
         layers=judged.audits,
         findings=[*plan.findings, *training_findings(judged.estimate, update)],
         caveats=[*([LATE] if late else []), *plan.left_out],
-        interrupted=interrupted,
+        interrupted=interrupted or judged.interrupted,
         replay=judged.replay,
         estimated=judged.estimate,
         vocabulary=tables,
@@ -148,30 +138,3 @@ def _audit_one(update: ClientUpdate, task: Task) -> AuditResult:
         budget=task.budget,
     )
     return worded(Context(result, update, task, judged.network is not None, plan.decay, plan.replay_skipped))
-
-
-def _judge(judged: "_Judged", plan: Plan, task: Task) -> None:
-    """Replay what was recovered, and write every result into ``judged`` as soon as it is there."""
-    update, model = plan.update, task.model if plan.replay_skipped is None else None
-    judged.audits, judged.network, signals = judge_all(judged.audits, update, model, task)
-    if model is not None:
-        judged.audits, through_front_end = recover_inputs(judged.audits, update, model, task)
-        judged.network = through_front_end or judged.network
-    if task.loss is Loss.CROSS_ENTROPY:
-        judged.audits = refine(judged.audits, update, judged.network)
-    judged.replay = replay_all(judged.audits, update, judged.network, task.loss)
-    judged.audits = add_proof(judged.audits, judged.replay, signals, one_step=is_one_step(update))
-    judged.audits = check_replay(judged.audits, judged.replay, update)
-    if task.loss is Loss.CROSS_ENTROPY:
-        judged.estimate = estimate_training(judged.audits, update, judged.network, judged.replay)
-
-
-@dataclass
-class _Judged:
-    """What judging has given so far. Ctrl-C may end it at any time."""
-
-    audits: list[LayerAudit]
-    network: nn.Module | None
-    """The network that inputs are replayed through: the given model, or one that was assumed and proved."""
-    replay: Replay | None = None
-    estimate: Estimate | None = None

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from spearpp.auditing.claim import UNJUDGED
+from spearpp.auditing.claims import UNJUDGED
 from spearpp.auditing.result import AuditResult, LayerAudit
 from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.result import Inversion

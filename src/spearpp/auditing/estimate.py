@@ -5,7 +5,7 @@ separately only because the weights move: the gradient of the second step differ
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,10 +13,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from spearpp.auditing.replay import as_sent, forward
+from spearpp.auditing.numbers import Finding
+from spearpp.auditing.replay import Replay, as_sent, forward
+from spearpp.errors import OptionError
 from spearpp.linalg.time_limit import OutOfTimeError, check_time, time_limit
 from spearpp.types import Float, Int, Tensor
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import tensor_specs
 from spearpp.update.names import plain
 
 MAX_STEPS = 8
@@ -112,6 +115,38 @@ class _Fit:
     lr: float
     momentum: float
     difference: float
+
+
+def estimate_training(
+    model: nn.Module | None, update: ClientUpdate, batches: list[tuple[Tensor, Tensor]], replayed: Replay | None
+) -> Estimate | None:
+    """Estimate how the client trained, with the first of several batches that the model accepts.
+
+    Returns:
+        The estimate, or None if no replay proves the recovered batch, if the client sent gradients instead of weights,
+        if the update is a sum of several clients, or if the update is too large.
+    """
+    if model is None or replayed is None or not replayed.proves or replayed.scale <= 0:
+        return None
+    if update.kind == "gradients" or update.clients > 1:
+        return None
+    if sum(each.numel() for each in tensor_specs(update.gradients).values()) > MAX_PARAMETERS:
+        return None
+    for inputs, labels in batches:
+        with suppress(OptionError, OutOfTimeError):
+            return estimate(model, update, inputs, labels)
+    return None
+
+
+def training_findings(trained: Estimate | None, update: ClientUpdate) -> Iterator[Finding]:
+    """Yield a finding about how the client trained: a warning if the caller gave another lr, else a note."""
+    if trained is None:
+        return
+    if trained.differs_from(update):
+        given = f"lr={update.lr:.3g}" + ("" if update.steps is None else f", steps={update.steps}")
+        yield Finding("warning", "update", f"{given} was given, but the update fits {trained}")
+    elif trained.lr is not None or update.lr is None:
+        yield Finding("note", "update", f"the update fits {trained}")
 
 
 def estimate(

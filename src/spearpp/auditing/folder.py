@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from spearpp.auditing.claim import Claim, Kind
+from spearpp.auditing.claims import Claim, Kind
 from spearpp.auditing.document import EVIDENCE_KINDS, SCHEMA, VERSION, document, plain
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.numbers import Finding

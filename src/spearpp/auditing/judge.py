@@ -1,32 +1,80 @@
-"""Judge recovered inputs: replay each input alone, and find its label."""
+"""Judge recovered inputs: replay each input alone and the whole update, and say what this proves."""
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
-from spearpp.auditing.after_layer import labels_of
-from spearpp.auditing.claim import Claim, Kind, Known
-from spearpp.auditing.claims import claims_of
-from spearpp.auditing.result import LayerAudit
+from spearpp.auditing.claims import Claim, Kind, Known, claims_of, patterns_of
+from spearpp.auditing.estimate import Estimate, estimate_training
+from spearpp.auditing.labels import find_labels
+from spearpp.auditing.pixels import recover_inputs
+from spearpp.auditing.plan import Plan
+from spearpp.auditing.proof import add_proof, check_replay
+from spearpp.auditing.refine import refine
+from spearpp.auditing.replay import Replay, replay_all
+from spearpp.auditing.result import LayerAudit, whole_batches
 from spearpp.auditing.signals import Signals, replay_alone
 from spearpp.auditing.task import Task
-from spearpp.errors import DataError, NonFiniteError, OptionError, SpearError
+from spearpp.errors import OptionError
 from spearpp.inversion.result import Inversion
-from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
+from spearpp.linalg.time_limit import OutOfTimeError, time_is_up, time_limit
 from spearpp.model import Layer, Sees, assumed_networks
 from spearpp.model.loss import Loss
-from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import pick, tensor_specs
-
-PROVES_NETWORK = 1e-3
-"""Largest mismatch of an input replayed alone that proves the assumed network. A design choice: 1e-3 is far above the
-rounding of float32, and a wrong network leaves a far larger mismatch."""
+from spearpp.update.lazy import pick
 
 
-def judge_all(
+@dataclass
+class Judged:
+    """What judging gave. Ctrl-C or the end of the budget may end it early."""
+
+    audits: list[LayerAudit]
+    network: nn.Module | None
+    """The network that inputs are replayed through: the given model, or one that was assumed and proved."""
+    replay: Replay | None = None
+    estimate: Estimate | None = None
+    interrupted: bool = False
+    """Whether Ctrl-C ended the judging. Labels and the replay may be missing then."""
+
+
+def judge_all(audits: list[LayerAudit], plan: Plan, task: Task, deadline: float) -> Judged:
+    """Say what is known about every recovered input, first by its layer alone and then by replays.
+
+    Args:
+        audits: the layers after their inversion.
+        plan: the plan that they follow.
+        task: what the caller asks for.
+        deadline: end of the time for replays, on the clock ``time.monotonic``.
+    """
+    judged = Judged([_with_claims(each, plan.update, None, task) for each in audits], task.model)
+    try:
+        with time_limit(deadline):
+            _judge_by_replays(judged, plan, task)
+    except KeyboardInterrupt:
+        judged.interrupted = True
+    return judged
+
+
+def _judge_by_replays(judged: Judged, plan: Plan, task: Task) -> None:
+    """Replay what was recovered, and write every result into ``judged`` as soon as it is there."""
+    update, model = plan.update, task.model if plan.replay_skipped is None else None
+    judged.audits, judged.network, signals = _judge_alone(judged.audits, update, model, task)
+    if model is not None:
+        judged.audits, through_front_end = recover_inputs(judged.audits, update, model, task)
+        judged.network = through_front_end or judged.network
+    if task.loss is Loss.CROSS_ENTROPY:
+        judged.audits = refine(judged.audits, update, judged.network)
+    batches = whole_batches(judged.audits)
+    judged.replay = replay_all(judged.network, update, batches, task.loss)
+    judged.audits = add_proof(judged.audits, judged.replay, signals, update)
+    judged.audits = check_replay(judged.audits, judged.replay, update)
+    if task.loss is Loss.CROSS_ENTROPY:
+        judged.estimate = estimate_training(judged.network, update, batches, judged.replay)
+
+
+def _judge_alone(
     audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, task: Task
 ) -> tuple[list[LayerAudit], nn.Module | None, dict[str, Signals]]:
     """Replace the claims of inputs that can be replayed, and add labels where the gradient determines them.
@@ -55,13 +103,13 @@ def judge_all(
         signals, claimed = None, each
         for candidate in guesses if network is None else [network]:
             signals = _signals(candidate, update, each.layer, found, task.loss)
-            if network is None and signals is not None and bool((signals.mismatch <= PROVES_NETWORK).any()):
+            if network is None and signals is not None and bool(signals.matched.any()):
                 network = candidate
                 break
         if network is not None and signals is not None:
             replayed[each.layer.name] = signals
             claimed = _with_claims(each, update, signals, task)
-        labels = None if network is None else _labels(network, update, claimed, signals, task.loss)
+        labels = None if network is None else find_labels(network, update, claimed, signals, task.loss)
         judged.append(replace(claimed, labels=labels))
     return judged, network, replayed
 
@@ -80,13 +128,8 @@ def judge_in_round(audited: LayerAudit, update: ClientUpdate, task: Task) -> Lay
     signals = None if task.model is None else _signals(task.model, update, audited.layer, found, task.loss)
     labels = None
     if signals is not None and len(signals.labels) == len(found.inputs):
-        labels = torch.where(signals.mismatch <= PROVES_NETWORK, signals.labels, -1)
+        labels = torch.where(signals.matched, signals.labels, -1)
     return replace(_with_claims(audited, update, signals, task), labels=labels)
-
-
-def judge_by_layer(audited: LayerAudit, update: ClientUpdate, task: Task) -> LayerAudit:
-    """Add the claims that the gradient of the layer alone supports, without any replay."""
-    return audited if audited.inversion is None else _with_claims(audited, update, None, task)
 
 
 def _with_claims(audited: LayerAudit, update: ClientUpdate, signals: Signals | None, task: Task) -> LayerAudit:
@@ -99,44 +142,11 @@ def _with_claims(audited: LayerAudit, update: ClientUpdate, signals: Signals | N
     found, layer = audited.inversion, audited.layer
     if found is None:
         return audited
-    claims = claims_of(found, patterns_of(layer, found.inputs, update), signals, known_of(layer, update, task))
+    claims = claims_of(found, patterns_of(layer, found.inputs, update), signals, Known.about(layer, update, task))
     if layer.output:
-        weak = Claim(Kind.FITS, float("inf"), float("nan"), "the output layer determines this input only approximately")
+        weak = Claim.fitting("the output layer determines this input only approximately")
         claims = tuple(weak if each.kind is Kind.APPROXIMATE else each for each in claims)
     return replace(audited, claims=claims)
-
-
-def known_of(layer: Layer, update: ClientUpdate, task: Task) -> Known:
-    """Return what the audit knows about a layer in addition to its recovered inputs.
-
-    The mean squared error is scaled in several ways (a mean or a sum over the outputs, a factor of 1/2), so its size
-    does not count samples.
-    """
-    return Known(
-        task.batch_size,
-        absolute=_absolute(update) and task.loss is not Loss.MSE,
-        one_step=is_one_step(update),
-        one_row_each=layer.sees == "inputs",
-        dropout=layer.dropout,
-        outputs=_outputs(update),
-    )
-
-
-def _outputs(update: ClientUpdate) -> int:
-    """Return the number of outputs of the last matrix of the update, which counts as the output layer."""
-    matrices = [spec.shape for spec in tensor_specs(update.weights).values() if spec.ndim == 2]
-    return matrices[-1][0] if matrices else 0
-
-
-def is_one_step(update: ClientUpdate) -> bool:
-    """Return whether the update is a single gradient of one client."""
-    return update.kind == "gradients" and update.clients == 1
-
-
-def _absolute(update: ClientUpdate) -> bool:
-    """Return whether the update has the scale of the loss: a gradient, or weights after one step with a known lr."""
-    one_known_step = update.steps in (None, 1) and update.lr is not None
-    return update.clients == 1 and (update.kind == "gradients" or one_known_step)
 
 
 def _signals(
@@ -161,44 +171,3 @@ def _output_alone(update: ClientUpdate, layer: Layer) -> tuple[nn.Module, Client
     model = nn.Linear(layer.features, layer.neurons, bias=layer.bias is not None)
     bias = None if layer.bias is None else "bias"
     return model, alone, replace(layer, name="(the model itself)", weight="weight", bias=bias, sees=Sees.INPUTS)
-
-
-def patterns_of(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate) -> Bool[Tensor, "k m"]:
-    """Return which neurons of the layer each input activates."""
-    weight = update.weights[layer.weight]
-    z = inputs.to(weight.device).double() @ weight.double().T
-    return z + (0.0 if layer.bias is None else update.weights[layer.bias].double()) > 0
-
-
-def _labels(
-    model: nn.Module, update: ClientUpdate, audited: LayerAudit, signals: Signals | None, loss: Loss | None
-) -> Tensor | None:
-    """Return the labels of the replays if all replays match, else the labels that fit the gradient of the layer.
-
-    The gradient of the layer alone names labels only for cross-entropy.
-    """
-    found = audited.inversion
-    if found is not None and audited.layer.output and audited.layer.sees == "features" and signals is not None:
-        proved = (signals.mismatch <= PROVES_NETWORK).cpu()
-        labels = torch.where(proved, signals.labels.cpu(), -1)
-        return torch.cat([labels, labels.new_full((len(found.inputs) - len(labels),), -1)])
-    if found is None or audited.layer.sees != "inputs":
-        return None
-    if (
-        signals is not None
-        and len(signals.labels) == len(found.inputs)
-        and bool((signals.mismatch <= PROVES_NETWORK).all())
-    ):
-        return signals.labels
-    nothing = not bool(found.certified.any() or found.fits.any()) and found.stats.found < found.batch_size
-    if nothing or loss is not Loss.CROSS_ENTROPY:
-        return None
-    try:
-        labels = labels_of(model, update, audited.layer, found)
-        if update.kind != "gradients" and not bool((labels >= 0).any()):
-            labels = labels_of(model, update, audited.layer, found, uphill=True)
-    except (DataError, NonFiniteError):
-        raise
-    except (SpearError, OutOfTimeError):
-        return None
-    return labels

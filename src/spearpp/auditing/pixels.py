@@ -16,10 +16,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, claims_of
-from spearpp.auditing.judge import is_one_step, known_of, patterns_of
-from spearpp.auditing.replay import Replay, as_sent
+from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, Claim, Kind, Known, claims_of, patterns_of
+from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals, replay_alone
 from spearpp.auditing.task import Task
@@ -39,11 +37,6 @@ MIN_NOISE = 1e-6
 """Smallest relative residual that a solution must reach. Derived: ten times the rounding error of float32."""
 JACOBIAN_COPIES = 3
 """Matrices of the size of the Jacobian or of JᵀJ that are in memory at the same time. Derived: from the code."""
-CONTRADICTS = 0.5
-"""Difference of the replay of a whole gradient from which the recovered inputs are not claimed.
-
-A design choice: the same number as ``judge.WRONG_MISMATCH``. Inputs without a relation to the update have 1.
-"""
 
 
 class FlatInputs(nn.Module):
@@ -97,24 +90,6 @@ def recover_inputs(
     return audits, None
 
 
-def check_replay(audits: list[LayerAudit], replayed: Replay | None, update: ClientUpdate) -> list[LayerAudit]:
-    """Withdraw the claims about inputs from features if the replay of a whole gradient contradicts them."""
-    if replayed is None or not is_one_step(update) or replayed.difference < CONTRADICTS:
-        return audits
-    why = f"the replay of all recovered inputs differs from the update by {replayed.difference:.0%}"
-    return [
-        replace(each, claims=tuple(_withdrawn(claim, why) for claim in each.claims))
-        if each.layer.sees == Sees.PIXELS
-        else each
-        for each in audits
-    ]
-
-
-def _withdrawn(claim: Claim, why: str) -> Claim:
-    """Return a claim that the input only fits."""
-    return Claim(Kind.FITS, float("inf"), claim.samples, why) if claim.recovered else claim
-
-
 def _from_features(
     audited: LayerAudit, front: FrontEnd, update: ClientUpdate, model: nn.Module, task: Task
 ) -> LayerAudit:
@@ -152,8 +127,8 @@ def _from_features(
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
     signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, task.loss)
-    known = replace(known_of(audited.layer, update, task), one_row_each=True)
-    claims = claims_of(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
+    known = replace(Known.about(audited.layer, update, task), one_row_each=True)
+    claims = claims_of(on_features, patterns_of(audited.layer, on_features.inputs, update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
     reason = layer.reason + why_missing
@@ -267,6 +242,6 @@ def _with_error(claim: Claim, error: float, equations: int) -> Claim:
         return claim
     error = max(claim.error, error)
     if error > MAX_ERROR:
-        return Claim(Kind.FITS, float("inf"), claim.samples, "the features leave the input too uncertain")
+        return Claim.fitting("the features leave the input too uncertain", claim.samples)
     kind = claim.kind if error <= EXACT else Kind.APPROXIMATE
     return replace(claim, kind=kind, error=error, why=f"{claim.why}; {equations:,} features determine the input")

@@ -1,25 +1,16 @@
-"""Replay the whole update: what it proves beyond the replay of single inputs, and how the client trained."""
+"""What the replay of the whole update says about claims: which it adds, and which it contradicts."""
 
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import nn
 
-from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.estimate import MAX_PARAMETERS, Estimate, estimate
-from spearpp.auditing.numbers import Finding
-from spearpp.auditing.replay import Replay, replay
+from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import Signals
-from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
-from spearpp.linalg.time_limit import OutOfTimeError
-from spearpp.model.loss import Loss
-from spearpp.types import Tensor
+from spearpp.model import Sees
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import tensor_specs
 
 WRONG_MISMATCH = 0.5
 """Mismatch from which a replay of the whole batch does not prove an input.
@@ -47,39 +38,33 @@ MAX_BATCH_ERROR = 0.5
 
 A design choice: if noise dominates, 0.5 is four standard deviations, and the expected error is an eighth of the norm.
 """
+CONTRADICTS = 0.5
+"""Difference of the replay of a whole gradient from which the recovered inputs are not claimed.
 
-
-def replay_all(
-    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, loss: Loss | None = Loss.CROSS_ENTROPY
-) -> Replay | None:
-    """Replay the whole update with the first layer that recovered all samples and labels, or return None."""
-    for inputs, labels in whole_batches(audits):
-        if model is not None and loss is not None:
-            with suppress(OptionError, OutOfTimeError):
-                return replay(model, update, inputs, labels, loss)
-    return None
+A design choice: the same number as ``WRONG_MISMATCH``. Inputs without a relation to the update have 1.
+"""
 
 
 def add_proof(
-    audits: list[LayerAudit], replayed: Replay | None, signals: dict[str, Signals], *, one_step: bool
+    audits: list[LayerAudit], replayed: Replay | None, signals: dict[str, Signals], update: ClientUpdate
 ) -> list[LayerAudit]:
     """Add claims for inputs that only the replay of the whole batch proves.
 
     Averaging an input with another one moves it by half of their distance, and such a batch leaves the difference
     ``replayed.baseline``. Errors and differences are taken as proportional: the average error of the recovered inputs
     is ``difference / baseline`` times half of the distance to another input. An input is excluded if the replay of this
-    input alone has a large mismatch. For ``one_step``, an input is also excluded if noise does not explain its
-    mismatch, because only noise makes the inputs of a single gradient approximate.
+    input alone has a large mismatch. For a single gradient, an input is also excluded if noise does not explain its
+    mismatch, because only noise makes such inputs approximate.
 
     Args:
         audits: the layers with their claims and labels.
         replayed: the replay of the whole update, or None.
         signals: the replay of each input alone, by name of the layer.
-        one_step: whether the update is a single gradient.
+        update: what the client sent.
     """
     if replayed is None or not replayed.proves:
         return audits
-    return [_with_proof(each, replayed, signals.get(each.layer.name), one_step) for each in audits]
+    return [_with_proof(each, replayed, signals.get(each.layer.name), update.one_gradient) for each in audits]
 
 
 def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, one_step: bool) -> LayerAudit:
@@ -111,43 +96,16 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     return replace(audited, claims=tuple(claims))
 
 
-def estimate_training(
-    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None, replayed: Replay | None
-) -> Estimate | None:
-    """Estimate how the client trained.
+def check_replay(audits: list[LayerAudit], replayed: Replay | None, update: ClientUpdate) -> list[LayerAudit]:
+    """Withdraw the claims about inputs from features if the replay of a whole gradient contradicts them."""
+    if replayed is None or not update.one_gradient or replayed.difference < CONTRADICTS:
+        return audits
+    why = f"the replay of all recovered inputs differs from the update by {replayed.difference:.0%}"
 
-    Returns:
-        The estimate, or None if no replay proves the recovered batch, if the client sent gradients instead of weights,
-        if the update is a sum of several clients, or if the update is too large.
-    """
-    if replayed is None or not replayed.proves or replayed.scale <= 0:
-        return None
-    if update.kind == "gradients" or update.clients > 1:
-        return None
-    if sum(each.numel() for each in tensor_specs(update.gradients).values()) > MAX_PARAMETERS:
-        return None
-    for inputs, labels in whole_batches(audits):
-        if model is not None:
-            with suppress(OptionError, OutOfTimeError):
-                return estimate(model, update, inputs, labels)
-    return None
+    def withdrawn(claim: Claim) -> Claim:
+        return Claim.fitting(why, claim.samples) if claim.recovered else claim
 
-
-def whole_batches(audits: list[LayerAudit]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and labels of every layer that recovered all samples and all labels."""
-    for each in audits:
-        if each.inversion is None or each.labels is None or each.layer.sees == "features":
-            continue
-        if len(each.inversion.inputs) == each.inversion.batch_size and bool((each.labels >= 0).all()):
-            yield each.inversion.inputs, each.labels
-
-
-def training_findings(trained: Estimate | None, update: ClientUpdate) -> Iterator[Finding]:
-    """Yield a finding about how the client trained: a warning if the caller gave another lr, else a note."""
-    if trained is None:
-        return
-    if trained.differs_from(update):
-        given = f"lr={update.lr:.3g}" + ("" if update.steps is None else f", steps={update.steps}")
-        yield Finding("warning", "update", f"{given} was given, but the update fits {trained}")
-    elif trained.lr is not None or update.lr is None:
-        yield Finding("note", "update", f"the update fits {trained}")
+    return [
+        replace(each, claims=tuple(map(withdrawn, each.claims))) if each.layer.sees == Sees.PIXELS else each
+        for each in audits
+    ]

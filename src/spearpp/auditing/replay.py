@@ -9,13 +9,14 @@ in two ways: each input averaged with another input ("mixed"), and inputs whose 
 
 import copy
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from spearpp.errors import OptionError
-from spearpp.linalg.time_limit import check_time
+from spearpp.linalg.time_limit import OutOfTimeError, check_time
 from spearpp.model import Layer
 from spearpp.model.loss import Loss
 from spearpp.types import Float, Int, Tensor
@@ -141,6 +142,25 @@ def replay(
     replays = (_replay_once(client, update, each, labels, loss, reweight=right.weighted) for each in wrong)
     mixed, unrelated = (each.difference for each in replays)
     return replace(right, mixed=mixed, unrelated=unrelated)
+
+
+def replay_all(
+    model: nn.Module | None, update: ClientUpdate, batches: list[tuple[Tensor, Tensor]], loss: Loss | None
+) -> Replay | None:
+    """Replay the whole update with the first of several batches that the model accepts, or return None.
+
+    Args:
+        model: the network, or None.
+        update: what the client sent.
+        batches: inputs and labels of whole batches.
+        loss: the loss of the client; None if it is unknown.
+    """
+    if model is None or loss is None:
+        return None
+    for inputs, labels in batches:
+        with suppress(OptionError, OutOfTimeError):
+            return replay(model, update, inputs, labels, loss)
+    return None
 
 
 def _replay_once(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spearpp.auditing.claim import Claim, Kind, reasons
+from spearpp.auditing.claims import Claim, Kind, reasons
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
@@ -269,6 +269,16 @@ def best_of(audits: list[LayerAudit]) -> LayerAudit | None:
     """
     found = [each for each in audits if len(each.inputs)]
     return max(found, key=lambda each: (each.layer.sees != "features", len(each.inputs)), default=None)
+
+
+def whole_batches(audits: list[LayerAudit]) -> list[tuple[Tensor, Tensor]]:
+    """Return inputs and labels of every layer that recovered all samples and all labels."""
+    return [
+        (each.inversion.inputs, each.labels)
+        for each in audits
+        if each.inversion is not None and each.labels is not None and each.layer.sees != "features"
+        if len(each.inversion.inputs) == each.inversion.batch_size and bool((each.labels >= 0).all())
+    ]
 
 
 def verdict_of(audits: list[LayerAudit], tables: tuple[Vocabulary, ...], *, tried: bool) -> Verdict:

@@ -27,12 +27,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spearpp.auditing.after_layer import AfterLayer, observed_signals, signals_of_labels
+from spearpp.auditing.replay import as_sent, forward, module_name
+from spearpp.errors import OptionError
+from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
+from spearpp.linalg.chunks import chunk_size
 from spearpp.model import Layer
 from spearpp.model.loss import Loss
-from spearpp.types import Float, Int, Tensor, join_rows, replace_rows, select_rows
+from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import tensor_specs
 
 DIRECTIONS = 4
 """Number of inputs that fit towards which slope and curvature are measured. A design choice: a median needs a few
@@ -54,10 +58,16 @@ TRIES = 6
 be exactly at zero, and rounding then decides whether the neuron is active. A design choice: six tries all fail with a
 probability of 1/64 for one such neuron."""
 MISMATCHED = 1e-3
-"""Smallest mismatch of an input that is replayed again within rounding, or that calls for another loss. A design
-choice: 1e-3 is far above the rounding of float32 gradients."""
+"""Largest mismatch of an input that reproduces its part of the update. Other inputs are replayed again within rounding,
+and call for another loss. A design choice: 1e-3 is far above the rounding of float32 gradients."""
 HOPELESS = 0.5
 """Mismatch from which an input is not replayed again. Wrong inputs have a mismatch of 0.5 or more."""
+
+FIRST_CHUNK = 64
+"""Number of inputs that are replayed at once before the size of the Jacobian is known.
+
+A design choice: the Jacobians of 64 inputs fit into memory for typical classifiers.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +89,55 @@ class Signals:
     extra_equations: Int[Tensor, "k"]
     """Number of neurons with a signal minus the number of unknowns: the outputs, whose gradients can be combined to any
     signal, or label and scale at the output layer."""
+
+    @property
+    def matched(self) -> Bool[Tensor, "k"]:
+        """Which inputs alone reproduce their part of the update. A wrong network leaves a far larger mismatch."""
+        return self.mismatch <= MISMATCHED
+
+
+class AfterLayer:
+    """The part of a model after a Linear layer, linearised at given inputs."""
+
+    def __init__(self, model: nn.Module, update: ClientUpdate, layer: Layer) -> None:
+        self.model = as_sent(model, update).double()
+        self.layer, self.module = layer, self.model.get_submodule(module_name(self.model, layer))
+        self.device = tensor_specs(update.gradients)[layer.weight].device
+        self.rows_at_once = FIRST_CHUNK
+
+    def outputs(self, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k classes"]:
+        """Return the outputs without the Jacobian."""
+        return forward(self.model, inputs.to(self.device)).detach()
+
+    def __call__(self, inputs: Float[Tensor, "k n"]) -> tuple[Float[Tensor, "k c"], Float[Tensor, "k c m"]]:
+        """Return the outputs and their Jacobian with respect to the pre-activations of the layer.
+
+        Raises:
+            OptionError: if the input of the layer does not have one row per sample.
+        """
+        preactivations: list[Tensor] = []
+
+        def record(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+            preactivations.append(output)
+            return output.clone()  # an in-place ReLU would overwrite the recorded tensor
+
+        handle = self.module.register_forward_hook(record)
+        try:
+            outputs = forward(self.model, inputs.to(self.device))
+        finally:
+            handle.remove()
+        if len(preactivations) != 1 or preactivations[0].shape != (len(inputs), self.layer.neurons):
+            raise OptionError(
+                "the input of the layer does not have one row per sample: no sample can be replayed alone"
+            )
+        rows = [
+            torch.autograd.grad(outputs[:, column].sum(), preactivations[0], retain_graph=True)[0]
+            for column in range(outputs.shape[1])
+        ]
+        jacobian = torch.stack(rows, dim=1)
+        # Three float64 tensors of the size of the Jacobian are in memory at the same time.
+        self.rows_at_once = chunk_size(jacobian.device, 24 * jacobian[0].numel())
+        return outputs.detach(), jacobian
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,9 +185,9 @@ def replay_alone(
     epsilon = max(torch.finfo(each.dtype).eps for each in (update.gradients[layer.weight], result.inputs))
     candidates = _Candidates(inputs, observed_signals(factors, result), noise.clamp_min(ROUNDING * epsilon))
     best = _fit(network, candidates, wrong, loss)
-    if loss is Loss.CROSS_ENTROPY and not bool((best.mismatch <= MISMATCHED).any()):
+    if loss is Loss.CROSS_ENTROPY and not bool(best.matched.any()):
         binary = _fit(network, candidates, wrong, Loss.BCE)
-        if bool((binary.mismatch <= MISMATCHED).any()):
+        if bool(binary.matched.any()):
             best, loss = binary, Loss.BCE
     return _moved_within_rounding(network, candidates, wrong, best, loss)
 
@@ -180,6 +239,22 @@ def _best_label(
     cosine = torch.einsum("kcm,km->kc", signals, observed) / size
     labels = cosine.argmax(1)
     return labels, here - functional.one_hot(labels, outputs.shape[1])
+
+
+def observed_signals(factors: Factors, result: Inversion) -> Float[Tensor, "found m"]:
+    """Return d_i = L q_i / (q_i·p_i) for every input whose direction was found."""
+    found = result.directions.to(factors.left)
+    inputs = result.inputs[: len(found)].to(factors.left)
+    if factors.right.shape[1] > inputs.shape[1]:
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    points = inputs @ factors.right.T / factors.singular_values.square()
+    product = (points * found).sum(1, keepdim=True)
+    return (found / torch.where(product == 0, 1.0, product)) @ factors.left.T
+
+
+def signals_of_labels(predicted: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"]) -> Float[Tensor, "k c m"]:
+    """Return Jᵀ (f - e_y) for every label y, where f is what the network predicts: softmax(o) for cross-entropy."""
+    return torch.einsum("kc,kcm->km", predicted, jacobian)[:, None] - jacobian
 
 
 def _prediction(loss: Loss) -> Callable[[Tensor], Tensor]:

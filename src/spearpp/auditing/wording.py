@@ -3,9 +3,8 @@
 import math
 from dataclasses import dataclass, replace
 
-from spearpp.auditing.claim import Kind, reasons
-from spearpp.auditing.proof import whole_batches
-from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
+from spearpp.auditing.claims import Kind, reasons
+from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, whole_batches
 from spearpp.auditing.task import Task
 from spearpp.model import Sees
 from spearpp.model.loss import Loss
@@ -261,7 +260,7 @@ def _about_replay(context: Context) -> list[str]:
         sentences.append(context.replay_skipped_because)
     elif context.result.verdict is Verdict.LEAKS and whole_replay is None:
         why = "some inputs or labels are missing"
-        if any(whole_batches(context.result.layers)):
+        if whole_batches(context.result.layers):
             why = "the model does not accept flat inputs, or the time budget ended"
         sentences.append(f"The update was not replayed as a whole, because {why}.")
     if whole_replay is None:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from spearpp.auditing.limits import INVERTED, Budget
 from spearpp.auditing.numbers import Finding
 from spearpp.auditing.plan import Plan, make_plan
-from spearpp.auditing.replay import Replay, replay
+from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
 from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined
 from spearpp.auditing.rounds.union import Union, of_layer, unite
@@ -217,17 +216,13 @@ def _replay_last(union: Union | None, updates: Sequence[ClientUpdate], task: Tas
     """Replay the last round from all inputs that contribute to it; None if there are none, or labels are missing."""
     found = None if union is None else union.audited.inversion
     labels = None if union is None else union.audited.labels
-    if union is None or found is None or labels is None or task.model is None or task.loss is None:
-        return None
-    if len(found.inputs) < found.batch_size:
+    if union is None or found is None or labels is None or len(found.inputs) < found.batch_size:
         return None
     rows = torch.tensor([len(updates) - 1 in each for each in union.present], dtype=torch.bool)
     inputs, labels = found.inputs[rows.to(found.inputs.device)], labels.to(rows.device)[rows]
     if not bool(rows.any()) or not bool((labels >= 0).all()):
         return None
-    with suppress(OptionError):
-        return replay(task.model, updates[-1], inputs, labels.to(inputs.device), task.loss)
-    return None
+    return replay_all(task.model, updates[-1], [(inputs, labels.to(inputs.device))], task.loss)
 
 
 def _history(

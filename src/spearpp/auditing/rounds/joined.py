@@ -14,8 +14,8 @@ from functools import partial
 
 import torch
 
-from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.judge import is_one_step, judge_in_round
+from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.judge import judge_in_round
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.task import Task
@@ -80,7 +80,7 @@ def join_rounds(layer: Layer, updates: Sequence[ClientUpdate], task: Task) -> Jo
             search=search,
             generator=task.generator,
             dropout=layer.dropout,
-            one_step=all(is_one_step(each) for each in updates),
+            one_step=all(each.one_gradient for each in updates),
             rounds=len(updates),
             seconds=None if deadline is None else max(0.1, share * (deadline - time.monotonic())),
             progress=tell,
@@ -171,7 +171,7 @@ def _judge(
     If the joined rounds certify an input, its strongest claim counts. An input that they do not certify counts only if
     each of at least two rounds proves it, and its weakest claim counts.
     """
-    nowhere = Claim(Kind.NONE, float("inf"), float("nan"), "fewer than two rounds say anything about the input")
+    nowhere = Claim.nothing("fewer than two rounds say anything about the input")
     collected: list[list[Claim]] = [[] for _ in range(len(found.inputs))]
     labels = torch.full((len(found.inputs),), -1)
     for index, update in enumerate(updates):
@@ -249,7 +249,7 @@ def _known_from(
                 following=None if following is None else following[:count],
                 search=suggested,
                 dropout=layer.dropout,
-                one_step=all(is_one_step(each) for each in updates),
+                one_step=all(each.one_gradient for each in updates),
                 rounds=count,
             )
         except SpearError:  # the rounds so far do not show a clear rank
