@@ -38,11 +38,12 @@ from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
-MAX_LAYER_ERROR = 0.5
-"""Largest stated relative error of an input that the layer certifies and no replay explains. A design choice: an input
-with a larger error shows little of its sample. ``proof.MAX_BATCH_ERROR`` has the same value and reason."""
+MAX_UNREPLAYED_ERROR = 0.5
+"""Largest stated relative error of an input that its own replay does not prove, but the certificate of the layer or the
+replay of the whole batch. A design choice: an input with a larger error shows little of its sample. If noise dominates,
+0.5 is four standard deviations, and the expected error is an eighth of the norm."""
 MAX_ERROR = 0.1
-"""Largest stated relative error of an input that its own replay proves (see ``proof.MAX_BATCH_ERROR`` for others). A
+"""Largest stated relative error of an input that its own replay proves (see ``MAX_UNREPLAYED_ERROR`` for others). A
 design choice: a person recognises an image whose error is a tenth of its norm."""
 MAX_MISMATCH = 1e-2
 """Largest mismatch of an input that its replay explains. A design choice between two cases that are far apart: the
@@ -331,7 +332,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
 
 def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
     """Return the claim that the evidence of the layer supports, without using the replay."""
-    if layer.error > MAX_LAYER_ERROR:
+    if layer.error > MAX_UNREPLAYED_ERROR:
         return Claim.fitting("the noise of the gradient leaves the input too uncertain")
     exact = layer.error <= EXACT
     approximately = "" if exact else "approximately "

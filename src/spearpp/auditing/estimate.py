@@ -23,59 +23,38 @@ from spearpp.update.lazy import tensor_specs
 from spearpp.update.names import plain
 
 MAX_STEPS = 8
-"""Largest number of steps that can be determined.
-
-A design choice: the time grows with the square of this number.
-"""
+"""Largest number of steps that can be determined. A design choice: the time grows with the square of this number."""
 SECONDS = 5.0
-"""Time limit for the estimate. Without a clear fit by then, only the product is reported.
-
-A design choice: the estimate is an extra and should not take longer than a typical audit.
-"""
+"""Time limit for the estimate. Without a clear fit by then, only the product is reported. A design choice: the estimate
+is an extra and should not take longer than a typical audit."""
 MAX_PARAMETERS = 5_000_000
-"""Largest number of parameters of an update whose training is estimated.
-
-A design choice: several copies of the parameters are held in float64, 40 MB each at this size.
-"""
+"""Largest number of parameters of an update whose training is estimated. A design choice: several copies of the
+parameters are held in float64, 40 MB each at this size."""
 MAX_DIFFERENCE = 1e-4
-"""Largest relative difference at which a repeated training counts as the client's training.
-
-A design choice: recovered inputs are about as exact as this.
-"""
+"""Largest relative difference at which a repeated training counts as the client's training. A design choice: recovered
+inputs are about as exact as this."""
 WEIGHT_ROUNDING = 0.3
-"""Rounding of the weights in one step, in units of the last place. s steps round √s times as much.
-
-Measured: 0.17 to 0.25 for one step. A difference that rounding explains does not count.
-"""
+"""Rounding of the weights in one step, in units of the last place. s steps round √s times as much. Measured: 0.17 to
+0.25 for one step. A difference that rounding explains does not count."""
 CLEARLY_WORSE = 5.0
-"""How many times the difference of the best number of steps the difference of every other number must be.
-
-A design choice: the best number must be clearly better than all others.
-"""
+"""How many times the difference of the best number of steps the difference of every other number must be. A design
+choice: the best number must be clearly better than all others."""
 RATE_TOLERANCE = 0.05
-"""Largest relative difference between the given and the estimated learning rate that is not reported.
-
-A design choice: the estimate is far more accurate than 5 %, and a larger difference is a mistake in the given values.
-"""
+"""Largest relative difference between the given and the estimated learning rate that is not reported. A design choice:
+the estimate is far more accurate than 5 %, and a larger difference is a mistake in the given values."""
 MAX_CORRECTIONS = 12
-"""Largest number of corrections of lr and momentum for one number of steps.
-
-A design choice: Gauss-Newton converges within a few corrections, and the loop stops when it has converged.
-"""
+"""Largest number of corrections of lr and momentum for one number of steps. A design choice: Gauss-Newton converges
+within a few corrections, and the loop stops when it has converged."""
 IMPROVEMENT = 0.999
-"""A correction is accepted if it multiplies the difference by less than this factor.
-
-A design choice: smaller improvements do not change the reported digits.
-"""
+"""A correction is accepted if it multiplies the difference by less than this factor. A design choice: smaller
+improvements do not change the reported digits."""
 FIRST_MOMENTA = (0.0, 0.9)
 """Values of momentum from which the corrections start: plain SGD, and the usual value with momentum."""
 MAX_MOMENTUM = 0.999
 """Largest momentum that is tried. A design choice: SGD with momentum diverges at 1."""
 DERIVATIVE_STEP = 1e-4
-"""Relative change of lr, and change of momentum, for the numerical derivatives of the training.
-
-A design choice for forward differences in float64: the relative error is about 1e-4.
-"""
+"""Relative change of lr, and change of momentum, for the numerical derivatives of the training. A design choice for
+forward differences in float64: the relative error is about 1e-4."""
 
 
 @dataclass(frozen=True)

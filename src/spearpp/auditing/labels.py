@@ -14,20 +14,14 @@ from spearpp.types import Int, Tensor
 from spearpp.update import ClientUpdate
 
 MAX_SHARE_OUTSIDE = 0.6
-"""Largest share of a signal outside the column space of the gradient for which a label fits.
-
-Measured: 1e-6 for exact inputs, up to 0.5 for inputs that noise has moved by 7 %, and 0.7 to 0.9 for wrong labels.
-"""
+"""Largest share of a signal outside the column space of the gradient for which a label fits. Measured: 1e-6 for exact
+inputs, up to 0.5 for inputs that noise has moved by 7 %, and 0.7 to 0.9 for wrong labels."""
 LABEL_MARGIN = 1.3
-"""How many times the share outside of the best label the share of the second-best label must be.
-
-A design choice: 1.3 is below the ratio of 1.4 or more between wrong and right labels, whose shares are given above.
-"""
+"""How many times the share outside of the best label the share of the second-best label must be. A design choice: 1.3
+is below the ratio of 1.4 or more between wrong and right labels, whose shares are given above."""
 LABEL_RESOLUTION = 0.01
-"""Smallest share outside that the second-best label must have.
-
-A design choice: smaller shares may be rounding, even if they exceed the share of the best label many times.
-"""
+"""Smallest share outside that the second-best label must have. A design choice: smaller shares may be rounding, even if
+they exceed the share of the best label many times."""
 
 
 def find_labels(

@@ -4,45 +4,27 @@ from dataclasses import replace
 
 import torch
 
-from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.claims import MAX_UNREPLAYED_ERROR, Claim, Kind
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import LayerAudit
-from spearpp.auditing.signals import Signals
+from spearpp.auditing.signals import WRONG, Signals
 from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
 from spearpp.model import Sees
 from spearpp.update import ClientUpdate
 
-WRONG_MISMATCH = 0.5
-"""Mismatch from which a replay of the whole batch does not prove an input.
-
-Measured: wrong inputs have a mismatch of 0.5 or more.
-"""
 DIFFERENCE_FACTOR = 2.0
-"""Largest ratio of an input's mismatch to the difference of the whole replay, if the whole replay proves the input.
-
-A design choice: the difference is an average over the batch, and single inputs may be worse than the average.
-"""
+"""Largest ratio of an input's mismatch to the difference of the whole replay, if the whole replay proves the input. A
+design choice: the difference is an average over the batch, and single inputs may be worse than the average."""
 ERROR_FACTOR = 2.0
-"""The stated error of an input that only the whole batch proves is this many times the average error of the batch.
-
-A design choice: single inputs may be worse than the average.
-"""
+"""The stated error of an input that only the whole batch proves is this many times the average error of the batch. A
+design choice: single inputs may be worse than the average."""
 NOISE_FACTOR = 50.0
 """Largest ratio of an input's mismatch, and of the difference of the whole replay, to the noise of the input's signal.
-
 Measured: 7 to 16 times where noise has changed the sign of some neurons (noise of a tenth of the gradient's root mean
-square, 8 inputs). 50 leaves a margin of three.
-"""
-MAX_BATCH_ERROR = 0.5
-"""Largest stated error of an input that only the whole batch proves.
-
-A design choice: if noise dominates, 0.5 is four standard deviations, and the expected error is an eighth of the norm.
-"""
+square, 8 inputs). 50 leaves a margin of three."""
 CONTRADICTS = 0.5
-"""Difference of the replay of a whole gradient from which the recovered inputs are not claimed.
-
-A design choice: the same number as ``WRONG_MISMATCH``. Inputs without a relation to the update have 1.
-"""
+"""Difference of the replay of a whole gradient from which the recovered inputs are not claimed. A design choice: the
+same number as ``signals.WRONG``. Inputs without a relation to the update have 1."""
 
 
 def add_proof(
@@ -80,8 +62,8 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     average_error = replayed.difference / replayed.baseline * half_distance / norm
     noise = torch.zeros_like(average_error) if found.evidence is None else found.evidence.error.double()
     error = torch.maximum(ERROR_FACTOR * average_error, noise)
-    proved = signals.mismatch <= min(WRONG_MISMATCH, DIFFERENCE_FACTOR * replayed.difference)
-    proved &= error <= MAX_BATCH_ERROR
+    proved = signals.mismatch <= min(WRONG, DIFFERENCE_FACTOR * replayed.difference)
+    proved &= error <= MAX_UNREPLAYED_ERROR
     if found.evidence is not None and found.evidence.layers == WHOLE_NETWORK:
         proved &= found.evidence.consistent  # the replay repeats the equations, so it proves nothing more
     if one_step:

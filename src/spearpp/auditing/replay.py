@@ -25,31 +25,20 @@ from spearpp.update.lazy import blocks, row_blocks, tensor_specs
 from spearpp.update.names import plain
 
 MAX_CLASSES = 1000
-"""Largest number of outputs of a classifier. Every label is tried.
-
-A design choice: the number of ImageNet classes, which bounds the memory of the Jacobian.
-"""
+"""Largest number of outputs of a classifier. Every label is tried. A design choice: the number of ImageNet classes,
+which bounds the memory of the Jacobian."""
 PROVES = 0.5
-"""A replay is a proof if its difference is at most this share of the difference of mixed and of unrelated inputs.
-
-A design choice: right inputs must reproduce the update at least twice as well as wrong inputs.
-"""
+"""A replay is a proof if its difference is at most this share of the difference of mixed and of unrelated inputs. A
+design choice: right inputs must reproduce the update at least twice as well as wrong inputs."""
 REWEIGHTED_FROM = 1e-3
-"""Difference above which the replay tries different weights for the samples (clipping, class weights, several steps).
-
-A design choice: 1e-3 is far above the rounding of float32 and far below the difference of wrong inputs.
-"""
+"""Difference above which the replay tries different weights for the samples (clipping, class weights, several steps). A
+design choice: 1e-3 is far above the rounding of float32 and far below the difference of wrong inputs."""
 CANCELLED = 1e-3
-"""Relative squared difference up to which the difference is computed again, entry by entry.
-
-Derived: the expanded square ‖a‖² - 2 a·b + ‖b‖² has a rounding error of about 1e-16 ‖a‖², so above 1e-3 at least 13
-digits are right.
-"""
+"""Relative squared difference up to which the difference is computed again, entry by entry. Derived: the expanded
+square ‖a‖² - 2 a·b + ‖b‖² has a rounding error of about 1e-16 ‖a‖², so above 1e-3 at least 13 digits are right."""
 MIN_SAMPLE_WEIGHT = -0.1
-"""Smallest weight of a sample, relative to the largest weight. A smaller weight rejects the weights.
-
-A design choice: no sample has a negative weight in its own loss, but noise can make a small weight negative.
-"""
+"""Smallest weight of a sample, relative to the largest weight. A smaller weight rejects the weights. A design choice:
+no sample has a negative weight in its own loss, but noise can make a small weight negative."""
 
 
 @dataclass(frozen=True)

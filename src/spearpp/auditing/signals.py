@@ -60,14 +60,13 @@ probability of 1/64 for one such neuron."""
 MISMATCHED = 1e-3
 """Largest mismatch of an input that reproduces its part of the update. Other inputs are replayed again within rounding,
 and call for another loss. A design choice: 1e-3 is far above the rounding of float32 gradients."""
-HOPELESS = 0.5
-"""Mismatch from which an input is not replayed again. Wrong inputs have a mismatch of 0.5 or more."""
+WRONG = 0.5
+"""Mismatch of a wrong input: it is not replayed again, and no replay of the whole batch proves it. Measured: wrong
+inputs have a mismatch of 0.5 or more."""
 
 FIRST_CHUNK = 64
-"""Number of inputs that are replayed at once before the size of the Jacobian is known.
-
-A design choice: the Jacobians of 64 inputs fit into memory for typical classifiers.
-"""
+"""Number of inputs that are replayed at once before the size of the Jacobian is known. A design choice: the Jacobians
+of 64 inputs fit into memory for typical classifiers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,7 +363,7 @@ def _moved_within_rounding(
     """
     generator = torch.Generator().manual_seed(0)
     for _ in range(TRIES):
-        rows = torch.nonzero((best.mismatch > MISMATCHED) & (best.mismatch < HOPELESS))[:, 0]
+        rows = torch.nonzero((best.mismatch > MISMATCHED) & (best.mismatch < WRONG))[:, 0]
         if not len(rows):
             return best
         some = select_rows(candidates, rows)

@@ -11,9 +11,7 @@ from spearpp.update import ClientUpdate
 
 POSITIONS = 8
 """Number of rows from which on the first rows of a table, without a gap, are taken for positions, not for a vocabulary.
-
-A design choice: the tokens of a text are hardly ever exactly the first ones of a vocabulary.
-"""
+A design choice: the tokens of a text are hardly ever exactly the first ones of a vocabulary."""
 
 
 @dataclass(frozen=True)
