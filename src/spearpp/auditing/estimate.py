@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from spearpp.auditing.numbers import Finding
+from spearpp.auditing.checks import Finding
 from spearpp.auditing.replay import Replay, as_sent, forward
 from spearpp.errors import OptionError
 from spearpp.linalg.time_limit import OutOfTimeError, check_time, time_limit
@@ -227,11 +227,8 @@ def _gauss_newton(training: _Training, start: _Fit) -> _Fit:
     for _ in range(MAX_CORRECTIONS):
         by_lr = best - residual(lr * (1 + DERIVATIVE_STEP), momentum)
         by_momentum = best - residual(lr, momentum + DERIVATIVE_STEP)
-        product = float(by_lr @ by_momentum)
-        normal = torch.tensor(
-            [[float(by_lr @ by_lr), product], [product, float(by_momentum @ by_momentum)]], dtype=torch.float64
-        )
-        right = torch.tensor([float(by_lr @ best), float(by_momentum @ best)], dtype=torch.float64)
+        slopes = torch.stack([by_lr, by_momentum])
+        normal, right = (slopes @ slopes.T).cpu(), (slopes @ best).cpu()
         more_lr, more_momentum = (DERIVATIVE_STEP * torch.linalg.lstsq(normal, right[:, None]).solution[:, 0]).tolist()
         # One correction halves or doubles lr at most.
         trial = lr * min(2.0, max(0.5, 1 + more_lr)), min(MAX_MOMENTUM, max(0.0, momentum + more_momentum))

@@ -13,10 +13,10 @@ from typing import Any, Literal, cast
 
 import torch
 
+from spearpp.auditing.checks import Finding
 from spearpp.auditing.claims import Claim, Kind
 from spearpp.auditing.document import EVIDENCE_KINDS, SCHEMA, VERSION, document, plain
 from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
 from spearpp.auditing.vocabulary import Vocabulary

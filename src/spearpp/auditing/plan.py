@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.auditing.checks import check_with_decay
+from spearpp.auditing.checks import Finding, check_with_decay
 from spearpp.auditing.limits import check_layer_memory, replay_skip_reason
-from spearpp.auditing.numbers import Finding
 from spearpp.auditing.task import Task
 from spearpp.model import Layer, find_layers
 from spearpp.model.loss import Loss

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spearpp.auditing.checks import Finding
 from spearpp.auditing.claims import Claim, Kind, reasons
 from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.inversion.result import Inversion
@@ -58,6 +58,12 @@ class LayerAudit:
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the search of this layer."""
         return self.inversion is not None and self.inversion.stats.interrupted
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample that the gradient shows has a certified input."""
+        found = self.inversion
+        return found is not None and 0 < int(found.certified.sum()) == found.batch_size
 
     @property
     def recovered(self) -> int:

@@ -40,7 +40,7 @@ def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
             done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
         elif index and clock.spent:
             done[layer.name] = LayerAudit(layer, True, f"not tried: {OUT_OF_TIME}")
-        elif layer.sees == "features" and any(_complete(each) for each in done.values()):
+        elif layer.sees == "features" and any(each.complete and each.layer.sees == "inputs" for each in done.values()):
             why = "not inverted: its inputs follow from the recovered inputs of the model"
             done[layer.name] = LayerAudit(layer, True, why)
         else:
@@ -53,12 +53,6 @@ def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
     return [
         done.get(each.name) or LayerAudit(each, False, plan.why_not[each.name]) for each in plan.layers
     ], interrupted
-
-
-def _complete(audited: LayerAudit) -> bool:
-    """Whether all inputs of the model were recovered and certified."""
-    found = audited.inversion
-    return audited.layer.sees == "inputs" and found is not None and 0 < int(found.certified.sum()) == found.batch_size
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from spearpp.auditing.checks import Finding
 from spearpp.auditing.limits import INVERTED, Budget
-from spearpp.auditing.numbers import Finding
 from spearpp.auditing.plan import Plan, make_plan
 from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
@@ -17,7 +17,6 @@ from spearpp.auditing.task import Task
 from spearpp.auditing.vocabulary import unite_vocabularies
 from spearpp.auditing.wording import Context, worded
 from spearpp.errors import DataError, OptionError
-from spearpp.inversion.result import Inversion
 from spearpp.model import Layer, named_as
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
@@ -196,13 +195,9 @@ def _why_not_joined(layer: Layer | None, alone: list[AuditResult | None]) -> str
     if layer is None:
         return "no layer that can be inverted sees the same inputs in every round"
     found = [of_layer(each, layer) for each in alone if each is not None]
-    if all(each is not None and each.inversion is not None and _complete(each.inversion) for each in found):
+    if all(each is not None and each.complete for each in found):
         return f"{'every round' if len(found) > 1 else 'the last round'} alone gave all of its samples"
     return ""
-
-
-def _complete(found: Inversion) -> bool:
-    return 0 < int(found.certified.sum()) == found.batch_size
 
 
 def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:

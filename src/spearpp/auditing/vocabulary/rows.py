@@ -19,7 +19,6 @@ from spearpp.auditing.vocabulary.regularised import PARALLEL, is_regularised, no
 from spearpp.model.embeddings import Table
 from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import row_blocks, tensor_specs
 
 ROUNDED_ONCE = 0.6
 """Largest movement by rounding, in units of rounding, if nothing else moved a row. Derived: rounding to the nearest
@@ -227,9 +226,8 @@ class _View(Movements):
 
         def fit(chosen: Bool[Tensor, "rows"]) -> Tensor:
             gram = right = torch.zeros((), dtype=torch.float64)
-            shape = tensor_specs(self.update.weights)[self.name].shape
-            for (start, stop), (weight, movement) in zip(row_blocks(shape), self, strict=True):
-                entries = chosen[start:stop, None].to(weight.device) & (weight.abs() > near)
+            for block, weight, movement in self:
+                entries = chosen[block, None].to(weight.device) & (weight.abs() > near)
                 basis = powers(weight[entries])
                 gram = gram + (basis.T @ basis).cpu()
                 right = right + (basis.T @ (movement * weight.sign())[entries]).cpu()
