@@ -103,14 +103,14 @@ def _relu_after(model: nn.Module, linear: fx.Node, width: int) -> tuple[fx.Node 
         The node of the ReLU, or None; the reason for this result; and whether the ReLU is only assumed, because the
         operation equals ReLU for small values only.
     """
-    for each in activations(model, linear, width):
-        name = label(model, each.node)
-        if each.behaviour is Behaviour.RELU:
+    for node, behaviour in activations(model, linear, width):
+        name = label(model, node)
+        if behaviour is Behaviour.RELU:
             relu = "ReLU" if name.lower().rstrip("_") == "relu" else f"{name}, which acts as ReLU"
-            return each.node, f"its output goes to {relu}", False
-        if each.behaviour is Behaviour.NEARLY_RELU:
+            return node, f"its output goes to {relu}", False
+        if behaviour is Behaviour.NEARLY_RELU:
             reason = f"its output goes to {name}, which equals ReLU for small values: a certificate decides"
-            return each.node, reason, True
+            return node, reason, True
     node = linear
     while len(readers(node)) == 1 and is_reshape(model, readers(node)[0]):
         node = readers(node)[0]

@@ -15,7 +15,17 @@ import torch
 from torch import fx, nn
 from torch.func import grad, jvp, vmap
 
-from spearpp.model.operations import Tracer, arguments, evaluate, frozen, is_dropout, is_linear, label, module_of
+from spearpp.model.operations import (
+    Tracer,
+    arguments,
+    calls_of,
+    evaluate,
+    frozen,
+    is_dropout,
+    is_linear,
+    label,
+    module_of,
+)
 from spearpp.model.smoothing import activation_of, smoothed
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
@@ -93,8 +103,7 @@ class Rest(TracedPart):
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__(model)
-        graph = Tracer().trace(model)
-        starts = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
+        starts = calls_of(Tracer().trace(model), name)
         if len(starts) != 1:
             raise ValueError(f"layer {name} is used {len(starts)} times")
         self.start = starts[0]
