@@ -162,7 +162,7 @@ def test_inputs_that_are_not_reported_are_fitted_with_the_others(monkeypatch: py
     model, batch = network(nn.GELU()), batch_of()
     update = simulate.DPSGD(clip=1e9, noise=3e-4)(model, batch, torch.Generator().manual_seed(1))
     every = spearpp.audit(update, model, batch_size=B).layers[0]
-    for limit in ("claims.MAX_UNREPLAYED_ERROR", "proof.MAX_UNREPLAYED_ERROR"):
+    for limit in ("claims.MAX_UNREPLAYED_ERROR", "judge.MAX_UNREPLAYED_ERROR"):
         monkeypatch.setattr(f"spearpp.auditing.{limit}", 0.1)
     some = spearpp.audit(update, model, batch_size=B).layers[0]
     assert every.inversion is not None

@@ -10,12 +10,11 @@ from torch import nn
 from spearpp.auditing.claims import Claim, Kind
 from spearpp.auditing.estimate import training_findings
 from spearpp.auditing.judge import judge_all
-from spearpp.auditing.limits import MEMORY, Budget
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, verdict_of
 from spearpp.auditing.rounds import audit_rounds
 from spearpp.auditing.run import run
-from spearpp.auditing.task import Task
+from spearpp.auditing.task import MEMORY, Budget, Task
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import Context, worded
 from spearpp.inversion.result import Progress

@@ -5,16 +5,22 @@ from dataclasses import dataclass, replace
 import torch
 
 from spearpp.auditing.checks import Finding, check_with_decay
-from spearpp.auditing.limits import check_layer_memory, replay_skip_reason
 from spearpp.auditing.task import Task
 from spearpp.model import Layer, find_layers
 from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import elementwise
+from spearpp.update.lazy import elementwise, tensor_specs
 
 RANK_ONE = 1e-3
 """Largest share of the norm of a gradient of rank one that may lie outside the direction of its largest row. A design
 choice: 1e-3 is above the relative rounding error of float16, 5e-4."""
+INVERTED = 52
+"""Bytes per weight of a layer that is inverted. Derived: gradient and weight in float32 and in float64 (24), the
+gradient without dead neurons (8), the singular vectors with their workspace (16), and 4 to spare. Measured:
+``docs/lab/notebook.md``, Memory (``make bench NAME=memory``)."""
+REPLAYED = 24
+"""Bytes per weight of a model whose update is replayed. Derived: a copy of the model, the gradients of the model and
+the gradients of the update, each up to 8 bytes."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,14 @@ def make_plan(update: ClientUpdate, task: Task) -> Plan:
         update: what the client sent.
         task: what the caller asks for. The model, the memory limit and the loss are used.
     """
-    replay_skipped, memory = replay_skip_reason(update, task.memory), task.memory
+    replay_skipped, memory = _replay_skip_reason(update, task.memory), task.memory
     layers = [
         _with_loss(each, task.loss) if replay_skipped is None or not each.equations or each.output else _too_large(each)
         for each in find_layers(task.model, update)
     ]
     findings, decay = check_with_decay(update, layers)
     update = _without_decay(update, decay)
-    sized = [check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
+    sized = [_check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
     layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]
     broken = next((finding for finding in findings if finding.level == "error"), None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
@@ -87,7 +93,7 @@ def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | Non
         return layer
     if layer.weight not in update.gradients or layer.bias not in update.gradients or layer.weight not in update.weights:
         return layer
-    if not check_layer_memory(replace(layer, qualifies=True, next=None), update, memory)[0].qualifies:
+    if not _check_layer_memory(replace(layer, qualifies=True, next=None), update, memory)[0].qualifies:
         return layer
     gradient, bias = update.gradients[layer.weight], update.gradients[layer.bias]
     if gradient.ndim != 2 or bias.shape != gradient.shape[:1]:
@@ -110,3 +116,47 @@ def _without_decay(update: ClientUpdate, decay: float) -> ClientUpdate:
         return update
     pure = elementwise(lambda sent, weight: sent - decay * weight.to(sent), update.gradients, update.weights)
     return replace(update, gradients=pure)
+
+
+def _check_layer_memory(layer: Layer, update: ClientUpdate, memory: int | None) -> tuple[Layer, str | None]:
+    """Return the layer, reduced to what fits into memory, and a sentence about what does not fit (or None).
+
+    A layer that does not fit no longer qualifies. If only the next layer does not fit, the layer is inverted alone.
+    """
+    if memory is None or not layer.qualifies:
+        return layer, None
+    sizes = tensor_specs(update.weights)
+    own = INVERTED * sizes[layer.weight].numel()
+    both = own if layer.next is None else own + INVERTED * sizes[layer.next].numel()
+    if own > memory:
+        why = f"skipped: inverting it takes about {_readable(own)}, more than the {_readable(memory)} allowed"
+        why += "; raise memory= (--memory) to invert it"
+        return replace(layer, qualifies=False, reason=why), f"Layer {layer.name} was {why}."
+    if both > memory:
+        why = f"the gradient of the next layer was not used: both layers take about {_readable(both)}, more than the "
+        why += f"{_readable(memory)} allowed; raise memory= (--memory) to use it"
+        return replace(layer, next=None), f"Layer {layer.name}: {why}."
+    return layer, None
+
+
+def _replay_skip_reason(update: ClientUpdate, memory: int | None) -> str | None:
+    """Return a sentence if the model needs too much memory to be replayed, else None."""
+    needed = REPLAYED * sum(each.numel() for each in tensor_specs(update.weights).values())
+    if memory is None or needed <= memory:
+        return None
+    return (
+        f"No labels and no replay: running the model takes about {_readable(needed)}, more than the "
+        f"{_readable(memory)} allowed; raise memory= (--memory) to get them."
+    )
+
+
+def _readable(count: int) -> str:
+    """Return a number of bytes with a suitable unit.
+
+    >>> _readable(2**33), _readable(5 * 2**19), _readable(100)
+    ('8 GiB', '2.5 MiB', '100 bytes')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"

@@ -1,5 +1,7 @@
 """Invert the layers of a plan one after the other, within the time budget."""
 
+import importlib
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -7,12 +9,11 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from spearpp.auditing.limits import MIN_SECONDS, Budget, load_compiler, time_to_load
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
-from spearpp.auditing.task import Task
+from spearpp.auditing.task import MIN_SECONDS, Budget, Task
 from spearpp.errors import OptionError, RankError, SpearError
 from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.invert import invert
@@ -27,6 +28,11 @@ from spearpp.types import LayerTensors
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
 (``search.equations.starts.TRIAL``), so that no activation takes long."""
+COMPILER = "torch._dynamo"
+"""The compiler that ``torch.func`` imports when it first computes a derivative."""
+LOADING_SECONDS = 3.0
+"""Smallest rest of the budget with which this compiler is loaded for a second search. Measured: loading takes 1.5 to
+2.5 s on a CPU core."""
 
 
 def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
@@ -118,7 +124,7 @@ class _LayerRun:
             raise OptionError("the equations of the network need a model")
         following = Following.of_model(as_sent(model, update), update, layer, loss)
         if not following.rest.is_chain:
-            load_compiler()
+            _load_compiler()
         return following
 
 
@@ -138,7 +144,7 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float | None) -> Laye
     deadline = None if seconds is None else time.monotonic() + seconds
     here = _LayerRun(layer, plan, task, tensors, deadline, tell)
     twice = task.search is None and not layer.equations and plan.replay_skipped is None
-    twice = twice and (seconds is None or time_to_load(seconds / 2))
+    twice = twice and (seconds is None or _time_to_load(seconds / 2))
     try:
         if layer.equations or isinstance(task.search, Equations):
             result = _by_equations(here)
@@ -180,7 +186,7 @@ def _second_search(here: _LayerRun, first: Inversion) -> tuple[Layer, Inversion]
         The layer and its inversion, with another reason if the second search certified more.
     """
     layer = here.layer
-    if here.remaining is not None and not time_to_load(here.remaining):
+    if here.remaining is not None and not _time_to_load(here.remaining):
         return layer, first
     if here.task.model is None:
         tries = layer.sees == "inputs" and not bool(first.certified.any())
@@ -233,3 +239,13 @@ def _full_rank(layer: Layer) -> str:
         return "it has one output, so its gradient is one weighted sum of all samples"
     rank = min(layer.neurons, layer.features + (layer.bias is not None))
     return f"its gradient has full rank: there are at least {rank:,} {layer.noun}, or noise hides their number"
+
+
+def _load_compiler() -> None:
+    """Load the compiler of PyTorch before a search computes derivatives, so that the search does not wait for it."""
+    importlib.import_module(COMPILER)
+
+
+def _time_to_load(seconds: float) -> bool:
+    """Return whether these seconds are enough to load the compiler, if necessary, and to use it."""
+    return seconds > (0.0 if COMPILER in sys.modules else LOADING_SECONDS)

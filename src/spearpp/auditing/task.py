@@ -1,19 +1,27 @@
-"""What the caller of an audit asks for: the arguments of ``spearpp.audit`` except the update."""
+"""What the caller of an audit asks for: the arguments of ``spearpp.audit`` except the update, and the time budget."""
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from spearpp.auditing.limits import MEMORY, check_memory
 from spearpp.auditing.vocabulary import Words
 from spearpp.errors import OptionError
 from spearpp.inversion.result import Progress
 from spearpp.model import Layer
 from spearpp.model.loss import Loss
 from spearpp.search import Search
+
+MIN_SECONDS = 0.5
+"""Smallest share of the budget that a layer gets, in seconds: less would not finish one round of a search."""
+SEARCH_SHARE = 0.9
+"""Share of the budget that the searches may use. A design choice: the rest is for replaying what they found."""
+MEMORY = 2**33
+"""Default limit for the work on one layer, in bytes. A design choice: 8 GiB fit on most machines."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +61,16 @@ class Task:
         check_memory(given.memory)
 
 
+def check_memory(memory: int | None) -> None:
+    """Check the ``memory`` option.
+
+    Raises:
+        OptionError: if the value is neither None nor a positive integer.
+    """
+    if memory is not None and (not _is_count(memory)):
+        raise OptionError(f"memory={memory!r}: expected a number of bytes for one layer, or None for no limit")
+
+
 def _is_count(value: object) -> bool:
     """Return whether a value is a positive whole number."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
@@ -61,3 +79,32 @@ def _is_count(value: object) -> bool:
 def _is_shape(value: object) -> bool:
     """Return whether a value is a non-empty sequence of positive whole numbers."""
     return isinstance(value, tuple | list) and len(value) > 0 and all(_is_count(each) for each in value)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time budget of an audit."""
+
+    seconds: float | None
+    began: float
+
+    def share(self, layers: int) -> float | None:
+        """Seconds for each of the remaining layers; None without a budget."""
+        if self.seconds is None:
+            return None
+        return max(MIN_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
+
+    @property
+    def deadline(self) -> float:
+        """The end of the budget on the clock ``time.monotonic``; inf without a budget."""
+        return math.inf if self.seconds is None else self.began + self.seconds
+
+    @property
+    def of_search(self) -> "Budget":
+        """The part of the budget that the searches may use."""
+        return self if self.seconds is None else replace(self, seconds=SEARCH_SHARE * self.seconds)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget is used up."""
+        return self.seconds is not None and time.monotonic() - self.began >= self.seconds

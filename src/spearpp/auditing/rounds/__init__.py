@@ -7,13 +7,12 @@ from dataclasses import replace
 import torch
 
 from spearpp.auditing.checks import Finding
-from spearpp.auditing.limits import INVERTED, Budget
-from spearpp.auditing.plan import Plan, make_plan
+from spearpp.auditing.plan import INVERTED, Plan, make_plan
 from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
 from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined
 from spearpp.auditing.rounds.union import Union, of_layer, unite
-from spearpp.auditing.task import Task
+from spearpp.auditing.task import Budget, Task
 from spearpp.auditing.vocabulary import unite_vocabularies
 from spearpp.auditing.wording import Context, worded
 from spearpp.errors import DataError, OptionError

@@ -15,9 +15,8 @@ from torch import nn
 import spearpp.report as reports
 from spearpp.auditing import AuditResult, audit
 from spearpp.auditing.folder import REDACTIONS, Redaction
-from spearpp.auditing.limits import MEMORY, check_memory
 from spearpp.auditing.rounds import audit_rounds
-from spearpp.auditing.task import Task
+from spearpp.auditing.task import MEMORY, Task, check_memory
 from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.federation import RoundStore, Training
