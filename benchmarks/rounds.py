@@ -119,7 +119,7 @@ def audit(updates: list[ClientUpdate], model: nn.Module, seconds: float) -> Join
     layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     if layer is None:
         raise ValueError("the network has no layer that can be inverted")
-    return join_rounds(layer, updates, Task(model, budget=seconds))
+    return join_rounds(layer, dict(enumerate(updates)), Task(model, budget=seconds))
 
 
 def judge(setting: Setting, samples: Batch, rounds: list[list[int]], joined: Joined) -> tuple[int, int, int]:

@@ -108,7 +108,7 @@ def test_other_data_in_each_round_claims_nothing_that_is_no_sample() -> None:
     )
     layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
-    joined = join_rounds(layer, updates, Task(model, budget=4))
+    joined = join_rounds(layer, dict(enumerate(updates)), Task(model, budget=4))
     assert joined.audited is None or not len(joined.audited.inputs)
 
 
@@ -149,7 +149,7 @@ def test_momentum_and_another_learning_rate_in_each_round() -> None:
 def joined_rounds(model: nn.Module, updates: list[ClientUpdate], seconds: float) -> Joined:
     layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     assert layer is not None
-    return join_rounds(layer, updates, Task(model, budget=seconds))
+    return join_rounds(layer, dict(enumerate(updates)), Task(model, budget=seconds))
 
 
 @pytest.mark.parametrize(("rate", "certified"), [(0.0, 0), (1e-6, 0), (RATE, 6)])
@@ -227,7 +227,7 @@ def test_an_input_has_the_error_of_its_own_round() -> None:
     assert layer is not None
     alone = [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates]
     union = unite(layer, [*alone], not_joined("this test does not join the rounds"))
-    assert union is not None
+    assert union.audited is not None
     stated = torch.tensor([each.error for each in union.audited.claims if each.recovered])
     distances = torch.cdist(union.audited.inputs.double(), batch.inputs.double()).amin(1)
     assert len(stated) == 6

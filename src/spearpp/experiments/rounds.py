@@ -67,7 +67,7 @@ class RoundsAttack:
         if layer is None:
             raise OptionError("the network has no layer that can be inverted")
         began = time.perf_counter()
-        joined = join_rounds(layer, updates, task)
+        joined = join_rounds(layer, dict(enumerate(updates)), task)
         seconds = time.perf_counter() - began
         found = None if joined.audited is None else joined.audited.inversion
         if joined.audited is None or found is None:

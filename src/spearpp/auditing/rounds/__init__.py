@@ -11,7 +11,7 @@ from spearpp.auditing.plan import INVERTED, Plan, make_plan
 from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
 from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined
-from spearpp.auditing.rounds.union import Union, of_layer, unite
+from spearpp.auditing.rounds.union import of_layer, unite
 from spearpp.auditing.task import Budget, Task
 from spearpp.auditing.vocabulary import unite_vocabularies
 from spearpp.auditing.wording import Context, worded
@@ -127,14 +127,15 @@ def audit_rounds(
         joined = not_joined("only one round sent a gradient of its own, or memory allows only one of them")
         if len(used) > 1:
             rest = replace(task, budget=Budget(task.budget, began).share(1))
-            joined = replace(join_rounds(layer, [plans[index].update for index in used], rest), used=tuple(used))
-    union = None if layer is None else unite(layer, alone, joined)
-    audits, shown = _layers(last, union), len(updates) - 1
+            joined = replace(join_rounds(layer, {index: plans[index].update for index in used}, rest), used=tuple(used))
+    if layer is not None:
+        joined = unite(layer, alone, joined)
+    audits, shown = _layers(last, joined), len(updates) - 1
     if best_of(audits) is None:  # a leak of a single round counts, whatever the other rounds give
         shown = max(range(len(alone)), key=lambda index: (_recovered(alone[index]), index))
         best = alone[shown] or last
         audits, last = (best.layers, best) if best_of(best.layers) is not None else (audits, last)
-    history = _history(alone, layer, joined, union)
+    history = _history(alone, layer, joined)
     tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
     tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
     tried |= any(each.feasible for each in audits)  # the rounds together may allow what none of them allows alone
@@ -145,7 +146,7 @@ def audit_rounds(
         findings=_findings(alone),
         caveats=_caveats(history, shown),
         interrupted=interrupted,
-        replay=_replay_last(union, updates, task) or last.replay,
+        replay=_replay_last(joined, updates, task) or last.replay,
         seconds=time.monotonic() - began,
         budget=task.budget,
         history=history,
@@ -199,32 +200,25 @@ def _why_not_joined(layer: Layer | None, alone: list[AuditResult | None]) -> str
     return ""
 
 
-def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
+def _layers(last: AuditResult, joined: Joined) -> list[LayerAudit]:
     """Return the layers of the last round, with the inputs of all rounds in the layer that was joined."""
-    if union is None:
-        return last.layers
-    return [union.audited if each.layer.name == union.audited.layer.name else each for each in last.layers]
+    united = joined.audited
+    return [each if united is None or each.layer.name != united.layer.name else united for each in last.layers]
 
 
-def _replay_last(union: Union | None, updates: Sequence[ClientUpdate], task: Task) -> Replay | None:
+def _replay_last(joined: Joined, updates: Sequence[ClientUpdate], task: Task) -> Replay | None:
     """Replay the last round from all inputs that contribute to it; None if there are none, or labels are missing."""
-    found = None if union is None else union.audited.inversion
-    labels = None if union is None else union.audited.labels
-    if union is None or found is None or labels is None or len(found.inputs) < found.batch_size:
+    found, labels = (None, None) if joined.audited is None else (joined.audited.inversion, joined.audited.labels)
+    if found is None or labels is None or len(found.inputs) < found.batch_size:
         return None
-    rows = torch.tensor([len(updates) - 1 in each for each in union.present], dtype=torch.bool)
+    rows = torch.tensor([len(updates) - 1 in each for each in joined.present], dtype=torch.bool)
     inputs, labels = found.inputs[rows.to(found.inputs.device)], labels.to(rows.device)[rows]
     if not bool(rows.any()) or not bool((labels >= 0).all()):
         return None
     return replay_all(task.model, updates[-1], [(inputs, labels.to(inputs.device))], task.loss)
 
 
-def _history(
-    alone: list[AuditResult | None],
-    layer: Layer | None,
-    joined: Joined,
-    union: Union | None,
-) -> History:
+def _history(alone: list[AuditResult | None], layer: Layer | None, joined: Joined) -> History:
     """Return what the rounds gave, alone and together."""
     rounds = [
         RoundSummary(None, None, 0)
@@ -232,14 +226,14 @@ def _history(
         else RoundSummary(str(each.verdict), _samples(each, layer), len(each.inputs))
         for each in alone
     ]
-    rows = [] if union is None else torch.nonzero(union.audited.is_recovered)[:, 0].tolist()
+    rows = [] if joined.audited is None else torch.nonzero(joined.audited.is_recovered)[:, 0].tolist()
     return History(
         rounds=tuple(rounds),
         joined=joined.used,
         samples=joined.samples,
         outcome=joined.outcome,
-        present=tuple(tuple(sorted(union.present[row])) for row in rows if union is not None),
-        known_from=tuple(union.known_from[row] for row in rows if union is not None),
+        present=tuple(tuple(sorted(joined.present[row])) for row in rows),
+        known_from=tuple(joined.known_from[row] for row in rows),
     )
 
 

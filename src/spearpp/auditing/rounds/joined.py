@@ -8,7 +8,7 @@ of the joined gradient.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -42,14 +42,14 @@ choice: far above the error of a recovered direction."""
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """What the joined rounds gave for one layer."""
+    """What several rounds gave for one layer."""
 
     audited: LayerAudit | None
     """The layer with its claims. None if nothing was found."""
-    present: Bool[Tensor, "k T"]
-    """In which of the joined rounds each input takes part."""
+    present: list[set[int]]
+    """For each input, the indices of the rounds to which it contributes."""
     known_from: list[int]
-    """For each input, the number of rounds, from the oldest on, that prove it together."""
+    """For each input, the index of the first round after which the rounds so far prove it."""
     samples: int | None
     """Number of different samples that the joined rounds show. None if there is no clear number."""
     outcome: str
@@ -58,14 +58,15 @@ class Joined:
     """Indices of the rounds that were joined. Empty if they were not joined."""
 
 
-def join_rounds(layer: Layer, updates: Sequence[ClientUpdate], task: Task) -> Joined:
+def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) -> Joined:
     """Invert one layer over several rounds, and judge what was found.
 
     Args:
         layer: the layer. Its inputs must be the same function of the samples in all rounds.
-        updates: the rounds, oldest first.
+        rounds: the rounds by their index, oldest first.
         task: what the caller asks for, with the budget for this layer.
     """
+    used, updates = list(rounds), list(rounds.values())
     tensors, (next_gradient, next_weight) = joined_tensors(layer, updates), _next_layer(layer, updates)
     shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
     deadline = None if task.budget is None else time.monotonic() + task.budget
@@ -102,7 +103,9 @@ def join_rounds(layer: Layer, updates: Sequence[ClientUpdate], task: Task) -> Jo
     present = contributions(found, len(updates))
     audited = _judge(layer, found, present, updates, task)
     known_from = _known_from(layer, found, audited, present, updates, following if _by_network(found) else None)
-    return Joined(audited, present, known_from, found.batch_size, found.stats.stopped)
+    takes_part = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in present]
+    first_known = [used[count - 1] for count in known_from]
+    return Joined(audited, takes_part, first_known, found.batch_size, found.stats.stopped)
 
 
 def joined_tensors(layer: Layer, updates: Sequence[ClientUpdate]) -> LayerTensors:
@@ -145,7 +148,7 @@ def _by_network(found: Inversion) -> bool:
 
 def not_joined(outcome: str, samples: int | None = None) -> Joined:
     """Return that joining rounds gave nothing, for the reason ``outcome``."""
-    return Joined(None, torch.zeros(0, 0, dtype=torch.bool), [], samples, outcome)
+    return Joined(None, [], [], samples, outcome)
 
 
 def contributions(found: Inversion, rounds: int) -> Bool[Tensor, "k T"]:

@@ -1,6 +1,6 @@
 """Combine the inputs that single rounds and joined rounds gave, without repetitions."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -10,49 +10,34 @@ from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
 
 
-@dataclass(frozen=True, eq=False)
-class Union:
-    """All inputs of one layer that single rounds or the joined rounds gave, without repetitions."""
-
-    audited: LayerAudit
-    present: list[set[int]]
-    """For each input, the rounds to which it contributes."""
-    known_from: list[int]
-    """For each input, the first round after which the rounds so far prove it."""
-
-
-def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Union | None:
-    """Combine the inputs of the joined rounds with those that only a single round gave.
+def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Joined:
+    """Add the inputs that only a single round gave to those of the joined rounds, without repetitions.
 
     Args:
         layer: the layer.
         alone: the audit of every round alone, None where it was not audited alone.
         joined: what the joined rounds gave.
     """
-    union = None
-    if joined.audited is not None:
-        used = joined.used
-        present = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in joined.present]
-        union = Union(joined.audited, present, [used[count - 1] for count in joined.known_from])
     for index, result in enumerate(alone):
         single = None if result is None else of_layer(result, layer)
         if single is not None and single.inversion is not None and bool(single.is_recovered.any()):
-            union = _added(union, single, single.inversion, index)
-    return union
+            joined = _added(joined, single, single.inversion, index)
+    return joined
 
 
-def _added(union: Union | None, single: LayerAudit, found: Inversion, index: int) -> Union:
+def _added(joined: Joined, single: LayerAudit, found: Inversion, index: int) -> Joined:
     """Add the recovered inputs of one round.
 
     An input and its claim belong together: the claim states the error of this input. If the round has a stronger claim
     about a sample, its input therefore replaces the one that was there.
     """
-    if union is None or union.audited.inversion is None:
+    before = joined.audited
+    if before is None or before.inversion is None:
         rows = len(found.inputs)
-        return Union(single, [{index} for _ in range(rows)], [index] * rows)
-    base, claims = union.audited.inversion, list(union.audited.claims)
-    present, known = [set(each) for each in union.present], list(union.known_from)
-    labels = [-1] * len(claims) if union.audited.labels is None else union.audited.labels.tolist()
+        return replace(joined, audited=single, present=[{index} for _ in range(rows)], known_from=[index] * rows)
+    base, claims = before.inversion, list(before.claims)
+    present, known = [set(each) for each in joined.present], list(joined.known_from)
+    labels = [-1] * len(claims) if before.labels is None else before.labels.tolist()
     same = same_inputs(found.inputs, base.inputs)
     inputs, exact = base.inputs.clone(), base.certified.clone()
     new, replaced = [], False
@@ -80,12 +65,13 @@ def _added(union: Union | None, single: LayerAudit, found: Inversion, index: int
     )
     labels += [-1 if single.labels is None else int(single.labels[row]) for row in new]
     audited = replace(
-        union.audited,
+        before,
         inversion=inversion,
         claims=(*claims, *(single.claims[row] for row in new)),
         labels=torch.tensor(labels) if max(labels, default=-1) >= 0 else None,
     )
-    return Union(audited, [*present, *({index} for _ in new)], [*known, *([index] * len(new))])
+    present += [{index} for _ in new]
+    return replace(joined, audited=audited, present=present, known_from=[*known, *([index] * len(new))])
 
 
 def of_layer(result: AuditResult, layer: Layer) -> LayerAudit | None:
