@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
@@ -69,18 +70,19 @@ class _LayerRun:
     plan: Plan
     task: Task
     tensors: LayerTensors
-    deadline: float | None
-    progress: Callable[[Progress], None]
+    deadline: float
+    """End of the time for the layer on the clock ``time.monotonic``; inf without a budget."""
+    progress: Callable[[Progress], None] | None
 
     @property
-    def remaining(self) -> float | None:
-        """Seconds until the deadline, which may be negative; None without a deadline."""
-        return None if self.deadline is None else self.deadline - time.monotonic()
+    def remaining(self) -> float:
+        """Seconds until the deadline, which may be negative."""
+        return self.deadline - time.monotonic()
 
     @property
-    def seconds(self) -> float | None:
-        """Seconds for the next search; None without a deadline."""
-        return None if self.remaining is None else max(MIN_SECONDS, self.remaining)
+    def seconds(self) -> float:
+        """Seconds for the next search."""
+        return max(MIN_SECONDS, self.remaining)
 
     def invert(
         self, following: Following | None = None, search: Search | None = None, seconds: float | None = None
@@ -128,28 +130,22 @@ class _LayerRun:
         return following
 
 
-def _invert(layer: Layer, plan: Plan, task: Task, seconds: float | None) -> LayerAudit:
+def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
     """Invert one layer.
 
     A layer with ReLU, known or assumed, is searched for sparse directions first. If this does not certify every input,
     the equations of the network are solved too, in the other half of the time.
     """
-
-    def tell(state: Progress) -> None:
-        if task.progress is not None:
-            task.progress(layer, state)
-
     # A file that can no longer be read ends the whole audit, so this is outside of the try block.
     tensors = plan.update.layer(layer.weight, layer.bias)
-    deadline = None if seconds is None else time.monotonic() + seconds
-    here = _LayerRun(layer, plan, task, tensors, deadline, tell)
-    twice = task.search is None and not layer.equations and plan.replay_skipped is None
-    twice = twice and (seconds is None or _time_to_load(seconds / 2))
+    tell = None if task.progress is None else partial(task.progress, layer)
+    here = _LayerRun(layer, plan, task, tensors, time.monotonic() + seconds, tell)
+    twice = task.search is None and not layer.equations and plan.replay_skipped is None and _time_to_load(seconds / 2)
     try:
         if layer.equations or isinstance(task.search, Equations):
             result = _by_equations(here)
         else:
-            result = here.invert(search=task.search, seconds=seconds / 2 if twice and seconds is not None else seconds)
+            result = here.invert(search=task.search, seconds=seconds / 2 if twice else seconds)
     except RankError:
         return LayerAudit(layer, False, _full_rank(layer))
     except SpearError as error:
@@ -162,7 +158,7 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float | None) -> Laye
     if twice and not result.stats.interrupted and not bool(result.certified.all()):
         layer, result = _second_search(here, result)
     outcome = _outcome(layer, result)
-    if twice and deadline is not None and time.monotonic() >= deadline and not bool(result.certified.all()):
+    if twice and here.remaining <= 0 and not bool(result.certified.all()):
         outcome += "" if OUT_OF_TIME in outcome else f"; {OUT_OF_TIME} by the second search"
     return LayerAudit(layer, True, outcome, result)
 
@@ -186,7 +182,7 @@ def _second_search(here: _LayerRun, first: Inversion) -> tuple[Layer, Inversion]
         The layer and its inversion, with another reason if the second search certified more.
     """
     layer = here.layer
-    if here.remaining is not None and not _time_to_load(here.remaining):
+    if not _time_to_load(here.remaining):
         return layer, first
     if here.task.model is None:
         tries = layer.sees == "inputs" and not bool(first.certified.any())
@@ -207,9 +203,9 @@ def _other_activation(here: _LayerRun) -> tuple[Layer, Inversion] | None:
     Returns:
         The layer and its inversion with the first activation that fits, or None.
     """
-    quiet = replace(here, progress=lambda _: None)
+    quiet = replace(here, progress=None)
     for network in assumed_networks(here.plan.update)[1:]:
-        if here.remaining is not None and here.remaining <= 0:
+        if here.remaining <= 0:
             return None
         following = here.following(network)
         if bool(quiet.invert(following, Equations(TRIAL_STARTS)).certified.any()):

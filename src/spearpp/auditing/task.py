@@ -88,11 +88,9 @@ class Budget:
     seconds: float | None
     began: float
 
-    def share(self, layers: int) -> float | None:
-        """Seconds for each of the remaining layers; None without a budget."""
-        if self.seconds is None:
-            return None
-        return max(MIN_SECONDS, (self.seconds - (time.monotonic() - self.began)) / layers)
+    def share(self, parts: int) -> float:
+        """Return the seconds for each of the remaining parts of the work; inf without a budget."""
+        return max(MIN_SECONDS, (self.deadline - time.monotonic()) / parts)
 
     @property
     def deadline(self) -> float:
@@ -107,4 +105,4 @@ class Budget:
     @property
     def spent(self) -> bool:
         """Whether the budget is used up."""
-        return self.seconds is not None and time.monotonic() - self.began >= self.seconds
+        return time.monotonic() >= self.deadline

@@ -99,7 +99,7 @@ def choose_rounds(layer: Layer, updates: Sequence[ClientUpdate], memory: int | N
 def audit_rounds(
     updates: Sequence[ClientUpdate],
     task: Task,
-    audit_one: Callable[[ClientUpdate, float | None], AuditResult],
+    audit_one: Callable[[ClientUpdate, float], AuditResult],
     *,
     each_alone: bool = True,
 ) -> AuditResult:
@@ -158,7 +158,7 @@ def audit_rounds(
 
 def _audit_alone(
     updates: Sequence[ClientUpdate],
-    audit_one: Callable[[ClientUpdate, float | None], AuditResult],
+    audit_one: Callable[[ClientUpdate, float], AuditResult],
     first: int,
     clock: Budget,
 ) -> tuple[list[AuditResult | None], AuditResult]:

@@ -7,6 +7,7 @@ rows of the others; nothing assumes that the rounds share their samples. Samples
 of the joined gradient.
 """
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +70,7 @@ def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) ->
     used, updates = list(rounds), list(rounds.values())
     tensors, (next_gradient, next_weight) = joined_tensors(layer, updates), _next_layer(layer, updates)
     shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
-    deadline = None if task.budget is None else time.monotonic() + task.budget
+    deadline = math.inf if task.budget is None else time.monotonic() + task.budget
     tell = None if task.progress is None else partial(task.progress, shown)
 
     def solve(search: Search | None, following: list[Following] | None, share: float) -> Inversion:
@@ -83,7 +84,7 @@ def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) ->
             dropout=layer.dropout,
             one_step=all(each.one_gradient for each in updates),
             rounds=len(updates),
-            seconds=None if deadline is None else max(0.1, share * (deadline - time.monotonic())),
+            seconds=max(0.1, share * (deadline - time.monotonic())),
             progress=tell,
         )
 
