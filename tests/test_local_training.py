@@ -12,6 +12,7 @@ from spearpp import simulate
 from spearpp.auditing import AuditResult
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.refine import least_squares
+from spearpp.auditing.task import Task
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.training import LocalTraining, likely_orders, mixing_of, number_of_batches
 from spearpp.model import find_layers
@@ -34,7 +35,7 @@ def network(activation: nn.Module) -> nn.Sequential:
 
 def inverted(model: nn.Module, update: ClientUpdate, seconds: float | None = None) -> Inversion | None:
     layer = find_layers(model, update)[0]
-    return invert_training(layer, update, model, seconds=seconds, generator=torch.Generator().manual_seed(0))
+    return invert_training(layer, update, Task(model, budget=seconds))
 
 
 def distances(inputs: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -180,12 +180,12 @@ class Known:
 class Weights:
     """The weight of one sample in the update."""
 
-    one: float | None
-    """κ of one sample. None if the weights of the inputs do not determine it."""
-    implied: float
-    """The number of samples in the batch that κ implies. nan if κ implies no number."""
     why: str
     """The reason for ``one`` and ``implied``. A clause without a full stop."""
+    one: float | None = None
+    """κ of one sample. None if the weights of the inputs do not determine it."""
+    implied: float = float("nan")
+    """The number of samples in the batch that κ implies. nan if κ implies no number."""
     counted: bool = False
     """Whether the caller gave the number of samples. Only then can an input be proved to be one sample."""
     merged: bool = False
@@ -206,7 +206,7 @@ def claims_of(
     layers = _layer_evidence(inversion, patterns, known)
     certified = torch.tensor([each.consistent for each in layers], dtype=torch.bool)
     explained = torch.zeros(len(layers), dtype=torch.bool)
-    weights = Weights(None, float("nan"), "the loss is unknown, or the model cannot be replayed")
+    weights = Weights("the loss is unknown, or the model cannot be replayed")
     if signals is not None:
         signals = to_device(signals, torch.device("cpu"))
         if bool(_proves_loss(signals).any()):  # rule 1: the replays whose mismatch is no chance
@@ -382,32 +382,31 @@ def weigh(weights: Float[Tensor, "k"], rank: int, known: Known) -> Weights:
     10.0
     """
     if not len(weights):
-        return Weights(None, float("nan"), "the replay of no input matches its part of the update")
+        return Weights("the replay of no input matches its part of the update")
     given = known.batch_size
     if given is not None and known.absolute:
         each = round(float(weights.median()) * given)  # 1 if most inputs are single samples, k if most represent k
         alike = (weights * given / max(each, 1) - 1).abs() <= WHOLE_NUMBER
         if each >= 1 and 2 * int(alike.sum()) >= len(weights) and each * len(weights) <= (1 + WHOLE_NUMBER) * given:
-            return Weights(1 / given, float(given), f"the client trained on {_samples(given)}", True)
+            return Weights(f"the client trained on {_samples(given)}", 1 / given, float(given), counted=True)
     alike = (weights[:, None] / weights[None] - 1).abs() <= SAME_WEIGHT
     counts = alike.sum(1)
     most = int(counts.max())
     if 2 * most < len(weights) or (most == 1 and len(weights) > 1):
         why = "the samples have different weights in the update, for example because of clipping or class weights"
-        return Weights(None, float("nan"), why)
+        return Weights(why)
     one = float(weights[counts == most].min())
     one = float(weights[(weights / one - 1).abs() <= SAME_WEIGHT].median())
     if not known.absolute or given is not None:
-        return Weights(one, float("nan"), "the scale of the update is unknown")
+        return Weights("the scale of the update is unknown", one)
     implied = round(1 / one)
     if known.one_step and 1 / one < rank - WHOLE_NUMBER and abs(1 / one - 1) > WHOLE_NUMBER:  # 1: a sum of losses
         why = f"the size of the contributions implies {1 / one:.3g} samples, but the gradient has rank {rank}"
-        return Weights(None, float("nan"), why, merged=True)
+        return Weights(why, merged=True)
     if abs(1 / one - implied) > WHOLE_NUMBER or implied < rank:
-        return Weights(one, float("nan"), "the update does not have the scale of a mean loss")
-    return Weights(
-        1 / implied, float(implied), f"the size of the contributions to the gradient implies {_samples(implied)}"
-    )
+        return Weights("the update does not have the scale of a mean loss", one)
+    why = f"the size of the contributions to the gradient implies {_samples(implied)}"
+    return Weights(why, 1 / implied, float(implied))
 
 
 def _samples(count: int) -> str:

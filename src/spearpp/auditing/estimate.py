@@ -203,9 +203,9 @@ class _Training:
             check_time()
             current = {name: each.detach().requires_grad_(True) for name, each in now.items()}
             loss = nn.functional.cross_entropy(functional_call(self.model, current, (self.inputs,)), self.labels)
-            gradients = torch.autograd.grad(loss, list(current.values()), allow_unused=True)
+            gradients = torch.autograd.grad(loss, list(current.values()), materialize_grads=True)
             for name, gradient in zip(current, gradients, strict=True):
-                velocity[name] = momentum * velocity[name] + (0.0 if gradient is None else gradient)
+                velocity[name] = momentum * velocity[name] + gradient
             now = {name: now[name] - lr * velocity[name] for name in now}
         return _flat({name: self.before[name] - now[name] for name in now})
 

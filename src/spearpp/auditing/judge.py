@@ -167,14 +167,14 @@ def _signals(
     model: nn.Module, update: ClientUpdate, layer: Layer, inversion: Inversion, loss: Loss | None
 ) -> Signals | None:
     """Replay each input of a layer alone, or return None if this is not possible."""
-    if loss is None or update.clients > 1 or time_is_up():
+    if time_is_up():
         return None
     if layer.output and layer.sees != "inputs":
         model, update, layer = _output_alone(update, layer)
     elif layer.sees != "inputs":
         return None
     with suppress(OptionError, OutOfTimeError):
-        return replay_alone(model, update, layer, inversion, loss=loss)
+        return replay_alone(model, update, layer, inversion, loss)
     return None
 
 

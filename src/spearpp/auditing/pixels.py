@@ -19,7 +19,7 @@ from torch import nn
 from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, Claim, Kind, Known, claims_of, patterns_of
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
-from spearpp.auditing.signals import Signals, replay_alone
+from spearpp.auditing.signals import replay_alone
 from spearpp.auditing.task import Task
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, Evidence
@@ -27,9 +27,8 @@ from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.pixels import NEAR, Pictures, solve
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
-from spearpp.model import Layer, Sees, unwrapped
+from spearpp.model import Sees, unwrapped
 from spearpp.model.front import FrontEnd
-from spearpp.model.loss import Loss
 from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 from spearpp.update import ClientUpdate
 
@@ -126,7 +125,13 @@ def _from_features(
         reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape {_shape(front)}",
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
-    signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, task.loss)
+    flat, signals = FlatInputs(model, front.shape), None
+    try:
+        signals = replay_alone(flat, update, audited.layer, on_features, task.loss, inputs=pictures.inputs)
+    except OutOfTimeError:
+        raise OptionError(OUT_OF_TIME) from None
+    except OptionError:  # the layer alone then supports the claims
+        pass
     known = replace(Known.about(audited.layer, update, task), one_row_each=True)
     claims = claims_of(on_features, patterns_of(audited.layer, on_features.inputs, update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
@@ -211,29 +216,6 @@ def _rows_of(found: Inversion, evidence: Evidence, rows: Tensor, pictures: Pictu
         fits=found.fits[rows],
         evidence=replace(chosen, details={**chosen.details, **equations}),
     )
-
-
-def _signals(
-    network: nn.Module,
-    update: ClientUpdate,
-    layer: Layer,
-    features: Inversion,
-    pictures: Pictures,
-    loss: Loss | None,
-) -> Signals | None:
-    """Replay every picture alone, or return None if this is not possible.
-
-    Raises:
-        OptionError: if the time limit of the caller has passed.
-    """
-    if loss is None or update.clients > 1:
-        return None
-    try:
-        return replay_alone(network, update, layer, features, inputs=pictures.inputs, loss=loss)
-    except OutOfTimeError:
-        raise OptionError(OUT_OF_TIME) from None
-    except OptionError:
-        return None
 
 
 def _with_error(claim: Claim, error: float, equations: int) -> Claim:

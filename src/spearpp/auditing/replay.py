@@ -121,15 +121,18 @@ def replay(
     client = as_sent(model, update)
     device = next(iter(tensor_specs(update.gradients).values())).device
     inputs, labels = inputs.to(device), labels.to(device)
-    right = replace(_replay_once(client, update, inputs, labels, loss, reweight=True), kind=update.kind)
+
+    def once(batch: Tensor, *, reweight: bool) -> Replay:
+        return _compare_losses(update, client, loss.each(forward(client, batch), labels), reweight=reweight)
+
+    right = replace(once(inputs, reweight=True), kind=update.kind)
     generator = torch.Generator().manual_seed(0)
     if len(inputs) < 2:
         other = inputs[:, torch.randperm(inputs.shape[1], generator=generator).to(device)]
-        return replace(right, unrelated=_replay_once(client, update, other, labels, loss, reweight=False).difference)
+        return replace(right, unrelated=once(other, reweight=False).difference)
     order = torch.stack([torch.randperm(len(inputs), generator=generator) for _ in range(inputs.shape[1])], dim=1)
     wrong = ((inputs + inputs.roll(1, 0)) / 2, inputs.gather(0, order.to(device)))
-    replays = (_replay_once(client, update, each, labels, loss, reweight=right.weighted) for each in wrong)
-    mixed, unrelated = (each.difference for each in replays)
+    mixed, unrelated = (once(each, reweight=right.weighted).difference for each in wrong)
     return replace(right, mixed=mixed, unrelated=unrelated)
 
 
@@ -152,18 +155,9 @@ def replay_all(
     return None
 
 
-def _replay_once(
-    client: nn.Module,
-    update: ClientUpdate,
-    inputs: Float[Tensor, "b n"],
-    labels: Int[Tensor, "b"],
-    loss: Loss,
-    *,
-    reweight: bool,
-) -> Replay:
-    """Replay one batch. If ``reweight`` is True, also try different weights for the samples."""
+def _compare_losses(update: ClientUpdate, client: nn.Module, losses: Float[Tensor, "b"], *, reweight: bool) -> Replay:
+    """Compare the gradient of the mean loss with the update. ``reweight`` also tries different weights of samples."""
     named = {plain(name): each for name, each in client.named_parameters() if plain(name) in update.gradients}
-    losses = loss.each(forward(client, inputs), labels)
     equal = _compare(update, named, losses.mean())
     if equal.difference <= REWEIGHTED_FROM or not reweight:
         return equal
@@ -182,18 +176,20 @@ def _sample_weights(update: ClientUpdate, named: dict[str, nn.Parameter], losses
     columns = []
     for loss in losses:
         check_time()
-        parts = torch.autograd.grad(loss / len(losses), list(biases.values()), retain_graph=True, allow_unused=True)
-        filled = zip(parts, biases.values(), strict=True)
-        columns.append(torch.cat([torch.zeros_like(each) if part is None else part for part, each in filled]))
+        columns.append(torch.cat(_gradients(loss / len(losses), biases)))
     observed = torch.cat([update.gradients[name].to(losses) for name in biases])
     matrix = torch.stack(columns, dim=1).double()
     return torch.linalg.lstsq(matrix.cpu(), observed.double().cpu()[:, None]).solution[:, 0].to(losses)
 
 
+def _gradients(loss: Tensor, named: dict[str, nn.Parameter]) -> tuple[Tensor, ...]:
+    """Return the gradient of each parameter, which is zero for a parameter that the loss does not depend on."""
+    return torch.autograd.grad(loss, list(named.values()), retain_graph=True, materialize_grads=True)
+
+
 def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor) -> Replay:
     """Compare the gradient of a loss with the update, parameter by parameter."""
-    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
-    computed = dict(zip(named, gradients, strict=True))
+    computed = dict(zip(named, _gradients(loss, named), strict=True))
     product, computed_square, sent_square = (dict.fromkeys(computed, 0.0) for _ in range(3))
     for name, gradient in computed.items():
         for sent, replayed in _row_pairs(update, name, gradient):
@@ -218,13 +214,12 @@ def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor)
     )
 
 
-def _row_pairs(update: ClientUpdate, name: str, computed: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _row_pairs(update: ClientUpdate, name: str, computed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of rows of one parameter's gradient in float64: as sent, and as computed by the replay."""
+    rows = computed.reshape(len(computed) if computed.ndim else 1, -1)
     parts = zip(row_blocks(tensor_specs(update.gradients)[name].shape), blocks(update.gradients, name), strict=True)
     for (start, stop), block in parts:
-        sent = block.double()
-        rows = None if computed is None else computed.reshape(len(computed) if computed.ndim else 1, -1)[start:stop]
-        yield sent, torch.zeros_like(sent) if rows is None else rows.reshape(sent.shape).double()
+        yield block.double(), rows[start:stop].reshape(block.shape).double()
 
 
 def as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:

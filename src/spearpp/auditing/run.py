@@ -22,7 +22,6 @@ from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
 from spearpp.model.following import Following
-from spearpp.model.loss import Loss
 from spearpp.search import Equations, Search
 from spearpp.types import LayerTensors
 
@@ -104,18 +103,9 @@ class _LayerRun:
 
     def repeat_training(self) -> Inversion | None:
         """Invert the layer by repeating the client's local training, or return None if this is not possible."""
-        update, model = self.plan.update, self.task.model
-        repeatable = update.kind != "gradients" and self.plan.replay_skipped is None
-        if not repeatable or model is None or self.task.loss is not Loss.CROSS_ENTROPY:
+        if self.plan.replay_skipped is not None:
             return None
-        return invert_training(
-            self.layer,
-            update,
-            model,
-            seconds=self.seconds,
-            generator=self.task.generator,
-            progress=self.progress,
-        )
+        return invert_training(self.layer, self.plan.update, replace(self.task, budget=self.seconds))
 
     def following(self, model: nn.Module | None) -> Following:
         """Return what follows the layer in a model, with the weights that the client started from."""

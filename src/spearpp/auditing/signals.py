@@ -154,8 +154,8 @@ def replay_alone(
     update: ClientUpdate,
     layer: Layer,
     result: Inversion,
+    loss: Loss | None,
     inputs: Float[Tensor, "found n"] | None = None,
-    loss: Loss = Loss.CROSS_ENTROPY,
 ) -> Signals | None:
     """Replay alone every input that has a direction.
 
@@ -163,14 +163,15 @@ def replay_alone(
     features, ``inputs`` holds the inputs of the model that belong to them.
 
     Returns:
-        One row per input, or None if no input has a direction or the layer has no bias (without a bias the size of an
-        input is unknown), or if the result was read from a folder, which holds no factors.
+        One row per input, or None if no input can be replayed: none has a direction, the layer has no bias (the size of
+        an input is then unknown), the loss is unknown, the update is a sum of several clients, or the result was read
+        from a folder, which holds no factors.
 
     Raises:
         OptionError: if the model does not accept the inputs or is not a classifier.
     """
     factors = result.factors
-    if factors is None or not len(result.directions) or not result.scale_known:
+    if loss is None or update.clients > 1 or factors is None or not len(result.directions) or not result.scale_known:
         return None
     network = AfterLayer(model, update, layer)
     wrong = result.inputs[~result.fits][:WRONG_DIRECTIONS].double()
