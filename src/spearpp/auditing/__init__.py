@@ -14,7 +14,7 @@ from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, verdict_of
 from spearpp.auditing.rounds import audit_rounds
 from spearpp.auditing.run import run
-from spearpp.auditing.task import MEMORY, Budget, Task
+from spearpp.auditing.task import MEMORY, SEARCH_SHARE, Budget, Task
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import Context, worded
 from spearpp.inversion.result import Progress
@@ -117,12 +117,12 @@ def audit(
 def _audit_one(update: ClientUpdate, task: Task) -> AuditResult:
     """Audit one update: plan, run, judge."""
     update = named_as(update, task.model)
-    clock = Budget(task.budget, time.monotonic())
+    began, whole, of_search = time.monotonic(), Budget.of(task.budget), Budget.of(task.budget, SEARCH_SHARE)
     plan = make_plan(update, task)
     tables = audit_vocabulary(update, find_tables(task.model, update), task.vocabulary)
-    audits, interrupted = run(plan, task, clock.of_search)
-    judged = judge_all(audits, plan, task, clock.deadline)
-    late = clock.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
+    audits, interrupted = run(plan, task, of_search)
+    judged = judge_all(audits, plan, task, whole.deadline)
+    late = whole.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
     result = AuditResult(
         verdict=verdict_of(judged.audits, tables, tried=any(each.feasible for each in judged.audits)),
         summary="",
@@ -133,7 +133,7 @@ def _audit_one(update: ClientUpdate, task: Task) -> AuditResult:
         replay=judged.replay,
         estimated=judged.estimate,
         vocabulary=tables,
-        seconds=time.monotonic() - clock.began,
+        seconds=time.monotonic() - began,
         budget=task.budget,
     )
     return worded(Context(result, update, task, judged.network is not None, plan.decay, plan.replay_skipped))

@@ -94,17 +94,8 @@ def _judge_alone(
     """Replace the claims of inputs that can be replayed, and add labels where the gradient determines them.
 
     Without a model, the function tries several common networks. The first network through which the replay of an input
-    reproduces the input's part of the update is used for all layers.
-
-    Args:
-        audits: the layers after their inversion.
-        update: what the client sent.
-        model: the network to replay inputs through, or None.
-        task: what the caller asks for. If the loss is unknown, no input is replayed.
-
-    Returns:
-        The layers with claims and labels; the given model, or the network that was assumed and that a replay proved, or
-        None; and the replay of each input alone, by name of the layer.
+    reproduces the input's part of the update is used for all layers. The results are the layers, the given or the
+    proved network, and the replay of each input alone by name of the layer.
     """
     guesses = assumed_networks(update) if model is None and update.clients == 1 else []
     network = model
@@ -197,12 +188,6 @@ def _add_proof(
     is ``difference / baseline`` times half of the distance to another input. An input is excluded if the replay of this
     input alone has a large mismatch. For a single gradient, an input is also excluded if noise does not explain its
     mismatch, because only noise makes such inputs approximate.
-
-    Args:
-        audits: the layers with their claims and labels.
-        replayed: the replay of the whole update, or None.
-        signals: the replay of each input alone, by name of the layer.
-        update: what the client sent.
     """
     if replayed is None or not replayed.proves:
         return audits

@@ -11,7 +11,6 @@ Local steps move the weights, so the equations of the network hold only approxim
    error of each sample then follows from what is left.
 """
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,7 @@ import torch
 
 from spearpp.auditing.estimate import WEIGHT_ROUNDING
 from spearpp.auditing.replay import as_sent
-from spearpp.auditing.task import Task
+from spearpp.auditing.task import Budget, Task
 from spearpp.errors import OptionError, RankError
 from spearpp.inversion.evidence import WHOLE_NETWORK, Evidence
 from spearpp.inversion.levels import halfway_network
@@ -84,7 +83,7 @@ def invert_training(layer: Layer, update: ClientUpdate, task: Task) -> Inversion
         The inversion, or None if the network or the update does not allow it, or if repeating the training does not
         reproduce the update.
     """
-    deadline = math.inf if task.budget is None else time.monotonic() + task.budget
+    deadline = Budget.of(task.budget).deadline
     with suppress(OptionError, RankError, OutOfTimeError), time_limit(deadline):
         posed = _pose(layer, update, task)
         if posed is None:

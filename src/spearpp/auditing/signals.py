@@ -297,9 +297,8 @@ def _along_outputs(
         along = (ahead - behind) / (2 * DERIVATIVE_STEP)
         step = OUTPUT_STEP / torch.linalg.vector_norm(along, dim=1, keepdim=True).clamp_min(1e-300)
         plus, minus, here = (prediction(outputs + sign * step * along) for sign in (1, -1, 0))
-        first = torch.einsum("kc,kcm->km", (plus - minus) / (2 * step), jacobian)
-        second = torch.einsum("kc,kcm->km", (plus + minus - 2 * here) / (2 * step.square()), jacobian)
-        return first, second
+        first, second = ((plus - minus) / (2 * step), (plus + minus - 2 * here) / (2 * step.square()))
+        return torch.einsum("kc,kcm->km", first, jacobian), torch.einsum("kc,kcm->km", second, jacobian)
 
     return change
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -83,24 +83,19 @@ def _is_shape(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Budget:
-    """The time budget of an audit."""
+    """A time budget that runs."""
 
-    seconds: float | None
-    began: float
+    deadline: float
+    """Its end on the clock ``time.monotonic``; inf if there is no limit."""
+
+    @classmethod
+    def of(cls, seconds: float | None, share: float = 1.0) -> "Budget":
+        """Start a budget of these seconds, or of a share of them; None for no limit."""
+        return cls(math.inf if seconds is None else time.monotonic() + share * seconds)
 
     def share(self, parts: int) -> float:
-        """Return the seconds for each of the remaining parts of the work; inf without a budget."""
+        """Return the seconds for each of the remaining parts of the work; inf if there is no limit."""
         return max(MIN_SECONDS, (self.deadline - time.monotonic()) / parts)
-
-    @property
-    def deadline(self) -> float:
-        """The end of the budget on the clock ``time.monotonic``; inf without a budget."""
-        return math.inf if self.seconds is None else self.began + self.seconds
-
-    @property
-    def of_search(self) -> "Budget":
-        """The part of the budget that the searches may use."""
-        return self if self.seconds is None else replace(self, seconds=SEARCH_SHARE * self.seconds)
 
     @property
     def spent(self) -> bool:

@@ -113,31 +113,33 @@ def audit_rounds(
         each_alone: whether to audit every round alone first, and not only the last one.
     """
     updates = [named_as(each, task.model) for each in check_rounds(updates)]
-    began = time.monotonic()
-    alone_budget = Budget(None if task.budget is None else ALONE * task.budget, began)
-    alone, last = _audit_alone(updates, audit_one, 0 if each_alone else len(updates) - 1, alone_budget)
+    began, whole = time.monotonic(), Budget.of(task.budget)
+    first = 0 if each_alone else len(updates) - 1
+    alone, last = _audit_alone(updates, audit_one, first, Budget.of(task.budget, ALONE))
+    audited = [each for each in alone if each is not None]
     plans = [make_plan(each, task) for each in updates]
     sent = [index for index, plan in enumerate(plans) if plan.feasible]  # an idle round has nothing to invert
     layer = first_layer([plans[index] for index in sent]) if sent else None
-    interrupted = any(each is not None and each.interrupted for each in alone)
-    outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, alone)
+    interrupted = any(each.interrupted for each in audited)
+    outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, audited, len(updates))
     joined = not_joined(outcome)
     if layer is not None and not outcome:
         used = [sent[index] for index in choose_rounds(layer, [plans[index].update for index in sent], task.memory)]
         joined = not_joined("only one round sent a gradient of its own, or memory allows only one of them")
         if len(used) > 1:
-            rest = replace(task, budget=Budget(task.budget, began).share(1))
+            rest = replace(task, budget=whole.share(1))
             joined = replace(join_rounds(layer, {index: plans[index].update for index in used}, rest), used=tuple(used))
     if layer is not None:
         joined = unite(layer, alone, joined)
     audits, shown = _layers(last, joined), len(updates) - 1
     if best_of(audits) is None:  # a leak of a single round counts, whatever the other rounds give
-        shown = max(range(len(alone)), key=lambda index: (_recovered(alone[index]), index))
+        counts = [0 if each is None else len(each.inputs) for each in alone]
+        shown = max(range(len(alone)), key=lambda index: (counts[index], index))
         best = alone[shown] or last
         audits, last = (best.layers, best) if best_of(best.layers) is not None else (audits, last)
     history = _history(alone, layer, joined)
-    tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
-    tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
+    tables = unite_vocabularies([each.vocabulary for each in audited])
+    tried = any(each.verdict is not Verdict.NOT_APPLICABLE for each in audited)
     tried |= any(each.feasible for each in audits)  # the rounds together may allow what none of them allows alone
     result = AuditResult(
         verdict=verdict_of(audits, tables, tried=tried),
@@ -188,13 +190,13 @@ def _findings(alone: list[AuditResult | None]) -> list[Finding]:
     ]
 
 
-def _why_not_joined(layer: Layer | None, alone: list[AuditResult | None]) -> str:
+def _why_not_joined(layer: Layer | None, audited: list[AuditResult], rounds: int) -> str:
     """Return why joining the rounds cannot give more than the single rounds; an empty string if it may."""
-    if len(alone) < 2:
+    if rounds < 2:
         return "there is only one round"
     if layer is None:
         return "no layer that can be inverted sees the same inputs in every round"
-    found = [of_layer(each, layer) for each in alone if each is not None]
+    found = [of_layer(each, layer) for each in audited]
     if all(each is not None and each.complete for each in found):
         return f"{'every round' if len(found) > 1 else 'the last round'} alone gave all of its samples"
     return ""
@@ -220,30 +222,23 @@ def _replay_last(joined: Joined, updates: Sequence[ClientUpdate], task: Task) ->
 
 def _history(alone: list[AuditResult | None], layer: Layer | None, joined: Joined) -> History:
     """Return what the rounds gave, alone and together."""
-    rounds = [
-        RoundSummary(None, None, 0)
-        if each is None
-        else RoundSummary(str(each.verdict), _samples(each, layer), len(each.inputs))
-        for each in alone
-    ]
+
+    def summary(result: AuditResult | None) -> RoundSummary:
+        if result is None:
+            return RoundSummary(None, None, 0)
+        audited = None if layer is None else of_layer(result, layer)
+        samples = None if audited is None else audited.batch_size
+        return RoundSummary(str(result.verdict), samples, len(result.inputs))
+
     rows = [] if joined.audited is None else torch.nonzero(joined.audited.is_recovered)[:, 0].tolist()
     return History(
-        rounds=tuple(rounds),
+        rounds=tuple(map(summary, alone)),
         joined=joined.used,
         samples=joined.samples,
         outcome=joined.outcome,
         present=tuple(tuple(sorted(joined.present[row])) for row in rows),
         known_from=tuple(joined.known_from[row] for row in rows),
     )
-
-
-def _recovered(result: AuditResult | None) -> int:
-    return 0 if result is None else len(result.inputs)
-
-
-def _samples(result: AuditResult, layer: Layer | None) -> int | None:
-    audited = None if layer is None else of_layer(result, layer)
-    return None if audited is None else audited.batch_size
 
 
 def _caveats(history: History, shown: int) -> list[str]:

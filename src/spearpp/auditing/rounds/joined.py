@@ -7,7 +7,6 @@ rows of the others; nothing assumes that the rounds share their samples. Samples
 of the joined gradient.
 """
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from spearpp.auditing.claims import Claim, Kind
 from spearpp.auditing.judge import judge_in_round
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
-from spearpp.auditing.task import Task
+from spearpp.auditing.task import Budget, Task
 from spearpp.errors import OptionError, SpearError
 from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.invert import invert
@@ -70,7 +69,7 @@ def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) ->
     used, updates = list(rounds), list(rounds.values())
     tensors, (next_gradient, next_weight) = joined_tensors(layer, updates), _next_layer(layer, updates)
     shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
-    deadline = math.inf if task.budget is None else time.monotonic() + task.budget
+    deadline = Budget.of(task.budget).deadline
     tell = None if task.progress is None else partial(task.progress, shown)
 
     def solve(search: Search | None, following: list[Following] | None, share: float) -> Inversion:
