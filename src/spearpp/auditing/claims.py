@@ -215,18 +215,20 @@ def claims_of(
                 explained &= certified
             weights = weigh(signals.weight[explained[: len(signals.mismatch)]], inversion.batch_size, known)  # rule 2
     loss_known = int(explained.sum()) >= max(2, int((certified & ~explained).sum()))
+    unproved = "noise, missing samples or too few neurons leave too little evidence to prove the input"
+    if known.dropout:
+        unproved = "Dropout removes too many of the neurons that could prove the input"
+    no_single = f"no single sample makes the same contribution to the gradient, so {_MAY_BE_MEAN}"
     claims = []
     for row, layer in enumerate(layers):
         if bool(explained[row]) and signals is not None:  # rules 1 to 3
             claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, weights, known))
         elif layer.consistent and loss_known and known.one_step and not known.dropout:  # rule 5
-            claims.append(
-                Claim.fitting(f"no single sample makes the same contribution to the gradient, so {_MAY_BE_MEAN}")
-            )
+            claims.append(Claim.fitting(no_single))
         elif layer.consistent:  # rule 4
             claims.append(_certified_by_layer(layer, known))
         elif bool(inversion.fits[row]):
-            claims.append(Claim.fitting(_too_little_evidence(known)))
+            claims.append(Claim.fitting(unproved))
         else:
             claims.append(Claim.nothing("the input alone does not fit the gradient"))
     return tuple(claims)
@@ -360,13 +362,6 @@ def _distances_to_nearest(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
     if len(patterns) < 2:
         return torch.zeros(len(patterns), dtype=torch.float64)
     return pattern_distances(patterns).fill_diagonal_(torch.inf).amin(1)
-
-
-def _too_little_evidence(known: Known) -> str:
-    """Return why an input that fits the gradient is not certified."""
-    if known.dropout:
-        return "Dropout removes too many of the neurons that could prove the input"
-    return "noise, missing samples or too few neurons leave too little evidence to prove the input"
 
 
 def weigh(weights: Float[Tensor, "k"], rank: int, known: Known) -> Weights:

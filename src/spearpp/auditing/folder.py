@@ -91,7 +91,7 @@ def redacted(result: AuditResult, redact: Redaction, shape: Shape | None = None)
         inversion = replace(audited.inversion, inputs=hidden, directions=no_directions)
         return replace(audited, labels=None if redact == "omit" else audited.labels, inversion=inversion)
 
-    hidden = tuple(each.redacted() for each in result.vocabulary)
+    hidden = tuple(replace(each, used=(), words=()) for each in result.vocabulary)
     return replace(result, layers=[hide(each) for each in result.layers], vocabulary=hidden)
 
 

@@ -57,7 +57,9 @@ def make_plan(update: ClientUpdate, task: Task) -> Plan:
         for each in find_layers(task.model, update)
     ]
     findings, decay = check_with_decay(update, layers)
-    update = _without_decay(update, decay)
+    if decay:  # weight decay adds a multiple of the weights to every gradient
+        pure = elementwise(lambda sent, weight: sent - decay * weight.to(sent), update.gradients, update.weights)
+        update = replace(update, gradients=pure)
     sized = [_check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
     layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]
     broken = next((finding for finding in findings if finding.level == "error"), None)
@@ -108,14 +110,6 @@ def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | Non
         return layer
     reason = f"its gradient has rank one, so it is inverted although {layer.reason}"
     return replace(layer, qualifies=True, reason=reason, next=None, equations=False, output=False)
-
-
-def _without_decay(update: ClientUpdate, decay: float) -> ClientUpdate:
-    """Subtract weight decay, which adds a multiple of the weights to every gradient."""
-    if not decay:
-        return update
-    pure = elementwise(lambda sent, weight: sent - decay * weight.to(sent), update.gradients, update.weights)
-    return replace(update, gradients=pure)
 
 
 def _check_layer_memory(layer: Layer, update: ClientUpdate, memory: int | None) -> tuple[Layer, str | None]:

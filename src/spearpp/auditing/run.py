@@ -116,7 +116,7 @@ class _LayerRun:
             raise OptionError("the equations of the network need a model")
         following = Following.of_model(as_sent(model, update), update, layer, loss)
         if not following.rest.is_chain:
-            _load_compiler()
+            importlib.import_module(COMPILER)  # before the search, so that the search does not wait for it
         return following
 
 
@@ -225,11 +225,6 @@ def _full_rank(layer: Layer) -> str:
         return "it has one output, so its gradient is one weighted sum of all samples"
     rank = min(layer.neurons, layer.features + (layer.bias is not None))
     return f"its gradient has full rank: there are at least {rank:,} {layer.noun}, or noise hides their number"
-
-
-def _load_compiler() -> None:
-    """Load the compiler of PyTorch before a search computes derivatives, so that the search does not wait for it."""
-    importlib.import_module(COMPILER)
 
 
 def _time_to_load(seconds: float) -> bool:

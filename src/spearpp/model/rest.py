@@ -170,7 +170,7 @@ class Rest(TracedPart):
         """Return the standard deviation of the argument of every activation, by name of its node."""
         _, values = self._run(preactivations, {}, None)
         nodes = [node for node in self._nodes if self._activation(node) is not None]
-        return {node.name: float(values[self._argument(node).name].std()) for node in nodes}
+        return {node.name: float(values[node.all_input_nodes[0].name].std()) for node in nodes}
 
     def _run(
         self, z: Tensor, shifts: Mapping[str, Tensor], widths: Mapping[str, float] | None
@@ -249,9 +249,6 @@ class Rest(TracedPart):
             and all(node.all_input_nodes == [each] for node, each in zip(nodes, before[:-1], strict=True))
             and all(set(node.kwargs) <= {"inplace"} for node in nodes)
         )
-
-    def _argument(self, node: fx.Node) -> fx.Node:
-        return node.all_input_nodes[0]
 
 
 def nodes_after(model: nn.Module, start: fx.Node) -> tuple[list[fx.Node], str]:

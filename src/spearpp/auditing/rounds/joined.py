@@ -102,7 +102,8 @@ def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) ->
         return not_joined(found.stats.stopped, found.batch_size)
     present = contributions(found, len(updates))
     audited = _judge(layer, found, present, updates, task)
-    known_from = _known_from(layer, found, audited, present, updates, following if _by_network(found) else None)
+    by_network = found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
+    known_from = _known_from(layer, found, audited, present, updates, following if by_network else None)
     takes_part = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in present]
     first_known = [used[count - 1] for count in known_from]
     return Joined(audited, takes_part, first_known, found.batch_size, found.stats.stopped)
@@ -140,10 +141,6 @@ def _rests(layer: Layer, updates: Sequence[ClientUpdate], task: Task) -> list[Fo
     except OptionError:
         return None
     return following if all(each.loss is not None for each in following) else None
-
-
-def _by_network(found: Inversion) -> bool:
-    return found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
 
 
 def not_joined(outcome: str, samples: int | None = None) -> Joined:
@@ -193,7 +190,7 @@ def _judge(
             labels[rows[named]] = judged.labels.cpu()[named]
     joined = torch.zeros(len(found.inputs)).bool() if found.evidence is None else found.evidence.consistent.cpu()
     claims = [
-        strongest(each) if certified and each else weakest(each) if len(each) > 1 else nowhere
+        min(each, key=strength) if certified and each else max(each, key=strength) if len(each) > 1 else nowhere
         for each, certified in zip(collected, joined.tolist(), strict=True)
     ]
     known = labels if bool((labels >= 0).any()) else None
@@ -273,15 +270,6 @@ def same_inputs(first: Float[Tensor, "k n"], second: Float[Tensor, "j n"]) -> Bo
     return (distances <= SAME * torch.linalg.vector_norm(first.double(), dim=1, keepdim=True)).cpu()
 
 
-def strongest(claims: Sequence[Claim]) -> Claim:
-    """Return the strongest claim about one input, or the one with the smallest error."""
-    return min(claims, key=_strength)
-
-
-def weakest(claims: Sequence[Claim]) -> Claim:
-    """Return the weakest claim about one input, or the one with the largest error."""
-    return max(claims, key=_strength)
-
-
-def _strength(claim: Claim) -> tuple[int, float]:
+def strength(claim: Claim) -> tuple[int, float]:
+    """Return what claims about one input are ordered by, the strongest first, and then the one with less error."""
     return list(Kind).index(claim.kind), claim.error

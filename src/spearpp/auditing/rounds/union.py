@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from spearpp.auditing.result import AuditResult, LayerAudit
-from spearpp.auditing.rounds.joined import Joined, same_inputs, strongest
+from spearpp.auditing.rounds.joined import Joined, same_inputs, strength
 from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
 
@@ -46,7 +46,7 @@ def _added(joined: Joined, single: LayerAudit, found: Inversion, index: int) -> 
         for match in matches[:1]:
             present[match].add(index)
             known[match] = min(known[match], index)
-            if strongest([claims[match], single.claims[row]]) is not claims[match]:
+            if strength(single.claims[row]) < strength(claims[match]):
                 claims[match], replaced = single.claims[row], True
                 inputs[match], exact[match] = found.inputs[row].to(inputs), claims[match].certified
                 labels[match] = labels[match] if single.labels is None else int(single.labels[row])

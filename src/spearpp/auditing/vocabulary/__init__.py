@@ -1,7 +1,7 @@
 """The vocabulary of a client: which tokens, categories or items its training looked up in embedding tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from spearpp.auditing.vocabulary.rows import looked_up
@@ -44,10 +44,6 @@ class Vocabulary:
     def leaks(self) -> bool:
         """Whether the table reveals which tokens, categories or items the client has."""
         return self.count > 0 and not self.positions
-
-    def redacted(self) -> "Vocabulary":
-        """Return the same without rows and words."""
-        return replace(self, used=(), words=())
 
 
 Words = Sequence[str] | Mapping[str, Sequence[str]]
