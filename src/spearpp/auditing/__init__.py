@@ -16,7 +16,7 @@ from spearpp.auditing.rounds import audit_rounds
 from spearpp.auditing.run import run
 from spearpp.auditing.task import MEMORY, SEARCH_SHARE, Budget, Task
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
-from spearpp.auditing.wording import Context, worded
+from spearpp.auditing.wording import LATE, Context, worded
 from spearpp.inversion.result import Progress
 from spearpp.model import Layer, named_as
 from spearpp.model.embeddings import find_tables
@@ -24,8 +24,6 @@ from spearpp.model.loss import Loss
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
 
-LATE = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
-"""Caveat of an audit that ran out of time after its searches."""
 __all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from spearpp.auditing.checks import Finding, check_with_decay
+from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.task import Task
 from spearpp.model import Layer, find_layers
 from spearpp.model.loss import Loss
@@ -29,12 +30,10 @@ class Plan:
 
     update: ClientUpdate
     """The update after subtracting weight decay."""
-    layers: list[Layer]
-    """All Linear layers of the model."""
+    layers: list[LayerAudit]
+    """All Linear layers of the model, none inverted yet, with the reasons of those that will not be inverted."""
     feasible: list[Layer]
     """The layers to invert. Layers whose ReLU is only assumed come last, and the output layer after them."""
-    why_not: dict[str, str]
-    """By name of the layer: why the layer qualifies, or why it is not inverted."""
     findings: list[Finding]
     decay: float
     """The weight decay that was subtracted. 0 if there was none."""
@@ -65,8 +64,9 @@ def make_plan(update: ClientUpdate, task: Task) -> Plan:
     broken = next((finding for finding in findings if finding.level == "error"), None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
     feasible.sort(key=lambda layer: (layer.output, layer.assumed))
-    why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
-    return Plan(update, layers, feasible, why, findings, decay, left_out, replay_skipped)
+    reasons = [broken.message if broken and layer.qualifies else layer.reason for layer in layers]
+    not_inverted = [LayerAudit(layer, False, reason) for layer, reason in zip(layers, reasons, strict=True)]
+    return Plan(update, not_inverted, feasible, findings, decay, left_out, replay_skipped)
 
 
 def _with_loss(layer: Layer, loss: Loss | None) -> Layer:

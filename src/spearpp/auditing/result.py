@@ -139,17 +139,6 @@ class History:
         """Return how many of the recovered inputs were known after the round with this index."""
         return sum(first <= index for first in self.known_from)
 
-    @property
-    def sentence(self) -> str:
-        """What the rounds add to the verdict, to follow its sentence."""
-        if len(self.rounds) < 2:
-            return ""
-        count = len(self.rounds)
-        if not self.known_from:
-            return f"; {count} rounds were audited"
-        alone = f"at most {self.recovered_alone} from a single round"
-        return f"; {len(self.known_from)} from {count} rounds together, {alone}"
-
 
 @dataclass(frozen=True, eq=False)
 class AuditResult:

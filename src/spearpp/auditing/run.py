@@ -56,9 +56,7 @@ def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
             except KeyboardInterrupt:
                 done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
                 interrupted = True
-    return [
-        done.get(each.name) or LayerAudit(each, False, plan.why_not[each.name]) for each in plan.layers
-    ], interrupted
+    return [done.get(each.layer.name, each) for each in plan.layers], interrupted
 
 
 @dataclass(frozen=True, eq=False)

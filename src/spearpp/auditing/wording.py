@@ -4,12 +4,14 @@ import math
 from dataclasses import dataclass, replace
 
 from spearpp.auditing.claims import Kind, reasons
-from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, whole_batches
+from spearpp.auditing.result import AuditResult, History, LayerAudit, Verdict, whole_batches
 from spearpp.auditing.task import Task
 from spearpp.model import Sees
 from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 
+LATE = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
+"""Caveat of an audit that ran out of time after its searches."""
 LARGE_DIFFERENCE = 1e-2
 """Relative difference of a replay above which a caveat reports the difference. A design choice: 1 % is far above
 rounding, so the replay does not describe the client's training completely."""
@@ -278,4 +280,31 @@ def _about_replay(context: Context) -> list[str]:
             f"{whole_replay.mixed:.0%}, with unrelated inputs by {whole_replay.unrelated:.0%}). "
             "Possible reasons: several local steps, another loss, noise, or layers that behave differently in training."
         )
+    return sentences
+
+
+def summary_of_rounds(history: History) -> str:
+    """Return what the rounds add to the verdict, to follow its sentence."""
+    count = len(history.rounds)
+    if count < 2:
+        return ""
+    if not history.known_from:
+        return f"; {count} rounds were audited"
+    alone = f"at most {history.recovered_alone} from a single round"
+    return f"; {len(history.known_from)} from {count} rounds together, {alone}"
+
+
+def caveats_of_rounds(history: History, shown: int) -> list[str]:
+    """Return what a reader of the verdict over several rounds must also know. ``shown`` is the round of the inputs."""
+    sentences = []
+    if shown < len(history.rounds) - 1 and history.rounds[shown].recovered:
+        sentences.append(f"The inputs were recovered from round {shown + 1} alone.")
+    if history.joined and len(history.joined) < len(history.rounds):
+        names = ", ".join(str(index + 1) for index in history.joined)
+        count = f"{len(history.joined)} of {len(history.rounds)} rounds were joined: {names}."
+        sentences.append(f"{count} The others repeat a gradient, or memory does not allow more rounds.")
+    if not history.joined and len(history.rounds) > 1:
+        sentences.append(f"The rounds were not joined: {history.outcome}.")
+    elif not history.known_from:
+        sentences.append(f"The joined rounds gave no input: {history.outcome}.")
     return sentences

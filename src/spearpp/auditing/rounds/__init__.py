@@ -14,7 +14,7 @@ from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined
 from spearpp.auditing.rounds.union import of_layer, unite
 from spearpp.auditing.task import Budget, Task
 from spearpp.auditing.vocabulary import unite_vocabularies
-from spearpp.auditing.wording import Context, worded
+from spearpp.auditing.wording import Context, caveats_of_rounds, summary_of_rounds, worded
 from spearpp.errors import DataError, OptionError
 from spearpp.model import Layer, named_as
 from spearpp.update import ClientUpdate
@@ -146,7 +146,7 @@ def audit_rounds(
         summary="",
         layers=audits,
         findings=_findings(alone),
-        caveats=_caveats(history, shown),
+        caveats=caveats_of_rounds(history, shown),
         interrupted=interrupted,
         replay=_replay_last(joined, updates, task) or last.replay,
         seconds=time.monotonic() - began,
@@ -155,7 +155,7 @@ def audit_rounds(
         vocabulary=tables,
     )
     result = worded(Context(result, updates[shown], task, task.model is not None, plans[shown].decay, None))
-    return replace(result, summary=result.summary + history.sentence)
+    return replace(result, summary=result.summary + summary_of_rounds(history))
 
 
 def _audit_alone(
@@ -239,19 +239,3 @@ def _history(alone: list[AuditResult | None], layer: Layer | None, joined: Joine
         present=tuple(tuple(sorted(joined.present[row])) for row in rows),
         known_from=tuple(joined.known_from[row] for row in rows),
     )
-
-
-def _caveats(history: History, shown: int) -> list[str]:
-    """Return what a reader of the verdict over several rounds must also know. ``shown`` is the round of the inputs."""
-    sentences = []
-    if shown < len(history.rounds) - 1 and history.rounds[shown].recovered:
-        sentences.append(f"The inputs were recovered from round {shown + 1} alone.")
-    if history.joined and len(history.joined) < len(history.rounds):
-        names = ", ".join(str(index + 1) for index in history.joined)
-        count = f"{len(history.joined)} of {len(history.rounds)} rounds were joined: {names}."
-        sentences.append(f"{count} The others repeat a gradient, or memory does not allow more rounds.")
-    if not history.joined and len(history.rounds) > 1:
-        sentences.append(f"The rounds were not joined: {history.outcome}.")
-    elif not history.known_from:
-        sentences.append(f"The joined rounds gave no input: {history.outcome}.")
-    return sentences
