@@ -21,6 +21,7 @@ from spearpp.inversion.selection import (
     select,
 )
 from spearpp.inversion.swaps import swap_scores
+from spearpp.linalg.nullspace import complement_of_basis
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +179,23 @@ def test_the_complement_is_orthonormal_and_completes(b: int, data: st.DataObject
     rest = whole[k:]
     torch.testing.assert_close(rest @ rest.T, torch.eye(b - k, dtype=torch.float64), atol=1e-12, rtol=0)
     torch.testing.assert_close(rest @ found.T, torch.zeros(b - k, k, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["random", "swapped", "negative", "silent", "nearly swapped", "whole"])
+def test_the_complement_of_a_basis_is_orthonormal(kind: str) -> None:
+    """Also where I + B₁ is singular, nearly singular or zero."""
+    d, b = 12, 12 if kind == "whole" else 4
+    swapped = torch.eye(d, dtype=torch.float64)[:, [1, 0, 3, 2]]
+    basis = {
+        "random": torch.linalg.qr(random_directions(b, d).T)[0],
+        "swapped": swapped,
+        "negative": -torch.eye(d, dtype=torch.float64)[:, :b],
+        "silent": torch.eye(d, dtype=torch.float64)[:, -b:],
+        "nearly swapped": torch.linalg.qr(swapped + 1e-9 * random_directions(4, d).T)[0],
+        "whole": torch.linalg.qr(random_directions(b, d).T)[0],
+    }[kind]
+    both = torch.cat([basis, complement_of_basis(basis)], dim=1)
+    torch.testing.assert_close(both.T @ both, torch.eye(d, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 def test_the_scale_makes_the_columns_sum_to_the_bias_gradient(client: Client) -> None:

@@ -57,7 +57,7 @@ def test_a_local_minimum_beside_two_similar_samples_is_not_reported() -> None:
     """A point 0.6 % away from both has a stated error of 0.05 %. Descents from points close to it find another one."""
     name = "equations: every sample with a near copy"
     client = FAMILIES[name](torch.Generator().manual_seed(seed_of(name, 9811)))
-    total = Counter(judged(client, told=False, budget=5.0))
+    total = Counter(judged(client, told=False, budget=60.0))
     assert total["merged"] + total["close"] + total["fits"] > 0
     assert {fault: total[fault] for fault in FAULTS} == dict.fromkeys(FAULTS, 0)
 

@@ -10,13 +10,15 @@ from torch import nn
 import spearpp
 from spearpp import simulate
 from spearpp.auditing import AuditResult
+from spearpp.auditing.claims import Kind
 from spearpp.auditing.local_training import invert_training
-from spearpp.auditing.refine import least_squares
+from spearpp.auditing.refine import least_squares, refine
 from spearpp.auditing.task import Task
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.training import LocalTraining, likely_orders, mixing_of, number_of_batches
 from spearpp.model import find_layers
 from spearpp.simulate import Batch, Client, FedAvg
+from spearpp.types import select_rows
 from spearpp.update import ClientUpdate
 
 FEATURES, WIDTH, B = 40, 60, 6
@@ -171,6 +173,30 @@ def test_inputs_that_are_not_reported_are_fitted_with_the_others(monkeypatch: py
     assert bool(every.is_recovered.all())
     assert 0 < int(some.is_recovered.sum()) < B
     assert torch.equal(some.inversion.inputs, every.inversion.inputs)
+
+
+def test_a_missing_input_follows_from_all_others() -> None:
+    """If noise hides one input from the equations, the fit finds it. Without noise it is not needed."""
+    model, batch = network(nn.GELU()), batch_of()
+    update = simulate.DPSGD(clip=1e9, noise=1e-5)(model, batch, torch.Generator().manual_seed(1))
+    whole = spearpp.audit(update, model, batch_size=B).layers[0]
+    found, labels = whole.inversion, whole.labels
+    assert found is not None
+    assert found.evidence is not None
+    assert labels is not None
+    for left_out in (0, B - 1):
+        kept = torch.arange(B) != left_out
+        columns = {name: getattr(found, name)[kept] for name in ("inputs", "certified", "directions", "zeros", "fits")}
+        rest = replace(found, **columns, evidence=select_rows(found.evidence, kept))
+        some = replace(whole, inversion=rest, labels=labels[kept], claims=whole.claims[: B - 1])
+        (completed,) = refine([some], update, model)
+        assert completed.inversion is not None
+        assert completed.labels is not None
+        assert torch.allclose(completed.inversion.inputs[-1], found.inputs[left_out], atol=1e-3)
+        assert int(completed.labels[-1]) == int(labels[left_out])
+        assert [claim.kind for claim in completed.claims[B - 1 :]] == [Kind.FITS]
+        other = replace(some, labels=(labels[kept] + 1) % 10)  # with wrong labels the gradients explain nothing
+        assert refine([other], update, model) == [other]
 
 
 def test_noise_leaves_what_the_best_fit_leaves() -> None:

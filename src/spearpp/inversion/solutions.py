@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.problem import Problem
-from spearpp.linalg.nullspace import complement
+from spearpp.linalg.nullspace import complement, complement_of_basis
 from spearpp.types import Bool, Float, Int, Tensor, join_rows
 
 ILL_CONDITIONED = 1e6
@@ -119,6 +119,6 @@ def affine(
     if one is None:
         return torch.zeros_like(space[:, 0]), space
     end = space.T @ one
-    frame = torch.eye(len(end), dtype=end.dtype, device=end.device)
-    frame[:, 0] = end
-    return space @ (end / (end @ end)), space @ torch.linalg.qr(frame)[0][:, 1:]
+    length = torch.linalg.vector_norm(end)
+    unit = end / length
+    return space @ (unit / length), space @ complement_of_basis(unit[:, None])

@@ -17,6 +17,9 @@ in 1,100 (docs/lab/notebook.md)."""
 MIN_BY_GRAM = 1e-4
 """Smallest distance between a unit vector and a subspace that a Gram matrix yields to eight digits. Derived: a Gram
 matrix holds the square of the distance, 1e-8, and float64 has 16 digits."""
+ORTHOGONAL = 1e-10
+"""Largest norm of BᵀC for a complement C that counts as orthogonal to B. Design choice: far below the rounding of
+float32, and far above that of float64."""
 _GATHER_SHARE = 0.75
 """Largest share of the rows for which gathering them is less work than using all rows. Design choice."""
 
@@ -299,3 +302,28 @@ def complement(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "b d"]:
     if not k:
         return torch.eye(b, dtype=vectors.dtype, device=vectors.device)
     return torch.linalg.qr(vectors.T, mode="complete")[0][:, k:]
+
+
+def complement_of_basis(basis: Float[Tensor, "d b"]) -> Float[Tensor, "d _"]:
+    """Return an orthonormal basis of the vectors orthogonal to the columns of a basis, which must be orthonormal.
+
+    Let E be the first b columns of the identity, B₁ the first b rows of the basis B, and B₂ its other rows. The matrix
+
+        I - (B + E) (I + B₁ᵀ)⁻¹ (B + E)ᵀ
+
+    is orthogonal, and its first b columns are -B. Its other columns are the result. They take fewer operations than
+    Householder reflections. The signs of the columns of B are chosen such that I + B₁ᵀ is far from singular in most
+    cases. Householder reflections are used if it is not.
+
+    >>> import torch
+    >>> complement_of_basis(torch.tensor([[0.6], [0.8]]).double()).abs().round(decimals=6).tolist()
+    [[0.8], [0.6]]
+    """
+    b = basis.shape[1]
+    top = torch.where(basis.diagonal() < 0, -1.0, 1.0).to(basis) * basis
+    top.diagonal().add_(1)
+    reflected = -top @ torch.linalg.solve_ex(top[:b].T, top[b:].T)[0]
+    reflected[b:].diagonal().add_(1)
+    if bool(torch.linalg.matrix_norm(basis.T @ reflected) <= ORTHOGONAL):
+        return reflected
+    return complement(basis.T)
