@@ -80,23 +80,22 @@ def recover_inputs(
         if each.layer.sees != Sees.FEATURES or each.layer.tokens or not len(each.inputs):
             continue
         try:
-            front = FrontEnd(unwrapped(as_sent(model, update)), each.layer.name, task.input_shape)
-            entry = _from_features(each, front, update, model, task)
+            entry, network = _from_features(each, update, model, task)
+            return [*audits, entry], network
         except OptionError as error:
             audits[index] = replace(each, reason=f"{each.reason}; the input of the model does not follow: {error}")
-            continue
-        return [*audits, entry], FlatInputs(model, front.shape)
     return audits, None
 
 
 def _from_features(
-    audited: LayerAudit, front: FrontEnd, update: ClientUpdate, model: nn.Module, task: Task
-) -> LayerAudit:
-    """Return the entry of the inputs that follow from the features of one layer.
+    audited: LayerAudit, update: ClientUpdate, model: nn.Module, task: Task
+) -> tuple[LayerAudit, FlatInputs]:
+    """Return the entry of the inputs that follow from the features of one layer, and the model that takes them.
 
     Raises:
         OptionError: if no input follows; the message says why.
     """
+    front = FrontEnd(unwrapped(as_sent(model, update)), audited.layer.name, task.input_shape)
     found = audited.inversion
     if found is None or found.evidence is None or found.factors is None or not found.scale_known:
         raise OptionError("the size of the features is unknown, because the layer has no bias")
@@ -125,9 +124,9 @@ def _from_features(
         reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape {_shape(front)}",
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
-    flat, signals = FlatInputs(model, front.shape), None
+    network, signals = FlatInputs(model, front.shape), None
     try:
-        signals = replay_alone(flat, update, audited.layer, on_features, task.loss, inputs=pictures.inputs)
+        signals = replay_alone(network, update, audited.layer, on_features, task.loss, inputs=pictures.inputs)
     except OutOfTimeError:
         raise OptionError(OUT_OF_TIME) from None
     except OptionError:  # the layer alone then supports the claims
@@ -136,9 +135,8 @@ def _from_features(
     claims = claims_of(on_features, patterns_of(audited.layer, on_features.inputs, update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
-    reason = layer.reason + why_missing
     labels = None if signals is None else signals.labels
-    return LayerAudit(layer, True, reason, inversion, labels, claims)
+    return LayerAudit(layer, True, layer.reason + why_missing, inversion, labels, claims), network
 
 
 def _enough_equations(
