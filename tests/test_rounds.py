@@ -17,8 +17,7 @@ from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
-from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined
-from spearpp.auditing.rounds.union import unite
+from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined, unite
 from spearpp.auditing.task import Task
 from spearpp.cli import main
 from spearpp.dp import StatedDP

@@ -82,8 +82,9 @@ def _judge_by_replays(judged: Judged, plan: Plan, task: Task) -> None:
         judged.audits = refine(judged.audits, update, judged.network)
     batches = whole_batches(judged.audits)
     judged.replay = replay_all(judged.network, update, batches, task.loss)
-    judged.audits = _add_proof(judged.audits, judged.replay, signals, update)
-    judged.audits = _check_replay(judged.audits, judged.replay, update)
+    if judged.replay is not None:
+        proved = [_with_proof(each, judged.replay, signals.get(each.layer.name), update) for each in judged.audits]
+        judged.audits = [_without_contradicted(each, judged.replay, update) for each in proved]
     if task.loss is Loss.CROSS_ENTROPY:
         judged.estimate = estimate_training(judged.network, update, batches, judged.replay)
 
@@ -178,9 +179,7 @@ def _output_alone(update: ClientUpdate, layer: Layer) -> tuple[nn.Module, Client
     return model, alone, replace(layer, name="(the model itself)", weight="weight", bias=bias, sees=Sees.INPUTS)
 
 
-def _add_proof(
-    audits: list[LayerAudit], replayed: Replay | None, signals: dict[str, Signals], update: ClientUpdate
-) -> list[LayerAudit]:
+def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, update: ClientUpdate) -> LayerAudit:
     """Add claims for inputs that only the replay of the whole batch proves.
 
     Averaging an input with another one moves it by half of their distance, and such a batch leaves the difference
@@ -189,15 +188,8 @@ def _add_proof(
     input alone has a large mismatch. For a single gradient, an input is also excluded if noise does not explain its
     mismatch, because only noise makes such inputs approximate.
     """
-    if replayed is None or not replayed.proves:
-        return audits
-    return [_with_proof(each, replayed, signals.get(each.layer.name), update.one_gradient) for each in audits]
-
-
-def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, one_step: bool) -> LayerAudit:
-    """Add the claims of ``_add_proof`` to one layer."""
     found, labels = audited.inversion, audited.labels
-    if found is None or labels is None or signals is None or audited.layer.output:
+    if not replayed.proves or found is None or labels is None or signals is None or audited.layer.output:
         return audited
     if not bool((labels >= 0).all()) or len(signals.mismatch) != len(found.inputs):
         return audited
@@ -211,7 +203,7 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     proved &= error <= MAX_UNREPLAYED_ERROR
     if found.evidence is not None and found.evidence.layers == WHOLE_NETWORK:
         proved &= found.evidence.consistent  # the replay repeats the equations, so it proves nothing more
-    if one_step:
+    if update.one_gradient:
         proved &= signals.mismatch.clamp_min(replayed.difference) <= NOISE_FACTOR * signals.noise
     why = f"the gradient of all recovered inputs together differs from the update by {replayed.difference:.1%}, "
     why += f"and by {replayed.mixed:.0%} if each input is averaged with another one"
@@ -223,16 +215,10 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     return replace(audited, claims=tuple(claims))
 
 
-def _check_replay(audits: list[LayerAudit], replayed: Replay | None, update: ClientUpdate) -> list[LayerAudit]:
+def _without_contradicted(audited: LayerAudit, replayed: Replay, update: ClientUpdate) -> LayerAudit:
     """Withdraw the claims about inputs from features if the replay of a whole gradient contradicts them."""
-    if replayed is None or not update.one_gradient or replayed.difference < CONTRADICTS:
-        return audits
+    if audited.layer.sees != Sees.PIXELS or not update.one_gradient or replayed.difference < CONTRADICTS:
+        return audited
     why = f"the replay of all recovered inputs differs from the update by {replayed.difference:.0%}"
-
-    def withdrawn(claim: Claim) -> Claim:
-        return Claim.fitting(why, claim.samples) if claim.recovered else claim
-
-    return [
-        replace(each, claims=tuple(map(withdrawn, each.claims))) if each.layer.sees == Sees.PIXELS else each
-        for each in audits
-    ]
+    claims = (Claim.fitting(why, claim.samples) if claim.recovered else claim for claim in audited.claims)
+    return replace(audited, claims=tuple(claims))

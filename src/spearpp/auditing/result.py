@@ -193,18 +193,12 @@ class AuditResult:
     @property
     def rows(self) -> Int[Tensor, "k"]:
         """The indices of ``inputs`` in the inversion of the best layer."""
-        best = self.best
-        if best is None or best.inversion is None:
-            return torch.zeros(0, dtype=torch.int64)
-        return best.is_recovered.nonzero()[:, 0]
+        return torch.zeros(0, dtype=torch.int64) if self.best is None else self.best.is_recovered.nonzero()[:, 0]
 
     @property
     def inputs(self) -> Tensor:
         """The recovered inputs of the best layer."""
-        best = self.best
-        if best is None or best.inversion is None:
-            return torch.zeros(0, 0)
-        return best.inversion.inputs[self.rows.to(best.inversion.inputs.device)]
+        return torch.zeros(0, 0) if self.best is None else self.best.inputs
 
     def __repr__(self) -> str:
         return f"AuditResult({self.summary}; {len(self.layers)} layers, {self.seconds:.3g} s)"

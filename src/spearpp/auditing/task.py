@@ -67,7 +67,7 @@ def check_memory(memory: int | None) -> None:
     Raises:
         OptionError: if the value is neither None nor a positive integer.
     """
-    if memory is not None and (not _is_count(memory)):
+    if memory is not None and not _is_count(memory):
         raise OptionError(f"memory={memory!r}: expected a number of bytes for one layer, or None for no limit")
 
 

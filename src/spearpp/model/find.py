@@ -68,17 +68,9 @@ def by_graph(model: nn.Module, graph: fx.Graph) -> Iterable[tuple[str, Layer]]:
             reason = f"shared: used {len(nodes)} times, each time before a ReLU"
         if following is not None and len(uses.get(following, [])) > 1:
             following = None
-        yield (
-            name,
-            replace(
-                layer,
-                qualifies=True,
-                reason=reason,
-                assumed=any(assumed for _, _, assumed in relus),
-                dropout=dropout,
-                next=None if following is None else plain(f"{following}.weight"),
-            ),
-        )
+        weight = None if following is None else plain(f"{following}.weight")
+        assumed = any(each for _, _, each in relus)
+        yield name, replace(layer, qualifies=True, reason=reason, assumed=assumed, dropout=dropout, next=weight)
 
 
 def _by_equations(model: nn.Module, layer: Layer, nodes: list[fx.Node]) -> Layer:

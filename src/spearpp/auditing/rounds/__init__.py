@@ -10,8 +10,7 @@ from spearpp.auditing.checks import Finding
 from spearpp.auditing.plan import INVERTED, Plan, make_plan
 from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
-from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined
-from spearpp.auditing.rounds.union import of_layer, unite
+from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined, of_layer, unite
 from spearpp.auditing.task import Budget, Task
 from spearpp.auditing.vocabulary import unite_vocabularies
 from spearpp.auditing.wording import Context, caveats_of_rounds, summary_of_rounds, worded
