@@ -368,13 +368,14 @@ def test_reports_say_what_was_measured_in_every_form(tmp_path: Path) -> None:
             store.put(cell, result | {"accurate": index > 0, "mean_psnr": 30.0 + index}, {"device": "cpu: <x>"})
         found = reproduce.collect(table, store)
     assert found.results[0].batches < found.results[0].wanted
-    line = rendering.lines(found)[0]
+    line = dict(rendering.lines(found)[0])
     low, high = binomtest(2, 3).proportion_ci(0.95, "wilson")
-    assert line[5] == f"67 % ({100 * low:.0f} to {100 * high:.0f})"
-    assert line[7].startswith("31.0 (28.5 to 33.5)")
-    assert line[9:13] == ("3 of 4", "1,000,000", "7", "2.00")
+    assert line["accuracy (95 %)"] == f"67 % ({100 * low:.0f} to {100 * high:.0f})"
+    assert line["PSNR (95 %)"].startswith("31.0 (28.5 to 33.5)")
+    assert [line[name] for name in ("batches", "starts: at most", "median")] == ["3 of 4", "1,000,000", "7"]
+    assert line["seconds"] == "2.00"
     text, page = rendering.markdown(found), rendering.page(found)
-    for shown in (*line, "5 batches are not measured yet"):
+    for shown in (*line, *line.values(), "5 batches are not measured yet"):
         assert shown in text
         assert shown in page
     assert "cpu: &lt;x&gt;" in page

@@ -107,7 +107,7 @@ def reproduce(
 def _show_table(table: Table, session: Session, out: Path | None) -> None:
     """Print a table and write its files."""
     found = tables.collect(table, session.store)
-    session.table(f"{table.name}: {table.title}", rendering.COLUMNS, rendering.lines(found))
+    session.table(f"{table.name}: {table.title}", rendering.lines(found))
     for note in rendering.notes(found):
         session.say(note)
     files: dict[str, str | bytes] = {}
@@ -210,7 +210,7 @@ def frontier(
             else:
                 found.append(sweep(first, values, each, plan, session.store, session.measure))
             line = found[-1]
-            session.table(frontier_report.headline(line), frontier_report.columns(line), frontier_report.lines(line))
+            session.table(frontier_report.headline(line), frontier_report.lines(line))
         for line in found:
             session.say(sentence(line) + ".")
         _write(_frontier_files(found, others[0][0].name if others else None), out, session)
