@@ -213,8 +213,7 @@ def print_gate(console: Console, content: Mapping[str, Any], quiet: bool) -> Non
     gate = content["gate"]
     option = f"(--fail-on {gate['fail_on']})"
     if gate["passed"] is False:
-        why = why_refused(content["leaks"], gate["thresholds"], gate["fail_on"])
-        console.print(f"gate: failed: {safe(why)} {option}", style="bold red")
+        console.print(f"gate: failed: {safe(why_refused(content['leaks'], gate))} {option}", style="bold red")
     elif gate["passed"] and not quiet:
         console.print(f"gate: passed {option}")
 
