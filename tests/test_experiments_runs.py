@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -212,7 +212,7 @@ class Terminated:
 
     ended = False
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
         del cells
         event = threading.Event()
         condition: Any = vars(event)["_cond"]
@@ -248,7 +248,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
 class OtherVersion:
     """An engine whose worker runs another version of the code."""
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
         return (Done(cell, {"exact": True}, {}, code="0+other") for cell in cells)
 
     def close(self) -> None: ...

@@ -1,6 +1,5 @@
 """``spearpp audit``: audit one update and write a report."""
 
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from spearpp.cli.console import (
     make_folder,
     output,
     print_gate,
+    print_json,
     print_result,
     progress,
     uninterrupted,
@@ -32,7 +32,7 @@ from spearpp.dp import DELTA, KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
 from spearpp.report.decision import decide
-from spearpp.report.presentation import shown_width, shows_features
+from spearpp.report.presentation import presented, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import Kind
 from spearpp.update.rounds import load_rounds
@@ -145,7 +145,7 @@ def audit(
         )
     content = read_document(folder)
     if as_json or as_sarif:
-        typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
+        print_json(reports.sarif(content) if as_sarif else content)
         print_gate(output(stderr=True), content, quiet=True)
     else:
         print_result(result, page, quiet, truth=batch, dp=dp)
@@ -220,8 +220,7 @@ def displayable(
         notes.append(why)
     if not shows_features(result):
         try:
-            rows = None if truth is None else truth.as_rows(shown_width(result))
-            presentation = reports.Presentation.of(shown_width(result), rows, **display)
+            presentation = presented(result, truth, **display)
         except OptionError as error:
             notes.append(f"the display options were not used: {error}")
     return presentation, truth, notes

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -59,7 +59,7 @@ class Local:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cls(devices, workers if workers is not None else cores if devices == ("cpu",) else 1)
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
         """Measure the cells. A device takes the next cell when one of its processes is free."""
         waiting = deque((cell, 1) for cell in cells)
         queues = self._queues
