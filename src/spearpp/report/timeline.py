@@ -179,5 +179,4 @@ def plot(entries: list[Entry], first: int = 1) -> str:
             series("nothing recovered", [None if each.recovered else 0 for each in entries], "noise", False),
         ],
         size=SIZE,
-        embedded=True,
     )
