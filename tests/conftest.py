@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from jaxtyping import install_import_hook
 
@@ -86,6 +87,13 @@ class Client:
 
 
 MakeClient = Callable[..., Client]
+Value = TypeVar("Value")
+
+
+def present(value: Value | None) -> Value:
+    """Return a value that must not be None."""
+    assert value is not None
+    return value
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from conftest import present
 from spearpp import AuditResult, ClientUpdate, audit, invert, score, simulate
 from spearpp.cli import main
 from spearpp.cli.models import chain
@@ -393,8 +394,7 @@ def test_help_has_examples_and_completion_is_offered(
     ):
         assert main(arguments) == 0
         assert says in capsys.readouterr().out
-    installed = shutil.which("spearpp", path=str(Path(sys.executable).parent))
-    assert installed is not None
+    installed = present(shutil.which("spearpp", path=str(Path(sys.executable).parent)))
     done = subprocess.run([installed, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
     assert done.stdout.startswith("spearpp ")
     assert done.returncode == 0

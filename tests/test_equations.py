@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import spearpp
+from conftest import present
 from spearpp import search, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.errors import OptionError
@@ -54,8 +55,7 @@ def layers_of(model: nn.Sequential, loss: torch.Tensor) -> list[LayerTensors]:
 
 
 def stated(result: Inversion) -> torch.Tensor:
-    assert result.evidence is not None
-    return result.evidence.error
+    return present(result.evidence).error
 
 
 def errors(result: Inversion | None, batch: Batch) -> torch.Tensor:
@@ -116,8 +116,7 @@ class Gated(nn.Module):
 
 def normalised() -> nn.Module:
     norm = nn.BatchNorm1d(WIDTH)
-    assert norm.running_var is not None
-    norm.running_var.fill_(0.5)
+    present(norm.running_var).fill_(0.5)
     hidden = (nn.Linear(FEATURES, WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.SELU())
     return nn.Sequential(*hidden, nn.Linear(WIDTH, 10)).eval()
 
@@ -131,8 +130,7 @@ def test_any_part_that_acts_on_each_sample(build: Net) -> None:
     result = spearpp.audit(update, model, batch_size=12)
     assert result.verdict is Verdict.LEAKS
     assert result.layers[0].recovered == 12
-    assert result.replay is not None
-    assert result.replay.difference < 1e-5
+    assert present(result.replay).difference < 1e-5
     assert bool((errors(result.layers[0].inversion, batch) < 1e-3).all())
 
 
@@ -182,11 +180,9 @@ class TestAuditsWithALoss:
         model, batch = network(nn.ReLU()), batch_of(8)
         update = update_with("mse", model, batch)
         result = spearpp.audit(update, model, batch_size=8, loss="mse")
-        assert result.replay is not None
-        assert result.replay.difference < 1e-5
+        assert present(result.replay).difference < 1e-5
         nearest = torch.cdist(result.inputs, batch.inputs).argmin(1)
-        assert result.layers[0].labels is not None
-        assert torch.equal(result.layers[0].labels, batch.labels[nearest])
+        assert torch.equal(present(result.layers[0].labels), batch.labels[nearest])
 
     @pytest.mark.parametrize(("real", "given"), [("mse", "cross-entropy"), ("bce", "mse"), ("unknown", "bce")])
     def test_another_loss(self, real: str, given: str) -> None:

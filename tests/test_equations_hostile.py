@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import spearpp
+from conftest import present
 from spearpp import simulate
 from spearpp.auditing import AuditResult, Claim, Kind
 from spearpp.model.following import Following
@@ -105,8 +106,7 @@ def test_an_odd_network_does_not_tell_x_from_its_negative(outputs: int, batch_si
     model = network(30, [60, 60], outputs, nn.Tanh(), seed=0, bias=False)
     loss = entropy(y) if outputs == 2 else (lambda out: functional.mse_loss(out[:, 0], y.float()))
     result = audited(model, x, loss, batch_size, starts=64)
-    inversion = result.layers[0].inversion
-    assert inversion is not None
+    inversion = present(result.layers[0].inversion)
     cosines = functional.normalize(inversion.inputs, dim=1) @ functional.normalize(x, dim=1).T
     recovered = torch.tensor([claim.recovered for claim in result.layers[0].claims], dtype=torch.bool)
     assert bool((cosines.amax(1)[recovered] > 0.999).all())

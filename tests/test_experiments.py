@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, t
 
+from conftest import present
 from spearpp import simulate
 from spearpp.cli import main
 from spearpp.errors import DataError, OptionError
@@ -163,8 +164,7 @@ class TestStore:
         with Store(tmp_path / "a.sqlite") as one, Store(tmp_path / "a.sqlite") as two:
             assert one.put(cell, {"value": 1}, {})
             assert not two.put(cell, {"value": 2}, {})
-            found = two.get(cell)
-            assert found is not None
+            found = present(two.get(cell))
             assert found.result == {"value": 1}
             assert two.missing([cell, cell]) == []
 
@@ -429,8 +429,7 @@ class TestDefences:
         plan = Plan(seeds=5, trainings=0)
         with Store(tmp_path / "a.sqlite") as store:
             found = bisect(AXES["noise"], Defence(batch=8, width=100), plan, store, rule)
-        assert found.stop is not None
-        assert 3e-4 <= found.stop.defence.noise < 3e-4 * 1.3
+        assert 3e-4 <= present(found.stop).defence.noise < 3e-4 * 1.3
         assert len(measured) < 5 * 20
         noises = [point.defence.noise for point in found.points]
         assert noises == sorted(noises)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spearpp
-from conftest import Client, MakeClient, graded
+from conftest import Client, MakeClient, graded, present
 from spearpp import simulate
 from spearpp.errors import OptionError
 from spearpp.inversion.pool import Pool
@@ -376,8 +376,7 @@ def _with_true_masks(seen: simulate.LayerGradient, batch: Batch) -> torch.Tensor
     from spearpp.linalg.nullspace import kernel_vectors
 
     problem = pose(observe(*seen))
-    assert seen.bias is not None
-    silent = batch.inputs @ seen.weight.T + seen.bias <= 0
+    silent = batch.inputs @ seen.weight.T + present(seen.bias) <= 0
     rows = problem.factors.left / problem.factors.row_noise[:, None]
     q = kernel_vectors(silent[:, :, None] * rows / rows.norm(dim=1).max())[0]
     return recover(problem, Selection.of(problem, q, silent))

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import spearpp
+from conftest import present
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.auditing.plan import make_plan
@@ -71,19 +72,15 @@ def test_rounds_give_what_no_single_round_gives(activation: nn.Module, m: int, b
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == b
     assert bool((errors(result, batch) < 1e-3).all())
-    assert result.replay is not None
-    assert result.replay.difference < 1e-4
-    history = result.history
-    assert history is not None
+    assert present(result.replay).difference < 1e-4
+    history = present(result.history)
     assert history.recovered_alone < b
     assert history.samples == b
     assert all(each == (0, 1, 2, 3) for each in history.present)
     assert 0 < min(history.known_from) <= max(history.known_from) <= 3
     assert history.known_after(3) == b
-    best = result.best
-    assert best is not None
-    assert best.labels is not None
-    assert best.labels.sort().values.tolist() == batch.labels.sort().values.tolist()
+    best = present(result.best)
+    assert present(best.labels).sort().values.tolist() == batch.labels.sort().values.tolist()
 
 
 def test_samples_that_come_and_go_are_found_in_their_rounds() -> None:
@@ -91,8 +88,7 @@ def test_samples_that_come_and_go_are_found_in_their_rounds() -> None:
     windows = [range(4 * index, 4 * index + 12) for index in range(3)]
     updates = simulate.play_rounds(model, simulate.FedSGD(), [some(batch, rows) for rows in windows], rate=RATE)
     result = spearpp.audit(updates, model, budget=20)
-    history = result.history
-    assert history is not None
+    history = present(result.history)
     assert len(result.inputs) >= 12
     assert bool((errors(result, batch) < 1e-3).all())
     nearest = torch.cdist(result.inputs.double(), batch.inputs.double()).argmin(1).tolist()
@@ -105,8 +101,7 @@ def test_other_data_in_each_round_claims_nothing_that_is_no_sample() -> None:
     updates = simulate.play_rounds(
         model, simulate.FedSGD(), [some(batch, range(12 * index, 12 * index + 12)) for index in range(4)]
     )
-    layer = first_layer([make_plan(each, model, None) for each in updates])
-    assert layer is not None
+    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
     joined = join_rounds(layer, updates, model, seconds=4)
     assert joined.audited is None or not len(joined.audited.inputs)
 
@@ -146,8 +141,7 @@ def test_momentum_and_another_learning_rate_in_each_round() -> None:
 
 
 def joined_rounds(model: nn.Module, updates: list[ClientUpdate], seconds: float) -> Joined:
-    layer = first_layer([make_plan(each, model, None) for each in updates])
-    assert layer is not None
+    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
     return join_rounds(layer, updates, model, seconds=seconds)
 
 
@@ -156,8 +150,7 @@ def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified
     """Six samples and twelve neurons are too few for a certificate, however often the same gradient arrives."""
     model, batch = network(nn.ReLU(), 12), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 8, rate=rate)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
-    assert layer is not None
+    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
     found = spearpp.invert(
         *joined_tensors(layer, updates), rounds=8, one_step=True, search=Suggested(batch.inputs, batch.labels)
     )
@@ -168,8 +161,7 @@ def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified
 def test_repeated_rows_are_those_of_equal_rounds() -> None:
     model, batch = network(nn.ReLU(), 12), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
-    assert layer is not None
+    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
     tensors = joined_tensors(layer, [updates[0], updates[1], updates[0]])
     problem = replace(pose(observe(*tensors)), rounds=3)
     first, second, third = problem.repeated_rows.chunk(3)
@@ -222,11 +214,9 @@ def test_an_input_has_the_error_of_its_own_round() -> None:
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
     coarse = {name: each.half().float() for name, each in updates[0].gradients.items()}
     updates[0] = replace(updates[0], gradients=coarse)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
-    assert layer is not None
+    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
     alone = [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates]
-    union = unite(layer, [*alone], not_joined("this test does not join the rounds"))
-    assert union is not None
+    union = present(unite(layer, [*alone], not_joined("this test does not join the rounds")))
     stated = torch.tensor([each.error for each in union.audited.claims if each.recovered])
     distances = torch.cdist(union.audited.inputs.double(), batch.inputs.double()).amin(1)
     assert len(stated) == 6
@@ -238,12 +228,10 @@ def problem_and_columns() -> tuple[Problem, FewOutputs, torch.Tensor]:
     """Four rounds of a client with 40 samples, and the true directions."""
     model, batch = network(nn.ReLU(), 60), samples(40)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
-    assert layer is not None
+    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
     problem = replace(pose(observe(*joined_tensors(layer, updates)), sparsity=0.1), rounds=4, one_step=True)
     gradients, weights = (torch.cat([get(each) for each in updates], 1) for get in (_second_gradient, _second_weight))
-    outputs = read_next_layer(gradients, weights, problem.preactivations, rounds=4).outputs
-    assert outputs is not None
+    outputs = present(read_next_layer(gradients, weights, problem.preactivations, rounds=4).outputs)
     inputs = torch.cat([batch.inputs.double(), torch.ones(40, 1, dtype=torch.float64)], dim=1)
     true = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
     return replace(problem, outputs=outputs), outputs, true
@@ -295,8 +283,7 @@ def test_signals_over_rounds_are_a_set_that_contains_their_starts(outputs: int, 
     generator = torch.Generator().manual_seed(0)
     weight, gradient = torch.randn(2, outputs, 80, generator=generator, dtype=torch.float64)
     gradient = gradient - gradient.mean(0) * (outputs == 10)
-    few = few_outputs(observe(gradient, None, weight, None), 50, 4)
-    assert few is not None
+    few = present(few_outputs(observe(gradient, None, weight, None), 50, 4))
     assert few.span.shape == (80, 4 * dimensions)
     signals = SignalsOfRounds(few, torch.float64)
     starts = signals.starts(8, generator, torch.float64)
@@ -322,8 +309,7 @@ def test_an_output_layer_over_rounds() -> None:
     result = spearpp.audit(updates, model, batch_size=8, budget=10)
     assert result.verdict is not Verdict.NOT_APPLICABLE
     assert all(claim.kind is not Kind.APPROXIMATE for claim in result.layers[0].claims)
-    assert result.layers[0].inversion is not None
-    found = result.layers[0].inversion.inputs
+    found = present(result.layers[0].inversion).inputs
     assert float(torch.cdist(found.double(), batch.inputs.double()).amin(1).max()) < 1e-2
 
 
@@ -342,8 +328,7 @@ def test_layers_behind_a_frozen_backbone_count_as_first_layers() -> None:
 def test_the_most_different_rounds_are_chosen_if_memory_is_short() -> None:
     model, batch = network(nn.GELU(), 20), samples(10)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 6, rate=RATE)
-    layer = first_layer([make_plan(each, model, None) for each in updates])
-    assert layer is not None
+    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
     assert choose_rounds(layer, updates, None) == list(range(6))
     three = choose_rounds(layer, updates, 3 * 52 * 20 * FEATURES)
     assert len(three) == 3
@@ -451,8 +436,7 @@ class TestFolders:
         assert "composed ε of these steps" in page
         assert json.loads((out / "report.json").read_text())["dp"]["epsilon"] == epsilon
         stored = AuditResult.load(out)
-        assert stored.history is not None
-        assert len(stored.history.known_from) == 25
+        assert len(present(stored.history).known_from) == 25
         assert main(["audit"]) == 2
         assert main(["audit", str(folder / "0.safetensors"), "--rounds", str(folder)]) == 2
 
@@ -508,7 +492,6 @@ def test_two_rounds_with_other_samples_are_replayed_only_if_the_last_gives_some(
     first = simulate.FedSGD()(model, samples(4))
     noise = replace(first, gradients={name: torch.randn_like(each) for name, each in first.gradients.items()})
     result = spearpp.audit([first, noise], model, batch_size=4, budget=20)
-    assert result.history is not None
-    assert result.history.rounds[0].verdict == "LEAKS"
+    assert present(result.history).rounds[0].verdict == "LEAKS"
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == 4

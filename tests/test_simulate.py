@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import present
 from spearpp import simulate
 from spearpp.errors import DataError, OptionError
 from spearpp.update.files import read_tensors
@@ -110,8 +111,7 @@ def test_photographs_are_really_photographs() -> None:
 
 
 def test_names_of_columns_come_along() -> None:
-    names = simulate.breast_cancer(2).feature_names
-    assert names is not None
+    names = present(simulate.breast_cancer(2).feature_names)
     assert len(names) == 30
 
 

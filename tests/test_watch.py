@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import present
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing.folder import DOCUMENT
 from spearpp.cli import main
@@ -47,8 +48,7 @@ def test_a_file_is_audited_once_it_has_stopped_to_change(places: tuple[Path, Pat
     assert watch.look() == [], "it may still be written to"
     (outcome,) = watch.look()
     assert outcome.leaks
-    assert outcome.folder is not None
-    assert len(AuditResult.load(outcome.folder).inputs) == 4
+    assert len(AuditResult.load(present(outcome.folder)).inputs) == 4
     assert watch.look() == []
     assert watch.settled()
 
