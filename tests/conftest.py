@@ -96,6 +96,15 @@ def present(value: Value | None) -> Value:
     return value
 
 
+def batch_and_model(
+    b: int, features: int, hidden: list[int], *, seed: int = 0, bias: bool = True, dtype: torch.dtype = torch.float32
+) -> tuple[Batch, torch.nn.Sequential]:
+    """A batch of random inputs and a network of ten classes, drawn from one generator."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.random_batch(b, features=features, generator=generator)
+    return batch, simulate.mlp(features, hidden, 10, bias=bias, generator=generator, dtype=dtype)
+
+
 @pytest.fixture(scope="session")
 def make_client() -> MakeClient:
     def make(
@@ -122,9 +131,7 @@ def graded(
     importance: torch.Tensor, m: int, n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> tuple[Batch, list[LayerGradient]]:
     """Two layers of a client whose samples count unequally, as those do that a network is more or less sure of."""
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(len(importance), features=n, generator=generator)
-    model = simulate.mlp(n, [m, m], 10, generator=generator, dtype=dtype)
+    batch, model = batch_and_model(len(importance), n, [m, m], seed=seed, dtype=dtype)
     losses = torch.nn.functional.cross_entropy(model(batch.inputs.to(dtype)), batch.labels, reduction="none")
     layers = [layer for layer in model if isinstance(layer, torch.nn.Linear)][:2]
     gradients = torch.autograd.grad((losses * importance).mean(), [p for each in layers for p in each.parameters()])

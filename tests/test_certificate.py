@@ -11,7 +11,7 @@ from scipy.stats import binom, poisson
 from torch import nn
 
 import spearpp
-from conftest import Client, MakeClient, present
+from conftest import Client, MakeClient, batch_and_model, present
 from spearpp import simulate
 from spearpp.inversion.evidence import EXACT, certify, chance_of_zeros
 from spearpp.inversion.evidence.evidence import UNLUCKY, most_by_chance
@@ -115,9 +115,7 @@ def test_weak_samples_are_certified_only_if_exact(make_client: MakeClient, weigh
     certified = 0
     for seed in range(4):
         client = make_client(6, 100, 60, seed=seed)
-        generator = torch.Generator().manual_seed(seed)
-        batch = simulate.random_batch(6, features=60, generator=generator)
-        model = simulate.mlp(60, [100, 100], 10, generator=generator)
+        batch, model = batch_and_model(6, 60, [100, 100], seed=seed)
         importance = torch.tensor([1, 1, 1, 1, weight, weight])
         losses = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
         parameters = list(model.parameters())[:2]
@@ -141,11 +139,9 @@ def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
     """
     others = 0
     for seed in range(4):
-        generator = torch.Generator().manual_seed(seed)
-        batch = simulate.random_batch(4, features=60, generator=generator)
+        batch, model = batch_and_model(4, 60, [100, 100], seed=seed)
         inputs = batch.inputs.clone()
         inputs[1] = 3 * inputs[0]
-        model = simulate.mlp(60, [100, 100], 10, generator=generator)
         dict(model.named_parameters())["0.bias"].data.zero_()
         seen = simulate.fedsgd(model, Batch(inputs, batch.labels, batch.normalisation))[0]
         result = spearpp.invert(*seen, search=LITTLE)
@@ -164,9 +160,7 @@ def test_a_bias_gradient_of_zero_gives_no_infinity(make_client: MakeClient) -> N
 
 
 def test_a_pruned_neuron_does_not_spoil_the_certificate() -> None:
-    generator = torch.Generator().manual_seed(0)
-    batch = simulate.random_batch(6, features=40, generator=generator)
-    model = simulate.mlp(40, [100, 100], 10, generator=generator)
+    batch, model = batch_and_model(6, 40, [100, 100])
     dict(model.named_parameters())["2.weight"].data[:, :3] = 0
     result = spearpp.invert(*simulate.fedsgd(model, batch)[0], search=LITTLE)
     assert result.score < 1.0

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import present
+from conftest import batch_and_model, present
 from spearpp import AuditResult, ClientUpdate, audit, invert, score, simulate
 from spearpp.cli import main
 from spearpp.cli.models import chain
@@ -293,9 +293,7 @@ def test_every_client_can_be_played() -> None:
 
 def test_ctrl_c_keeps_what_was_certified() -> None:
     """On a terminal of its own: a search that would take minutes is ended after its first finds."""
-    generator = torch.Generator().manual_seed(0)
-    batch = simulate.random_batch(97, features=150, generator=generator)
-    model = simulate.mlp(150, [200, 200], 10, generator=generator)
+    batch, model = batch_and_model(97, 150, [200, 200])
     simulate.FedSGD()(model, batch).save("update.safetensors")
     leader, follower = pty.openpty()
     process = subprocess.Popen(
@@ -337,9 +335,7 @@ def test_ctrl_c_keeps_what_was_certified() -> None:
 
 
 def test_an_interrupt_during_a_search_keeps_its_finds() -> None:
-    generator = torch.Generator().manual_seed(3)
-    batch = simulate.random_batch(80, features=120, generator=generator)
-    model = simulate.mlp(120, [200, 200], 10, generator=generator)
+    batch, model = batch_and_model(80, 120, [200, 200], seed=3)
     first, following, _ = simulate.fedsgd(model, batch)
 
     def stop(state: Progress) -> None:
@@ -474,9 +470,7 @@ def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    generator = torch.Generator().manual_seed(0)
-    batch = simulate.random_batch(5, features=20, generator=generator)
-    model = simulate.mlp(20, [60, 60], 10, generator=generator)
+    batch, model = batch_and_model(5, 20, [60, 60])
     monkeypatch.setattr(sys.modules["spearpp.auditing.judge"], "replay_alone", stop)
     result = audit(simulate.FedSGD()(model, batch), model)
     assert result.interrupted

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import spearpp
+from conftest import batch_and_model
 from spearpp import AuditResult, report, simulate
 from spearpp.auditing.folder import DOCUMENT
 from spearpp.cli import main
@@ -31,9 +31,7 @@ TODAY = datetime.date(2026, 11, 18)
 
 @pytest.fixture(scope="module")
 def leak() -> AuditResult:
-    generator = torch.Generator().manual_seed(4)
-    batch = simulate.random_batch(5, features=30, generator=generator)
-    model = simulate.mlp(30, [60, 60], 10, generator=generator)
+    batch, model = batch_and_model(5, 30, [60, 60], seed=4)
     return spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=5)
 
 

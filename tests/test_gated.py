@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import spearpp
-from conftest import Client, MakeClient, graded, present
+from conftest import Client, MakeClient, batch_and_model, graded, present
 from spearpp import simulate
 from spearpp.errors import OptionError
 from spearpp.inversion.pool import Pool
@@ -299,17 +299,13 @@ class TestHarderData:
         self.check(batch, simulate.fedsgd(model, batch)[0])
 
     def test_an_inner_layer(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        batch = simulate.random_batch(16, features=80, generator=generator)
-        model = simulate.mlp(80, [120, 200, 100], 10, generator=generator)
+        batch, model = batch_and_model(16, 80, [120, 200, 100])
         result = spearpp.invert(*simulate.fedsgd(model, batch)[1])
         assert bool(result.certified.all())
         assert spearpp.score(result.inputs, model[:2](batch.inputs).detach()).exact
 
     def test_unequal_class_weights(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        batch = simulate.random_batch(10, features=60, generator=generator)
-        model = simulate.mlp(60, [150, 100], 10, generator=generator)
+        batch, model = batch_and_model(10, 60, [150, 100])
         weight = torch.logspace(-2, 0, 10)
         loss = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, weight=weight)
         layer = [p for _, p in zip(range(2), model.parameters(), strict=False)]

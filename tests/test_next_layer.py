@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import spearpp
-from conftest import graded, present
+from conftest import batch_and_model, graded, present
 from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.inversion.evidence import certify_two_layers
@@ -96,9 +96,7 @@ class Pair:
 
 
 def pair(b: int, m: int, n: int = 150, seed: int = 0, bias: bool = True, hidden: list[int] | None = None) -> Pair:
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(b, features=n, generator=generator)
-    model = simulate.mlp(n, hidden or [m, m], 10, bias=bias, generator=generator)
+    batch, model = batch_and_model(b, n, hidden or [m, m], seed=seed, bias=bias)
     return Pair(batch, simulate.fedsgd(model, batch))
 
 
@@ -141,9 +139,7 @@ class TestStages:
         assert float((back.directions * q).sum(1).abs().min()) > 1 - 1e-6
 
     def test_a_neuron_that_noise_hides_is_decided_backwards(self) -> None:
-        generator = torch.Generator().manual_seed(4)
-        batch = simulate.random_batch(40, features=150, generator=generator)
-        model = simulate.mlp(150, [100, 100], 10, generator=generator)
+        batch, model = batch_and_model(40, 150, [100, 100], seed=4)
         first = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
         with torch.no_grad():  # input i is at the kink of neuron i: rounding decides whether it fires
             first.bias[:40] = -(first.weight[:40].double() * batch.inputs.double()).sum(1).float()

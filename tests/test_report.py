@@ -22,7 +22,7 @@ from PIL import Image
 from torch import nn
 
 import spearpp
-from conftest import present
+from conftest import batch_and_model, present
 from spearpp import AuditResult, SpearError, Verdict, pictures, report, simulate
 from spearpp.auditing import Kind
 from spearpp.auditing.folder import DOCUMENT, NUMBERS
@@ -84,9 +84,7 @@ def test_a_saved_audit_comes_back_as_it_was(tmp_path: Path, photographs: Audited
 
 
 def test_what_two_layers_certify_comes_back_too(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(3)
-    batch = simulate.random_batch(44, features=60, generator=generator)
-    model = simulate.mlp(60, [100, 100], 10, generator=generator)
+    batch, model = batch_and_model(44, 60, [100, 100], seed=3)
     result = spearpp.audit(simulate.FedSGD()(model, batch), model, budget=20)
     assert result.layers[0].recovered == 44
     result.save(tmp_path)
