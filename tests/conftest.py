@@ -22,6 +22,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from clients import weighted
 from spearpp import simulate
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
@@ -132,11 +133,7 @@ def graded(
 ) -> tuple[Batch, list[LayerGradient]]:
     """Two layers of a client whose samples count unequally, as those do that a network is more or less sure of."""
     batch, model = batch_and_model(len(importance), n, [m, m], seed=seed, dtype=dtype)
-    losses = torch.nn.functional.cross_entropy(model(batch.inputs.to(dtype)), batch.labels, reduction="none")
-    layers = [layer for layer in model if isinstance(layer, torch.nn.Linear)][:2]
-    gradients = torch.autograd.grad((losses * importance).mean(), [p for each in layers for p in each.parameters()])
-    pairs = zip(gradients[::2], gradients[1::2], layers, strict=True)
-    return batch, [LayerGradient(g, c, layer.weight.detach(), layer.bias.detach()) for g, c, layer in pairs]
+    return batch, weighted(model, batch, importance)[:2]
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from scipy.stats import binom, poisson
 from torch import nn
 
 import spearpp
+from clients import weighted
 from conftest import Client, MakeClient, batch_and_model, present
 from spearpp import simulate
 from spearpp.inversion.evidence import EXACT, certify, chance_of_zeros
@@ -110,18 +111,14 @@ def test_under_noise_what_is_certified_is_still_exact(make_client: MakeClient, l
 
 
 @pytest.mark.parametrize("weight", [1e-2, 1e-4, 1e-5, 1e-6])
-def test_weak_samples_are_certified_only_if_exact(make_client: MakeClient, weight: float) -> None:
+def test_weak_samples_are_certified_only_if_exact(weight: float) -> None:
     """Two of six samples with a small loss: their columns of D drown in the rounding of the others."""
     certified = 0
     for seed in range(4):
-        client = make_client(6, 100, 60, seed=seed)
         batch, model = batch_and_model(6, 60, [100, 100], seed=seed)
-        importance = torch.tensor([1, 1, 1, 1, weight, weight])
-        losses = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
-        parameters = list(model.parameters())[:2]
-        gradients = torch.autograd.grad((losses * importance).mean(), parameters)
-        result = spearpp.invert(*gradients, *(p.detach() for p in parameters), search=LITTLE)
-        score = client.score(result)
+        seen = weighted(model, batch, torch.tensor([1, 1, 1, 1, weight, weight]))[0]
+        result = spearpp.invert(*seen, search=LITTLE)
+        score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
         wrong = [
             i
             for i in torch.nonzero(result.certified)[:, 0].tolist()
@@ -206,16 +203,11 @@ def test_the_stated_error_covers_the_length_of_large_inputs(activation: nn.Modul
 @pytest.mark.parametrize("seed", range(2))
 def test_the_stated_error_covers_the_errors_of_all_other_directions(seed: int) -> None:
     """With nearly as many samples as features, weak samples mix into strong ones."""
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(38, features=40, generator=generator)
-    model = simulate.mlp(40, [300], 10, generator=generator)
+    batch, model = batch_and_model(38, 40, [300], seed=seed)
     weights = torch.ones(38)
     weights[:3] = 30.0
-    grad_weight, grad_bias, weight, bias = weighted(model, batch, weights)[0]
-    grad_weight = grad_weight + 3e-8 * torch.randn(grad_weight.shape, generator=generator)
-    grad_bias = grad_bias + 3e-8 * torch.randn(grad_bias.shape, generator=generator)
-    truth = Suggested(batch.inputs, batch.labels)
-    result = spearpp.invert(grad_weight, grad_bias, weight, bias, search=truth, batch_size=38)
+    seen = noisy(weighted(model, batch, weights)[0], 3e-8, seed)
+    result = spearpp.invert(*seen, search=Suggested(batch.inputs, batch.labels), batch_size=38)
     assert bool(result.certified.all())
     distance = torch.cdist(result.inputs.double(), batch.inputs.double()).amin(1)
     assert bool((distance <= present(result.evidence).error * torch.linalg.vector_norm(result.inputs, dim=1)).all())
@@ -271,18 +263,6 @@ def test_evidence_has_one_row_for_each_input(client: Client) -> None:
     assert torch.equal(result.certified, result.evidence.exact)
     assert len(result.evidence.details["zeros"]) == 6
     assert float(result.evidence.details["chance"].max()) < 1e-9
-
-
-def weighted(model: nn.Sequential, batch: Batch, weights: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """(dL/dW, dL/db, W, b) of every Linear layer, where samples count unequally."""
-    losses = nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
-    linear = [layer for layer in model if isinstance(layer, nn.Linear)]
-    parameters = [each for layer in linear for each in (layer.weight, layer.bias)]
-    gradients = torch.autograd.grad((losses * weights).mean(), parameters)
-    return [
-        (gradients[2 * i], gradients[2 * i + 1], layer.weight.detach(), layer.bias.detach())
-        for i, layer in enumerate(linear)
-    ]
 
 
 def certified_wrongly(result: Inversion, batch: Batch) -> list[float]:

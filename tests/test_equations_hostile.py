@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import spearpp
+from clients import gradient_of
 from conftest import present
 from spearpp import simulate
 from spearpp.auditing import AuditResult, Claim, Kind
 from spearpp.model.following import Following
-from spearpp.update import ClientUpdate
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -35,7 +35,7 @@ def audited(
     model: nn.Module, x: Tensor, loss: Loss, batch_size: int | None = None, *, starts: int | None = None
 ) -> AuditResult:
     """Audit within three seconds, or with a number of starts, so that a busy machine finds the same inputs."""
-    update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss(model(x)), list(model.parameters()))))
+    update = gradient_of(loss(model(x)), model)
     if starts is None:
         return spearpp.audit(update, model, batch_size=batch_size, budget=3)
     return spearpp.audit(update, model, batch_size=batch_size, search=spearpp.search.Equations(starts))

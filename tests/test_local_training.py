@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import spearpp
+from clients import distances
 from conftest import present
 from spearpp import simulate
 from spearpp.auditing import AuditResult
@@ -36,14 +37,6 @@ def network(activation: nn.Module) -> nn.Sequential:
 def inverted(model: nn.Module, update: ClientUpdate, seconds: float | None = None) -> Inversion | None:
     layer = find_layers(model, update)[0]
     return invert_training(layer, update, model, seconds=seconds, generator=torch.Generator().manual_seed(0))
-
-
-def distances(inputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The relative distance of each input to the nearest sample. No two inputs have the same one."""
-    truth = batch.inputs.double()
-    nearest = (torch.cdist(inputs.double(), truth) / torch.linalg.vector_norm(truth, dim=1)).min(1)
-    assert len(set(nearest.indices.tolist())) == len(inputs)
-    return nearest.values
 
 
 def check_claims(result: AuditResult, batch: Batch) -> None:

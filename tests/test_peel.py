@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import spearpp
+from clients import layers_of
 from conftest import Client, MakeClient, batch_and_model
 from spearpp import simulate
 from spearpp.inversion.observation import observe
@@ -119,8 +120,7 @@ def test_a_faint_sample_in_anothers_row_does_not_hide_its_own_direction() -> Non
         batch, model = batch_and_model(12, 60, [150, 100], seed=seed)
         weights = torch.logspace(-3, 0, 10)
         loss = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, weight=weights)
-        weight, bias = list(model.parameters())[:2]
-        seen = (*torch.autograd.grad(loss, [weight, bias]), weight.detach(), bias.detach())
+        seen = layers_of(loss, model)[0]
         assert len(peel(pose(observe(*seen), sparsity=0.1))) >= 1
         assert bool(spearpp.invert(*seen, search=Gated(starts=2048)).certified.all())
 

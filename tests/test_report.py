@@ -22,6 +22,7 @@ from PIL import Image
 from torch import nn
 
 import spearpp
+from clients import gradient_of
 from conftest import batch_and_model, present
 from spearpp import AuditResult, SpearError, Verdict, pictures, report, simulate
 from spearpp.auditing import Kind
@@ -347,8 +348,7 @@ def test_inputs_that_fit_without_proof_are_never_silent(tmp_path: Path) -> None:
     inputs = 285 + 0.1 * torch.randn(5, 64, generator=generator)
     model = simulate.mlp(64, [100], 1, generator=generator)
     loss = torch.nn.functional.mse_loss(model(inputs), torch.randn(5, 1, generator=generator))
-    gradients = list(torch.autograd.grad(loss, list(model.parameters())))
-    result = spearpp.audit(spearpp.ClientUpdate.from_gradients(model, gradients), model)
+    result = spearpp.audit(gradient_of(loss, model), model)
     assert (result.verdict, result.fitting) == ("NOT_FOUND", 1)
     assert "1 input fits the gradient of layer 0" in result.summary
     page = report.write(tmp_path, result).read_text()

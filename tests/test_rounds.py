@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import spearpp
+from clients import distances
 from conftest import present
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Kind, Verdict
@@ -56,14 +57,6 @@ def some(batch: Batch, rows: Sequence[int]) -> Batch:
     return batch.pick(torch.tensor(list(rows)))
 
 
-def errors(result: AuditResult, batch: Batch) -> torch.Tensor:
-    """The relative distance of each recovered input to the nearest sample; every sample is recovered at most once."""
-    distances = torch.cdist(result.inputs.double(), batch.inputs.double())
-    nearest = (distances / torch.linalg.vector_norm(batch.inputs.double(), dim=1)).min(1)
-    assert len(set(nearest.indices.tolist())) == len(result.inputs)
-    return nearest.values
-
-
 @pytest.mark.parametrize(("activation", "m", "b"), [(nn.ReLU(), 40, 24), (nn.GELU(), 30, 25)])
 def test_rounds_give_what_no_single_round_gives(activation: nn.Module, m: int, b: int) -> None:
     model, batch = network(activation, m), samples(b)
@@ -71,7 +64,7 @@ def test_rounds_give_what_no_single_round_gives(activation: nn.Module, m: int, b
     result = spearpp.audit(updates, model, batch_size=b, budget=30)
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == b
-    assert bool((errors(result, batch) < 1e-3).all())
+    assert bool((distances(result.inputs, batch) < 1e-3).all())
     assert present(result.replay).difference < 1e-4
     history = present(result.history)
     assert history.recovered_alone < b
@@ -90,7 +83,7 @@ def test_samples_that_come_and_go_are_found_in_their_rounds() -> None:
     result = spearpp.audit(updates, model, budget=20)
     history = present(result.history)
     assert len(result.inputs) >= 12
-    assert bool((errors(result, batch) < 1e-3).all())
+    assert bool((distances(result.inputs, batch) < 1e-3).all())
     nearest = torch.cdist(result.inputs.double(), batch.inputs.double()).argmin(1).tolist()
     for rounds, sample in zip(history.present, nearest, strict=True):
         assert set(rounds) == {index for index, rows in enumerate(windows) if sample in rows}
@@ -113,7 +106,7 @@ def test_rounds_of_small_batches_are_united() -> None:
     assert result.history is not None
     assert "every round alone gave all of its samples" in result.history.outcome
     assert len(result.inputs) == 12
-    assert bool((errors(result, batch) < 1e-3).all())
+    assert bool((distances(result.inputs, batch) < 1e-3).all())
     assert sorted(result.history.present) == [*[(0,)] * 3, *[(0, 1)] * 3, *[(1,)] * 6]
 
 
@@ -124,7 +117,7 @@ def test_local_training_and_other_clients_between_the_rounds() -> None:
     result = spearpp.audit(updates, model, budget=20)
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == 14
-    assert bool((errors(result, batch) < 1e-2).all())
+    assert bool((distances(result.inputs, batch) < 1e-2).all())
 
 
 def test_momentum_and_another_learning_rate_in_each_round() -> None:
