@@ -2,19 +2,16 @@
 
 import json
 import os
-import pty
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
+from tools.pictures import terminal
 from torch import nn
 
 from conftest import batch_and_model, present
@@ -291,37 +288,12 @@ def test_every_client_can_be_played() -> None:
         ClientUpdate.load("mine/update.safetensors")
 
 
-def test_ctrl_c_keeps_what_was_certified() -> None:
+def test_ctrl_c_keeps_what_was_certified(folder: Path) -> None:
     """On a terminal of its own: a search that would take minutes is ended after its first finds."""
     batch, model = batch_and_model(97, 150, [200, 200])
     simulate.FedSGD()(model, batch).save("update.safetensors")
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spearpp", "audit", "update.safetensors", "--budget", "10m", "--out", "found"],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "160"},
-    )
-    os.close(follower)
-    shown, interrupted, deadline = b"", False, time.monotonic() + 240
-    while time.monotonic() < deadline:
-        ready, _, _ = select.select([leader], [], [], 1)
-        try:
-            shown += os.read(leader, 65536) if ready else b""
-        except OSError:  # the terminal is closed
-            break
-        if not interrupted and b"round " in shown:
-            process.send_signal(signal.SIGINT)
-            interrupted = True
-        if process.poll() is not None and not ready:
-            break
-    process.kill() if process.poll() is None else None
-    code = process.wait()
-    os.close(leader)
-    text = shown.decode(errors="replace")
-    assert interrupted, text
+    command = "spearpp audit update.safetensors --budget 10m --out found"
+    text, code = terminal(folder, command, interrupt_at=b"round ")
     assert code == 130, text
     assert "interrupted: the report contains the samples certified so far" in text
     assert "found " in text  # the live line

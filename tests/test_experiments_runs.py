@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import typer
 
+from processes import python
 from spearpp.cli.running import Session
 from spearpp.errors import OptionError
 from spearpp.experiments import Attack, Cell, Failed, Local, Ray, Source, Store, cells_of, run
@@ -142,14 +143,8 @@ def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
     for name, told in expected.items():
         changed = tmp_path / "other" / "spearpp" / name
         changed.write_text(changed.read_text() + "\n# changed\n")
-        done = subprocess.run(  # noqa: S603
-            [sys.executable, "-c", textwrap.dedent(look), str(path)],
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "other")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert " ".join(done.stdout.split()) == told, done.stderr
+        printed = python("-c", textwrap.dedent(look), path, PYTHONPATH=str(tmp_path / "other"))
+        assert " ".join(printed.split()) == told
     with Store(path) as store:
         assert count(path) == 4  # both are kept
         assert store.missing(cells) == []

@@ -5,7 +5,6 @@ import pickle
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -34,6 +33,7 @@ from flwr.serverapp.strategy import (
 
 import forking
 import spearpp
+from processes import python
 from spearpp import AuditResult, simulate
 from spearpp.auditing.folder import DOCUMENT, read_document
 from spearpp.errors import OptionError
@@ -141,17 +141,9 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     pytest.importorskip("ray", reason="Flower's simulation is not installed: pip install 'flwr[simulation]'")
     out = tmp_path_factory.mktemp("flower")
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "run.py", "--out", str(out), "--keep"],
-        cwd=ROOT / "examples" / "flower",
-        env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples" / "flower"), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return out, done.stdout
+    example = ROOT / "examples" / "flower"
+    paths = os.pathsep.join([str(example), *sys.path])
+    return out, python("run.py", "--out", out, "--keep", cwd=example, PYTHONPATH=paths, **quiet)
 
 
 def test_in_flowers_simulation_audits_do_not_change_the_model(simulation: tuple[Path, str]) -> None:
@@ -672,5 +664,4 @@ for extra in ("flower", "nvflare"):
     else:
         raise AssertionError(extra)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
-    assert done.returncode == 0, done.stderr
+    python("-c", code)

@@ -1,7 +1,5 @@
 """The gated search: each of its stages, and batches that are harder than those of the paper."""
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from benchmarks.certificates import CASES
 
 import spearpp
 from conftest import Client, MakeClient, graded
+from processes import python
 from spearpp import simulate
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import with_true_masks
@@ -387,4 +386,4 @@ def test_how_the_user_set_the_precision_of_products_is_left_alone() -> None:
         "        pass\n"
         "assert torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)  # noqa: S603
+    python("-c", code)

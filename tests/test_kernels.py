@@ -4,8 +4,6 @@ import importlib.util
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 
 from conftest import MakeClient, present
 from descents import CASES, DESCENTS, RATE, ROW_SHAPES, ROWWISE, Case, arguments, descent, far, problem
+from processes import python
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import gated as kernels
 from spearpp.linalg.kernels.gated import reference
@@ -53,10 +52,7 @@ def interpreted() -> dict[str, dict[str, list[float]]]:
         pytest.skip("Triton is not installed")
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(here / "interpreted.py")]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)  # noqa: S603
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, list[float]]] = json.loads(done.stdout)
+    found: dict[str, dict[str, list[float]]] = json.loads(python(here / "interpreted.py", PYTHONPATH=paths))
     return found
 
 
