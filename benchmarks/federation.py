@@ -147,12 +147,6 @@ def run(strategy: Strategy, clients: int, rounds: int) -> Run:
 
 def rows(clients: list[int], rounds: int, repeats: int) -> Iterable[Row]:
     """Measure all kinds of federations, in turns, so that other load on the machine affects all kinds alike."""
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:
-        pass
-    else:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logging.getLogger("spearpp.integrations").setLevel(logging.CRITICAL)
     kinds: dict[str, int | None] = {"none": 0, "one a round": 1, "every reply": None}

@@ -21,12 +21,14 @@ with install_import_hook("spearpp", "checking.check"):
 import pytest
 import torch
 from hypothesis import settings
+from torch import nn
 
 from clients import weighted
 from spearpp import simulate
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Inversion
+from spearpp.linalg import sphere
 from spearpp.metrics import Score
 from spearpp.simulate import Batch, LayerGradient
 
@@ -43,6 +45,19 @@ settings.load_profile("noisy")
 
 def pytest_runtest_setup() -> None:
     checking.CALLS.clear()
+
+
+def true_points(problem: Problem, batch: Batch) -> torch.Tensor:
+    """Q⁻¹, one p a row, from the inputs: X̂ᵀ = Q⁻¹ R."""
+    inputs = batch.inputs.double()
+    if problem.seen.has_bias:
+        inputs = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)], dim=1)
+    return inputs @ torch.linalg.pinv(problem.factors.right)
+
+
+def true_directions(problem: Problem, batch: Batch) -> torch.Tensor:
+    """The unit q_i, one a row."""
+    return sphere.retract(torch.linalg.inv(true_points(problem, batch)).T)
 
 
 @dataclass(frozen=True)
@@ -68,13 +83,7 @@ class Client:
         return self.batch.inputs.double() @ self.seen.weight.double().T + self.seen.bias.double()
 
     def true_directions(self, problem: Problem) -> torch.Tensor:
-        """The unit q_i, one a row, from the inputs: X̂ᵀ = Q⁻¹ R."""
-        inputs = self.batch.inputs.double()
-        if problem.seen.has_bias:
-            inputs = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)], dim=1)
-        right = problem.factors.right
-        inverse = inputs @ torch.linalg.pinv(right)
-        return torch.nn.functional.normalize(torch.linalg.inv(inverse).T)
+        return true_directions(problem, self.batch)
 
     @property
     def columns_of_d(self) -> torch.Tensor:
@@ -99,7 +108,7 @@ def present(value: Value | None) -> Value:
 
 def batch_and_model(
     b: int, features: int, hidden: list[int], *, seed: int = 0, bias: bool = True, dtype: torch.dtype = torch.float32
-) -> tuple[Batch, torch.nn.Sequential]:
+) -> tuple[Batch, nn.Sequential]:
     """A batch of random inputs and a network of ten classes, drawn from one generator."""
     generator = torch.Generator().manual_seed(seed)
     batch = simulate.random_batch(b, features=features, generator=generator)
@@ -134,6 +143,13 @@ def graded(
     """Two layers of a client whose samples count unequally, as those do that a network is more or less sure of."""
     batch, model = batch_and_model(len(importance), n, [m, m], seed=seed, dtype=dtype)
     return batch, weighted(model, batch, importance)[:2]
+
+
+@pytest.fixture(scope="module")
+def nothing() -> spearpp.AuditResult:
+    """An audit that cannot be applied, because of Dropout behind an activation other than ReLU."""
+    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Dropout(0.5), nn.Linear(60, 4))
+    return spearpp.audit(simulate.FedSGD()(model, simulate.random_batch(5, features=30, classes=4)), model)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
@@ -73,17 +74,24 @@ def test_simulate_audit_score_and_report_again(simulated: Path, capsys: pytest.C
     assert 'class="records"' in Path("found/report.html").read_text()
 
 
-def test_two_checkpoints_without_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def trained(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+    """Write before.pt and after.pt of one step of SGD."""
+    torch.save(model.state_dict(), "before.pt")
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save(model.state_dict(), "after.pt")
+
+
+def trained_on_digits() -> Batch:
+    """Write both checkpoints of a client with six digits, and return the digits."""
     generator = torch.Generator().manual_seed(4)
     batch = simulate.digits(6, generator=generator)
-    before = simulate.mlp(64, [90, 90], 10, generator=generator)
-    after = simulate.mlp(64, [90, 90], 10, generator=generator)
-    after.load_state_dict(before.state_dict())
-    loss = nn.functional.cross_entropy(after(batch.inputs), batch.labels)
-    loss.backward()
-    torch.optim.SGD(after.parameters(), lr=0.1).step()
-    torch.save(before.state_dict(), "before.pt")
-    torch.save(after.state_dict(), "after.pt")
+    trained(simulate.mlp(64, [90, 90], 10, generator=generator), batch.inputs, batch.labels)
+    return batch
+
+
+def test_two_checkpoints_without_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = trained_on_digits()
     assert main(["audit", "before.pt", "after.pt", "--lr", "0.1"]) == 0
     assert "LEAKS: 6 of 6 training inputs" in capsys.readouterr().out
     recovered = AuditResult.load(folder / "audit-after").inputs
@@ -369,13 +377,7 @@ def test_help_has_examples_and_completion_is_offered(
 
 
 def test_swapped_and_equal_checkpoints_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    generator = torch.Generator().manual_seed(4)
-    batch = simulate.digits(6, generator=generator)
-    model = simulate.mlp(64, [90, 90], 10, generator=generator)
-    torch.save(model.state_dict(), "before.pt")
-    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    torch.save(model.state_dict(), "after.pt")
+    trained_on_digits()
     assert main(["audit", "before.pt", "after.pt", "--model", "mlp"]) == 0
     assert "swapped" not in capsys.readouterr().out
     assert main(["audit", "after.pt", "before.pt", "--model", "mlp"]) == 0
@@ -450,18 +452,10 @@ def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.
     assert result.layers[0].labels is None
 
 
-class _Convolution(nn.Module):
+def _convolution() -> nn.Module:
     """A network whose Linear layers receive features, not the model's inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(1, 2, 3, padding=1)
-        self.hidden = nn.Linear(128, 60)
-        self.out = nn.Linear(60, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features = self.convolution(x.reshape(-1, 1, 8, 8)).relu().flatten(1)
-        return self.out(self.hidden(features).relu())
+    front = nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*front, nn.Linear(128, 60), nn.ReLU(), nn.Linear(60, 4))
 
 
 class _Tokens(nn.Module):
@@ -476,28 +470,20 @@ class _Tokens(nn.Module):
         return self.out(self.hidden(x).relu()).mean(1)
 
 
-def _trained(model: nn.Module, inputs: torch.Tensor) -> None:
-    """Write before.pt and after.pt of one step of SGD."""
-    torch.save(model.state_dict(), "before.pt")
-    nn.functional.cross_entropy(model(inputs), torch.arange(len(inputs)) % 4).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    torch.save(model.state_dict(), "after.pt")
-
-
-@pytest.mark.parametrize("network", [_Convolution, _Tokens])
+@pytest.mark.parametrize("network", [_convolution, _Tokens])
 def test_a_truth_of_features_or_tokens_does_not_end_the_audit(
-    network: type[nn.Module], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    network: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
-    inputs = torch.rand(3, 1, 8, 8) if network is _Convolution else torch.randn(3, 2, 40)
-    _trained(network(), inputs)
+    inputs = torch.rand(3, 1, 8, 8) if network is _convolution else torch.randn(3, 2, 40)
+    trained(network(), inputs, torch.arange(3))
     torch.save({"inputs": inputs}, "truth.pt")
     monkeypatch.setitem(sys.modules, "nets", sys.modules[__name__])
     command = ["audit", "before.pt", "after.pt", "--model", f"nets:{network.__name__}", "--truth", "truth.pt"]
     assert main([*command, "--out", "found", "--budget", "20"]) == 0
     printed = capsys.readouterr()
     assert json.loads(Path("found/report.json").read_text())["verdict"] == "LEAKS"
-    if network is _Convolution:
+    if network is _convolution:
         assert "Not compared with the true batch: features were recovered" in printed.err
         assert main(["score", "found", "truth.pt"]) == 2
         assert "cannot be compared" in capsys.readouterr().err

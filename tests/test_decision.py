@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 import spearpp
 from conftest import batch_and_model
@@ -33,12 +32,6 @@ TODAY = datetime.date(2026, 11, 18)
 def leak() -> AuditResult:
     batch, model = batch_and_model(5, 30, [60, 60], seed=4)
     return spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=5)
-
-
-@pytest.fixture(scope="module")
-def nothing() -> AuditResult:
-    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Dropout(0.5), nn.Linear(60, 4))
-    return spearpp.audit(simulate.FedSGD()(model, simulate.random_batch(5, features=30, classes=4)), model)
 
 
 def accepting(most: int = 5, until: datetime.date = TODAY, sha256: str | None = None, leak: str = "inputs/0") -> Config:

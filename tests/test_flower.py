@@ -86,14 +86,6 @@ def client(train: Train = step, mods: list[Any] | None = None) -> ClientApp:
     return app
 
 
-try:  # newer releases: a message knows the run it is of
-    from flwr.supercore.task_identity import TaskIdentity
-except ImportError:
-    pass
-else:
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
-
-
 class Loop(InProcess):
     """A grid within this process: every message goes to a real client app, one that raises sends an error."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import spearpp
-from conftest import batch_and_model, graded, present
+from conftest import batch_and_model, graded, present, true_directions, true_points
 from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
 from spearpp.inversion.evidence import certify_two_layers
@@ -85,9 +85,7 @@ class Pair:
     @property
     def points(self) -> torch.Tensor:
         """The true p, one a row."""
-        ones = torch.ones(len(self.batch.inputs), 1, dtype=torch.float64)
-        inputs = torch.cat([self.batch.inputs.double(), ones], dim=1)
-        return sphere.retract(inputs @ torch.linalg.pinv(self.problem.factors.right))
+        return sphere.retract(true_points(self.problem, self.batch))
 
     @property
     def settled(self) -> SolvedInputs:
@@ -440,8 +438,7 @@ class TestFewOutputs:
         outputs = present(read_next_layer(second.grad_weight, second.weight, problem.preactivations).outputs)
         rounds = BackwardRounds(problem, outputs, 64, torch.float32, no_pairs(problem))
         new = rounds.run(128, torch.Generator().manual_seed(0)).directions
-        inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
-        q = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
+        q = true_directions(problem, truth.batch)
         assert len(new) >= 10
         assert float((new @ q.T).abs().amax(1).min()) > 1 - 1e-9
 
@@ -450,8 +447,7 @@ class TestFewOutputs:
         problem = pose(observe(*truth.layers[0]), sparsity=0.1)
         second = truth.layers[1]
         outputs = present(read_next_layer(second.grad_weight, second.weight, problem.preactivations).outputs)
-        inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
-        q = torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T
+        q = torch.linalg.inv(true_points(problem, truth.batch)).T
         assert bool(sent_back(problem, outputs, sphere.retract(q)).all())
         assert not bool(sent_back(problem, outputs, sphere.retract(q - q.roll(1, 0))).any())
         assert sent_back(problem, outputs, q[:0]).shape == (0,)

@@ -19,7 +19,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import nn
 
 import spearpp
 from clients import gradient_of
@@ -53,12 +52,6 @@ def records() -> Audited:
     batch = simulate.breast_cancer(6, generator=generator)
     model = simulate.mlp(30, [90, 90], 2, generator=generator)
     return spearpp.audit(simulate.FedSGD()(model, batch), model), batch
-
-
-@pytest.fixture(scope="module")
-def nothing() -> AuditResult:
-    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Dropout(0.5), nn.Linear(60, 4))
-    return spearpp.audit(simulate.FedSGD()(model, simulate.random_batch(5, features=30, classes=4)), model)
 
 
 def same(a: AuditResult, b: AuditResult) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 import spearpp
 from clients import distances
-from conftest import present
+from conftest import present, true_directions
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.auditing.plan import make_plan
@@ -33,6 +33,7 @@ from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
+from spearpp.model import Layer
 from spearpp.search import Gated, Suggested
 from spearpp.search.gated.over_rounds import BackwardOverRounds, solve_columns
 from spearpp.search.gated.signals import SignalsOfRounds
@@ -51,6 +52,11 @@ def network(activation: nn.Module, m: int, seed: int = 0) -> nn.Sequential:
 
 def samples(count: int, seed: int = 1) -> Batch:
     return simulate.random_batch(count, features=FEATURES, generator=torch.Generator().manual_seed(seed))
+
+
+def layer_of(model: nn.Module, updates: list[ClientUpdate]) -> Layer:
+    """The layer whose rounds are joined."""
+    return present(first_layer([make_plan(each, model, None) for each in updates]))
 
 
 def some(batch: Batch, rows: Sequence[int]) -> Batch:
@@ -94,8 +100,7 @@ def test_other_data_in_each_round_claims_nothing_that_is_no_sample() -> None:
     updates = simulate.play_rounds(
         model, simulate.FedSGD(), [some(batch, range(12 * index, 12 * index + 12)) for index in range(4)]
     )
-    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
-    joined = join_rounds(layer, updates, model, seconds=4)
+    joined = joined_rounds(model, updates, seconds=4)
     assert joined.audited is None or not len(joined.audited.inputs)
 
 
@@ -134,8 +139,7 @@ def test_momentum_and_another_learning_rate_in_each_round() -> None:
 
 
 def joined_rounds(model: nn.Module, updates: list[ClientUpdate], seconds: float) -> Joined:
-    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
-    return join_rounds(layer, updates, model, seconds=seconds)
+    return join_rounds(layer_of(model, updates), updates, model, seconds=seconds)
 
 
 @pytest.mark.parametrize(("rate", "certified"), [(0.0, 0), (1e-6, 0), (RATE, 6)])
@@ -143,7 +147,7 @@ def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified
     """Six samples and twelve neurons are too few for a certificate, however often the same gradient arrives."""
     model, batch = network(nn.ReLU(), 12), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 8, rate=rate)
-    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
+    layer = layer_of(model, updates)
     found = spearpp.invert(
         *joined_tensors(layer, updates), rounds=8, one_step=True, search=Suggested(batch.inputs, batch.labels)
     )
@@ -154,7 +158,7 @@ def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified
 def test_repeated_rows_are_those_of_equal_rounds() -> None:
     model, batch = network(nn.ReLU(), 12), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
-    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
+    layer = layer_of(model, updates)
     tensors = joined_tensors(layer, [updates[0], updates[1], updates[0]])
     problem = replace(pose(observe(*tensors)), rounds=3)
     first, second, third = problem.repeated_rows.chunk(3)
@@ -207,7 +211,7 @@ def test_an_input_has_the_error_of_its_own_round() -> None:
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
     coarse = {name: each.half().float() for name, each in updates[0].gradients.items()}
     updates[0] = replace(updates[0], gradients=coarse)
-    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
+    layer = layer_of(model, updates)
     alone = [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates]
     union = present(unite(layer, [*alone], not_joined("this test does not join the rounds")))
     stated = torch.tensor([each.error for each in union.audited.claims if each.recovered])
@@ -221,13 +225,11 @@ def problem_and_columns() -> tuple[Problem, FewOutputs, torch.Tensor]:
     """Four rounds of a client with 40 samples, and the true directions."""
     model, batch = network(nn.ReLU(), 60), samples(40)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
-    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
+    layer = layer_of(model, updates)
     problem = replace(pose(observe(*joined_tensors(layer, updates)), sparsity=0.1), rounds=4, one_step=True)
     gradients, weights = (torch.cat([get(each) for each in updates], 1) for get in (_second_gradient, _second_weight))
     outputs = present(read_next_layer(gradients, weights, problem.preactivations, rounds=4).outputs)
-    inputs = torch.cat([batch.inputs.double(), torch.ones(40, 1, dtype=torch.float64)], dim=1)
-    true = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
-    return replace(problem, outputs=outputs), outputs, true
+    return replace(problem, outputs=outputs), outputs, true_directions(problem, batch)
 
 
 def test_reflections_over_rounds_find_new_columns_and_no_others(
@@ -321,7 +323,7 @@ def test_layers_behind_a_frozen_backbone_count_as_first_layers() -> None:
 def test_the_most_different_rounds_are_chosen_if_memory_is_short() -> None:
     model, batch = network(nn.GELU(), 20), samples(10)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 6, rate=RATE)
-    layer = present(first_layer([make_plan(each, model, None) for each in updates]))
+    layer = layer_of(model, updates)
     assert choose_rounds(layer, updates, None) == list(range(6))
     three = choose_rounds(layer, updates, 3 * 52 * 20 * FEATURES)
     assert len(three) == 3
