@@ -122,7 +122,7 @@ def audit(
     place, folder = options.device_of(device), out or Path(f"audit-{source[-1].resolve().stem}")
     make_folder(folder)
     result = run(history if rounds else history[-1], network, seed, place, quiet or as_json or as_sarif, settings)
-    presentation, batch, notes = displayable(result, batch, display)
+    presentation, notes = displayable(result, batch, display)
     dp = None if stated is None else compare(stated, history[-1], result, batch_size)
     with uninterrupted():
         page = reports.write(
@@ -209,10 +209,10 @@ def check_display(
 
 def displayable(
     result: AuditResult, truth: Batch | None, display: dict[str, Any]
-) -> tuple[reports.Presentation | None, Batch | None, list[str]]:
-    """Return the presentation and the true batch as far as they match what the audit recovered.
+) -> tuple[reports.Presentation | None, list[str]]:
+    """Return the presentation, as far as it matches what the audit recovered, and sentences about what does not match.
 
-    The display options are never a reason to lose a finished audit. The third value says what does not match.
+    The display options are never a reason to lose a finished audit.
     """
     presentation, notes = None, []
     why = None if truth is None else reports.why_not_compared(result, truth)
@@ -223,7 +223,7 @@ def displayable(
             presentation = presented(result, truth, **display)
         except OptionError as error:
             notes.append(f"the display options were not used: {error}")
-    return presentation, truth, notes
+    return presentation, notes
 
 
 def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words: Words | None) -> None:
