@@ -54,18 +54,8 @@ def speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
         _, (seen, *_) = attack(Setting("speed", b, m, RiemannianAdam()), data).prepare(FIRST_SEED, device)
         problem = pose(observe(*seen))
         ours, geoopt, plain = _compare(problem, starts, steps=50)
-        yield Speed(
-            device=str(device),
-            b=b,
-            m=m,
-            starts=starts,
-            ours=ours,
-            geoopt=geoopt,
-            plain=plain,
-            ratio=ours / geoopt,
-            ours_gflops=ours * 4 * m * b / 1e9,
-            peak_gflops=peak,
-        )
+        gflops = ours * 4 * m * b / 1e9
+        yield Speed(str(device), b, m, starts, ours, geoopt, plain, ours / geoopt, gflops, peak)
 
 
 def _compare(problem: Problem, starts: int, steps: int) -> list[float]:
