@@ -1,4 +1,4 @@
-"""Gradients of losses that simulated clients do not have, and how far recovered inputs are from the samples."""
+"""What small clients send, and how far recovered inputs are from their samples."""
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,18 @@ def weighted(model: nn.Module, batch: Batch, weights: Tensor) -> list[LayerGradi
     outputs = model(batch.inputs.to(next(model.parameters())))
     losses = nn.functional.cross_entropy(outputs, batch.labels, reduction="none")
     return layers_of((losses * weights).mean(), model)
+
+
+def train(
+    model: nn.Module, inputs: Tensor, labels: Tensor, *, steps: int = 1, rate: float = 0.1, momentum: float = 0.0
+) -> dict[str, Tensor]:
+    """Train a model with SGD on a whole batch, and return its weights."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimiser.step()
+    return dict(model.state_dict())
 
 
 def distances(inputs: Tensor, batch: Batch) -> Tensor:

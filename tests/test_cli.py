@@ -15,6 +15,7 @@ import torch
 from tools.pictures import terminal
 from torch import nn
 
+from clients import train
 from conftest import batch_and_model, present
 from spearpp import AuditResult, ClientUpdate, audit, invert, score, simulate
 from spearpp.cli import main
@@ -77,9 +78,7 @@ def test_simulate_audit_score_and_report_again(simulated: Path, capsys: pytest.C
 def trained(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:
     """Write before.pt and after.pt of one step of SGD."""
     torch.save(model.state_dict(), "before.pt")
-    nn.functional.cross_entropy(model(inputs), labels).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    torch.save(model.state_dict(), "after.pt")
+    torch.save(train(model, inputs, labels), "after.pt")
 
 
 def trained_on_digits() -> Batch:

@@ -188,18 +188,7 @@ def test_the_command_shows_the_bound_and_every_file_of_the_report_has_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     client(0.5).save("update.safetensors")
-    numbers = [
-        "--noise-multiplier",
-        "1",
-        "--clip",
-        str(CLIP),
-        "--batch-size",
-        "8",
-        "--kappa",
-        "0.01",
-        "--dp-steps",
-        "4",
-    ]
+    numbers = f"--noise-multiplier 1 --clip {CLIP} --batch-size 8 --kappa 0.01 --dp-steps 4".split()
     command = ["audit", "update.safetensors", "--model", "mlp", "--budget", "1s", "--out", "out", *numbers]
     assert main(command) in (0, 3)
     said = capsys.readouterr().out

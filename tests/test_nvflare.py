@@ -21,6 +21,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
 import spearpp
+from clients import train
 from processes import python
 from spearpp import AuditResult, simulate
 from spearpp.auditing.folder import read_document
@@ -41,9 +42,7 @@ def trained(weights: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The weights after one step with the whole batch."""
     model = net()
     model.load_state_dict(weights)
-    nn.functional.cross_entropy(model(BATCH.inputs), BATCH.labels).backward()
-    torch.optim.SGD(model.parameters(), lr=RATE).step()
-    return dict(model.state_dict())
+    return train(model, BATCH.inputs, BATCH.labels, rate=RATE)
 
 
 class Site:
