@@ -39,7 +39,7 @@ from spearpp.experiments import (
 from spearpp.experiments.attack import pixels_of
 from spearpp.experiments.cell import canonical, decode, encode
 from spearpp.experiments.defence import AXES, Defence
-from spearpp.experiments.frontier import Plan, bisect, sentence
+from spearpp.experiments.frontier import Plan, measure_line, sentence
 from spearpp.experiments.intervals import mean, wilson
 from spearpp.experiments.rounds import RoundsAttack
 from spearpp.plotting import Axis, Point, Series, draw
@@ -428,7 +428,7 @@ class TestDefences:
 
         plan = Plan(seeds=5, trainings=0)
         with Store(tmp_path / "a.sqlite") as store:
-            found = bisect(AXES["noise"], Defence(batch=8, width=100), plan, store, rule)
+            found = measure_line(AXES["noise"], None, Defence(batch=8, width=100), plan, store, rule)
         assert 3e-4 <= present(found.stop).defence.noise < 3e-4 * 1.3
         assert len(measured) < 5 * 20
         noises = [point.defence.noise for point in found.points]
@@ -446,7 +446,9 @@ class TestDefences:
                 store.put(cell, {"b": 8, "recovered": 8, "exact": True, "mean_psnr": 60.0}, {})
 
         with Store(tmp_path / "a.sqlite") as store:
-            found = bisect(AXES["keep"], Defence(batch=8, width=100), Plan(seeds=2, trainings=0), store, leak)
+            found = measure_line(
+                AXES["keep"], None, Defence(batch=8, width=100), Plan(seeds=2, trainings=0), store, leak
+            )
         assert "recovery to 25 dB does not stop down to share kept = 0.001: 100% of 2 batches" in sentence(found)
 
     def test_noise_costs_accuracy(self) -> None:
