@@ -96,7 +96,7 @@ def main() -> int:
     _compile_all()
     worst = _largest_difference(chosen.device)
     deviation = _compare_counts(chosen.data, chosen.device)
-    status = command.run(_rows(chosen.device), chosen.out)
+    status = command.run(command.printed(_rows(chosen.device)), chosen.out)
     if worst > LARGEST_DIFFERENCE:
         print("error: the fused descent differs from the reference", file=sys.stderr)
         status = 1
@@ -222,19 +222,8 @@ def _peaks(device: torch.device) -> _Peaks:
 def _rows(device: torch.device) -> Iterator[Row]:
     peaks = _peaks(device)
     print(f"{torch.cuda.get_device_name(device)}; TFLOP/s of large products: {peaks}")
-    print(
-        "   b     m  starts steps  method        blocks          seconds  TFLOP/s  of float32  of TF32"
-        "  executed  of float16  FLOP/byte"
-    )
     for b, m in SIZES:
-        for row in _size(b, m, device, peaks):
-            print(
-                f"{b:>4}{m:>6}{row.starts:>8}{row.steps:>6}  {row.way:<14}{row.cut:<14}{row.seconds:>9.4f}"
-                f"{row.tflops:>9.1f}{row.of_float32:>12.2f}{row.of_tf32:>9.2f}{row.executed:>10.1f}"
-                f"{row.of_float16:>12.2f}{row.intensity:>11.0f}",
-                flush=True,
-            )
-            yield row
+        yield from _size(b, m, device, peaks)
 
 
 def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:

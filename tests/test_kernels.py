@@ -4,15 +4,14 @@ import importlib.util
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import MakeClient
+from conftest import MakeClient, present
 from descents import CASES, DESCENTS, RATE, ROW_SHAPES, ROWWISE, Case, arguments, descent, far, problem
+from processes import python
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import gated as kernels
 from spearpp.linalg.kernels.gated import reference
@@ -53,10 +52,7 @@ def interpreted() -> dict[str, dict[str, list[float]]]:
         pytest.skip("Triton is not installed")
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(here / "interpreted.py")]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)  # noqa: S603
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, list[float]]] = json.loads(done.stdout)
+    found: dict[str, dict[str, list[float]]] = json.loads(python(here / "interpreted.py", PYTHONPATH=paths))
     return found
 
 
@@ -194,8 +190,7 @@ def test_the_fused_descent_does_what_the_reference_does(
 ) -> None:
     """A sign may turn where y is nearly zero, rarely in so few steps; rough slopes fall either way more often."""
     ours, expected = (descent(b, m, starts, steps=4, device=cuda) for _ in range(2))
-    fused = for_descent(ours[1], smooth=width > 0)
-    assert fused is not None
+    fused = present(for_descent(ours[1], smooth=width > 0))
     fused.descend(*ours, width, (0.9, 0.999), 1e-8, fine)
     whole_descent.descend(*expected, width, (0.9, 0.999), 1e-8, fine)
     apart = torch.linalg.vector_norm(ours[1] - expected[1], dim=1)

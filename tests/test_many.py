@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import spearpp
-from conftest import Client, MakeClient
+from conftest import Client, MakeClient, present
 from spearpp import simulate
 from spearpp.errors import NonFiniteError, ShapeError
 from spearpp.inversion import many
@@ -62,15 +62,13 @@ class TestOneRound:
         layers: list[LayerTensors] = []
         for seed in range(3):
             seen = make_client(5, 120, 60, seed=seed).seen
-            assert seen.bias is not None
-            assert seen.grad_bias is not None
             dead = torch.arange(120) >= 100 + seed
             layers.append(
                 (
                     seen.grad_weight.masked_fill(dead[:, None], 0),
-                    seen.grad_bias.masked_fill(dead, 0),
+                    present(seen.grad_bias).masked_fill(dead, 0),
                     seen.weight,
-                    seen.bias.masked_fill(dead, -1e3),
+                    present(seen.bias).masked_fill(dead, -1e3),
                 )
             )
         found = together(layers)
@@ -188,18 +186,12 @@ class TestMany:
             spearpp.invert_many([(seen.grad_weight.T, seen.grad_bias, seen.weight, seen.bias)])
 
 
-def moved_to(seen: simulate.LayerGradient, device: torch.device) -> LayerTensors:
-    assert seen.grad_bias is not None
-    assert seen.bias is not None
-    return seen.grad_weight.to(device), seen.grad_bias.to(device), seen.weight.to(device), seen.bias.to(device)
-
-
 @pytest.mark.gpu
 def test_a_gpu_does_them_together(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     model = simulate.mlp(300, [200, 200], 10, generator=generator)
     batches = [simulate.random_batch(12, features=300, generator=generator) for _ in range(20)]
-    layers = [moved_to(simulate.fedsgd(model, batch)[0], cuda) for batch in batches]
+    layers = [simulate.fedsgd(model, batch)[0].to(cuda) for batch in batches]
     alone: list[int] = []
 
     def counted(*layer: torch.Tensor, search: Gated, generator: torch.Generator) -> Inversion:
