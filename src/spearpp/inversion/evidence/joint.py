@@ -22,7 +22,7 @@ from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
 from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
-from spearpp.linalg.least_squares import levenberg_marquardt
+from spearpp.linalg.least_squares import Options, levenberg_marquardt
 from spearpp.types import Float, Tensor, replace_rows, select_rows
 
 PASSES = 4
@@ -117,7 +117,7 @@ def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogo
         return error + rest.square().sum(1), product, slope + (linear[which].mT @ rest[:, :, None])[:, :, 0]
 
     t = (start.coordinates - origin) @ basis
-    t, _, _ = levenberg_marquardt(squared, normal, t, steps=STEPS, damping=1e-9, patience=0)
+    t, _, _ = levenberg_marquardt(squared, normal, t, Options(STEPS, damping=1e-9, patience=0))
     points = origin + t @ basis.T
     signals = network.replay(points @ preactivations.T, start.labels)[1][0]
     return Solutions(points, start.labels, sphere.retract(signals @ problem.factors.left))

@@ -7,6 +7,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_solutions
 from spearpp.linalg import sphere
+from spearpp.linalg.least_squares import Options
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.directions import directions_of
 from spearpp.types import Bool, Float, Int, Tensor, select_rows
@@ -63,7 +64,7 @@ class Finish:
         origin, basis = self._origin, self._basis
         weights = (1 / self._network.vectors_with_levels(points @ self._a.T, labels)[2]).T
         t = (points - origin) @ basis
-        ends = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
+        ends = descend(self._every, t, labels, weights, Options(FINISH_STEPS, damping=1e-6, patience=0))
         points = origin + ends.points @ basis.T
         shares, levels = self._network.levels(points @ self._a.T, labels, tolerated=SIGMAS)
         excess = (shares / levels).amax(0)
@@ -95,9 +96,8 @@ class Finish:
         norms = torch.linalg.vector_norm(t, dim=1, keepdim=True)
         tried = torch.cat([t[None], t + sizes * norms * sphere.retract(shifts)])
         labels, weights = labels.repeat(len(tried)), weights.repeat(len(tried), 1)
-        ends = descend(
-            self._every, tried.flatten(0, 1), labels, weights, steps=FINISH_STEPS, damping=1e-3, patience=FINISH_STEPS
-        )
+        options = Options(FINISH_STEPS, damping=1e-3, patience=FINISH_STEPS)
+        ends = descend(self._every, tried.flatten(0, 1), labels, weights, options)
         best = ends.squared.unflatten(0, (len(tried), -1)).argmin(0)
         return ends.points.unflatten(0, (len(tried), -1))[best, torch.arange(len(t), device=t.device)]
 

@@ -24,6 +24,7 @@ from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_solutions
 from spearpp.inversion.spans import Span
 from spearpp.linalg import sphere
+from spearpp.linalg.least_squares import Options
 from spearpp.model.loss import Loss
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.finish import Finish
@@ -185,19 +186,15 @@ class Rounds:
         close, steps = max(CONVERGED, SIGMAS * noise), 0
         for each in [*widths, None]:
             equations.widths = each
-            ends = descend(
-                equations,
-                t,
-                labels,
+            options = Options(
                 steps=STEPS if each is None else SMOOTH_STEPS,
                 damping=1e-2 if each is None else 1e-3,
                 tolerance=max(FINE_ENOUGH, BELOW_NOISE * noise),
                 close=close,
                 patience=PATIENCE,
                 replaceable=True,
-                recorded=True,
-                most=self.starts.with_matrices(equations, unknowns),
             )
+            ends = descend(equations, t, labels, None, options, most=self.starts.with_matrices(equations, unknowns))
             t, steps = ends.points, steps + ends.steps
             labels, starts = labels[: len(t)], len(t)
         way.matrices = ends.matrices
