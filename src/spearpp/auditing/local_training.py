@@ -38,6 +38,7 @@ from spearpp.model import Layer, Sees
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.search.equations.rounds import run_rounds
+from spearpp.types import join_rows
 from spearpp.update import ClientUpdate
 
 MAX_SAMPLES = 32
@@ -141,8 +142,8 @@ def _search(
 ) -> tuple[Solutions, int]:
     """Solve the equations with the weights halfway. Return the solutions and the number of starts."""
     found, starts, rounds = no_solutions(posed.problem), 0, 0
-    for each in run_rounds(posed.problem, posed.network, generator, deadline):
-        found, starts, rounds = found.join(each.found), starts + each.starts, rounds + 1
+    for new, taken, _ in run_rounds(posed.problem, posed.network, generator, deadline):
+        found, starts, rounds = join_rows(found, new), starts + taken, rounds + 1
         if progress is not None:
             progress(Progress(posed.problem.batch_size, len(found), starts, starts, None, rounds))
     return found, starts

@@ -31,6 +31,7 @@ from spearpp.inversion.selection import (
 from spearpp.inversion.solutions import Pairs, Solutions, coordinate_maps, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Proposals, Search
+from spearpp.types import join_rows
 
 INTERRUPTED = "the search was interrupted"
 OUT_OF_TIME = "the time budget was spent"
@@ -66,9 +67,11 @@ class SearchOutcome:
         self.starts, self.steps = self.starts + proposed.starts, self.steps + proposed.steps
         self.rounds += 1
         if proposed.matches is not None:
-            self.matches = proposed.matches if self.matches is None else self.matches.join(proposed.matches)
+            self.matches = proposed.matches if self.matches is None else join_rows(self.matches, proposed.matches)
         if proposed.solutions is not None:
-            self.solutions = proposed.solutions if self.solutions is None else self.solutions.join(proposed.solutions)
+            self.solutions = (
+                proposed.solutions if self.solutions is None else join_rows(self.solutions, proposed.solutions)
+            )
         self.pairs = self.pairs if proposed.pairs is None else proposed.pairs
         before = len(self.pool)
         with clock("pool"):

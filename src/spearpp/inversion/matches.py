@@ -15,7 +15,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.linalg.time_limit import check_time
-from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
+from spearpp.types import Bool, Float, Int, Tensor, replace_rows, select_rows
 
 SPREAD = 4.0
 """Factor between the error along the direction of p that is determined worst and the error along all directions.
@@ -51,10 +51,6 @@ class Matches:
 
     def __len__(self) -> int:
         return self.points.shape[0]
-
-    def join(self, other: "Matches") -> "Matches":
-        """Return these inputs followed by the other ones."""
-        return join_rows(self, other)
 
 
 def no_matches(problem: Problem) -> Matches:

@@ -6,7 +6,7 @@ import torch
 
 from spearpp.inversion.problem import Problem
 from spearpp.linalg.nullspace import complement
-from spearpp.types import Bool, Float, Int, Tensor, join_rows
+from spearpp.types import Bool, Float, Int, Tensor
 
 ILL_CONDITIONED = 1e6
 """Largest condition number of the matrix of products q_i·p_j of unit vectors, which is near the identity for right
@@ -83,10 +83,6 @@ class Solutions:
 
     def __len__(self) -> int:
         return self.coordinates.shape[0]
-
-    def join(self, other: "Solutions") -> "Solutions":
-        """Return these samples followed by the other ones."""
-        return join_rows(self, other)
 
 
 def no_solutions(problem: Problem) -> Solutions:

@@ -47,9 +47,9 @@ class Equations:
         if problem.network is None:
             raise OptionError("the search Equations needs the rest of the network: pass following=")
         taken = 0
-        for each in run_rounds(problem, problem.network, generator, deadline):
-            taken += each.starts
-            none = problem.factors.left.new_zeros(0, problem.batch_size)
-            yield Proposals(none, each.starts, each.steps, solutions=each.found)
+        none = problem.factors.left.new_zeros(0, problem.batch_size)
+        for found, starts, steps in run_rounds(problem, problem.network, generator, deadline):
+            taken += starts
+            yield Proposals(none, starts, steps, solutions=found)
             if taken >= self.starts:
                 return

@@ -10,7 +10,7 @@ from spearpp.linalg import sphere
 from spearpp.linalg.least_squares import Options
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.directions import directions_of
-from spearpp.types import Bool, Float, Int, Tensor, select_rows
+from spearpp.types import Bool, Float, Int, Tensor, join_rows, select_rows
 
 FINISH_STEPS = 12
 """Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
@@ -126,7 +126,7 @@ def repeated(found: Solutions, new: Solutions, singular_values: Float[Tensor, "b
     The point p_i of a sample is orthogonal to the directions Σ⁻¹q_j of all other samples. Two solutions for one sample
     are not, even if noise has moved them far apart.
     """
-    every = found.join(new)
+    every = join_rows(found, new)
     products = every.coordinates @ (every.directions / singular_values).T
     own = products.diagonal()
     return (products * products.T / (own[:, None] * own) >= REPEATED).tril(-1).any(1)[len(found) :]

@@ -29,7 +29,7 @@ from spearpp.model.loss import Loss
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.finish import Finish
 from spearpp.search.equations.starts import STARTS, Starts, adapted
-from spearpp.types import Float, Int, Tensor
+from spearpp.types import Float, Int, Tensor, join_rows
 
 WORKS = 0.25
 """Share of new samples with which a set of equations is used without trying the others: new samples over starts, or
@@ -83,21 +83,17 @@ class _Way:
     """New samples for each step of the last round."""
 
 
-@dataclass(frozen=True)
-class Round:
-    """What one round found."""
+def run_rounds(
+    problem: Problem, network: Network, generator: torch.Generator, deadline: float
+) -> Iterator[tuple[Solutions, int, int]]:
+    """Search for samples, round by round, until the whole batch is found or no set of equations finds more.
 
-    found: Solutions
-    """New samples."""
-    starts: int
-    steps: int
-
-
-def run_rounds(problem: Problem, network: Network, generator: torch.Generator, deadline: float) -> Iterator[Round]:
-    """Search for samples, round by round, until the whole batch is found or no set of equations finds more."""
+    Yields:
+        The new samples of a round, its starts, and its steps summed over the starts.
+    """
     search = Rounds(problem, network, generator)
     if not search.ways:  # there are fewer equations than unknowns
-        yield Round(search.found, 0, 0)
+        yield search.found, 0, 0
     while search.ways and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
         yield search.round()
         if time.monotonic() >= deadline:
@@ -130,8 +126,8 @@ class Rounds:
         self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)
 
-    def round(self) -> Round:
-        """Run one round with one set of equations."""
+    def round(self) -> tuple[Solutions, int, int]:
+        """Run one round with one set of equations. Return what ``run_rounds`` yields."""
         way = self._choose()
         remaining = self._remaining()
         ends: tuple[Tensor, Tensor | None]
@@ -145,10 +141,10 @@ class Rounds:
         if steps and not way.widest:
             way.spread = adapted(way.spread, reached / starts, len(new) / max(1, min(reached, missing)))
         if len(new):
-            self.empty, self.found = 0, self.found.join(new)
+            self.empty, self.found = 0, join_rows(self.found, new)
         elif all(each.new is not None for each in self.ways):
             self.empty += 1
-        return Round(new, starts, steps)
+        return new, starts, steps
 
     def _choose(self) -> _Way:
         """Return the set of equations for the next round."""

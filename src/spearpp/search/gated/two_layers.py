@@ -31,7 +31,7 @@ from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement, independent, min_masked_residual
 from spearpp.linalg.recording import repeat
 from spearpp.search.base import Proposals
-from spearpp.types import Float, Tensor, select_rows
+from spearpp.types import Float, Tensor, join_rows, select_rows
 
 PROMISING = 0.15
 """Largest share of relu(z) outside span(V) for which an end point is solved exactly. Design choice: such an end point
@@ -140,7 +140,7 @@ class TwoLayerRounds:
             bases = spaces.preactivations.to(self.dtype), spaces.activations.to(self.dtype)
             ends, steps = reflect(*bases, starts, REFLECTIONS[self.more_reflections])
         new = self._accept(spaces, self._polish(spaces, ends.double()))
-        self.found = self.found.join(new)
+        self.found = join_rows(self.found, new)
         self._adapt(len(new), size)
         return Proposals(new.directions, starts=size, steps=steps * size, matches=new)
 
