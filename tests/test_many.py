@@ -10,7 +10,7 @@ from conftest import Client, MakeClient
 from spearpp import simulate
 from spearpp.errors import NonFiniteError, ShapeError
 from spearpp.inversion import many
-from spearpp.inversion.factors import decompose_many
+from spearpp.inversion.factors.batched import decompose_many
 from spearpp.inversion.many import one_round, stack
 from spearpp.inversion.result import Inversion
 from spearpp.search import Gated

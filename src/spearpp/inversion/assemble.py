@@ -5,15 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.evidence import (
-    WHOLE_NETWORK,
-    Evidence,
-    agreement,
-    certify,
-    certify_together,
-    certify_two_layers,
-    chance_in_bits,
-)
+from spearpp.inversion.evidence import WHOLE_NETWORK, Evidence, chance_in_bits
+from spearpp.inversion.evidence.joint import certify_together
+from spearpp.inversion.evidence.one_layer import certify
+from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import solve_inputs
 from spearpp.inversion.network import Network

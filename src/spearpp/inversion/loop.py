@@ -12,22 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence import (
-    Evidence,
-    certify,
-    certify_whole,
-)
+from spearpp.inversion.evidence import Evidence
+from spearpp.inversion.evidence.one_layer import certify, certify_whole
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import Network
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Progress
-from spearpp.inversion.selection import (
-    Selection,
-    initial,
-    polish,
-    select,
-)
+from spearpp.inversion.selection import Selection, initial, polish, select
 from spearpp.inversion.solutions import Pairs, Solutions, coordinate_maps, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Proposals, Search

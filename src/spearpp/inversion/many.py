@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 
 from spearpp.errors import SpearError
-from spearpp.inversion.evidence import certify_many
-from spearpp.inversion.factors import SameRank, decompose_many
+from spearpp.inversion.evidence.one_layer import certify_many
+from spearpp.inversion.factors.batched import SameRank, decompose_many
 from spearpp.inversion.invert import invert
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.pool import solve_weighted, zero_weights

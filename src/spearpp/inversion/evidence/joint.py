@@ -12,7 +12,7 @@ recovered sample j, whose error has the covariance (JᵀJ)⁻¹.
 
 import torch
 
-from spearpp.inversion.evidence.evidence import Evidence
+from spearpp.inversion.evidence import Evidence
 from spearpp.inversion.evidence.network import judge_points
 from spearpp.inversion.evidence.spread import Orthogonal, Spread, row_deviation, weighted_equations
 from spearpp.inversion.network import SIGMAS, Network

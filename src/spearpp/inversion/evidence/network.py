@@ -27,7 +27,7 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Evidence
 from spearpp.inversion.evidence.spread import Orthogonal, Spread, nearly_linear, row_deviation, spread_of
 from spearpp.inversion.network import ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem

@@ -52,7 +52,7 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence.evidence import ABOVE_NOISE, EXACT, Evidence
+from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, Evidence
 from spearpp.inversion.evidence.patterns import Comparison, compare
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection

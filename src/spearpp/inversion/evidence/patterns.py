@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence.evidence import chance_in_bits, chance_of_zeros, most_by_chance
+from spearpp.inversion.evidence import chance_in_bits, chance_of_zeros, most_by_chance
 from spearpp.inversion.evidence.mixing import mixing_error
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import fix_scale

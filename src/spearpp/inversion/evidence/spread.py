@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.evidence.evidence import EXACT
+from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from spearpp.inversion.evidence.evidence import ABOVE_NOISE, Evidence, pattern_distances
+from spearpp.inversion.evidence import ABOVE_NOISE, Evidence, pattern_distances
 from spearpp.inversion.matches import (
     SIGMAS,
     SPREAD,

@@ -15,14 +15,13 @@ from functools import partial
 import torch
 
 from spearpp.errors import RankError
-from spearpp.inversion.factors.batched import SameRank, decompose_many
 from spearpp.inversion.factors.factors import Factors, not_zero, row_noise, squared_residuals
 from spearpp.inversion.factors.rank import has_clear_gap
 from spearpp.inversion.factors.triplets import by_gram, by_sketch, ranked
 from spearpp.inversion.observation import Observation
 from spearpp.types import Bool, Float, Tensor
 
-__all__ = ["Factors", "SameRank", "decompose", "decompose_many"]
+__all__ = ["Factors", "decompose"]
 
 
 def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
