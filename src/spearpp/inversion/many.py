@@ -26,7 +26,8 @@ from spearpp.linalg.nullspace import MIN_BY_GRAM, smallest_eigenvector
 from spearpp.search import Gated
 from spearpp.search.gated import MIN_STARTS_GPU
 from spearpp.search.gated.accept import SAME, acceptable
-from spearpp.search.gated.descent import Effort, descend_many
+from spearpp.search.gated.descent import Effort, descend
+from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
 from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows, to_device
 
@@ -228,8 +229,8 @@ def _descend(problem: Problem, search: Gated, effort: Effort, generator: torch.G
     basis = torch.eye(b, dtype=search.dtype, device=left.device).expand(updates, b, b)
     starts = sphere.uniform(STARTS, b, generator, dtype=search.dtype, device=left.device)
     starts = starts.expand(updates, -1, -1).contiguous()
-    ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, effort, search.rate)
-    return ends.double(), directions.double()
+    ends = descend(Gates(left.to(search.dtype), gates, basis), starts, effort, search.rate)
+    return ends.points.double(), ends.directions.double()
 
 
 def _choose(

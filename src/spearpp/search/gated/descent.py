@@ -54,81 +54,51 @@ class Effort:
 class Ends:
     """End points of a descent."""
 
-    points: Float[Tensor, "ends d"]
+    points: Float[Tensor, "*u ends d"]
     """c."""
-    directions: Float[Tensor, "ends b"]
+    directions: Float[Tensor, "*u ends b"]
     """q."""
     steps: int
     """Number of steps, summed over the starts."""
 
 
-def descend(gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float) -> Ends:
+def descend(gates: Gates, points: Float[Tensor, "*u starts d"], effort: Effort, rate: float) -> Ends:
     """Descend by Riemannian Adam with a cosine schedule.
 
+    Several problems can be stacked along a leading dimension. A GPU then solves all of them with one kernel launch if
+    they are small. Otherwise they are solved one by one, because their products then stay in the cache of a CPU.
+
     Args:
-        gates: the problem.
+        gates: the problem, or several.
         points: unit vectors c, one per start. The function may overwrite them.
         effort: how carefully to descend.
         rate: the initial learning rate.
 
     Returns:
-        The end points. On a CPU, duplicate starts share one end point.
+        The end points. For a single problem on a CPU, duplicate starts share one end point.
     """
-    rows = gates.rows
-    directions = _in_one_kernel(rows[None], gates.gates[None], gates.basis[None], points[None], effort, rate)
+    directions = _in_one_kernel(gates, points, effort, rate)
     if directions is not None:
-        return Ends(points, directions[0], len(points) * effort.steps)
-    # On a GPU, fewer starts take the same time, and recording their steps again takes longer.
-    return _step_by_step(gates, points, effort, rate, () if points.is_cuda else DEDUPLICATION_TIMES)
+        return Ends(points, directions, points[..., 0].numel() * effort.steps)
+    if points.ndim == 2:
+        # On a GPU, fewer starts take the same time, and recording their steps again takes longer.
+        return _step_by_step(gates, points, effort, rate, () if points.is_cuda else DEDUPLICATION_TIMES)
+    problems = zip(gates.rows, gates.gates, gates.basis, points, strict=True)
+    ends = [_step_by_step(Gates(*one), starts, effort, rate) for *one, starts in problems]
+    return Ends(points, torch.stack([each.directions for each in ends]), sum(each.steps for each in ends))
 
 
-def descend_many(
-    rows: Float[Tensor, "updates m b"],
-    gates: Float[Tensor, "updates m d"],
-    basis: Float[Tensor, "updates b d"],
-    points: Float[Tensor, "updates starts d"],
-    effort: Effort,
-    rate: float,
-) -> tuple[Float[Tensor, "updates starts d"], Float[Tensor, "updates starts b"]]:
-    """Descend for several updates, with one kernel launch on a GPU if the updates are small.
-
-    Without a GPU, the updates are processed one by one, because their products then stay in the cache.
-
-    Args:
-        rows: ℓ_k of every update.
-        gates: Nᵀa_k of every update.
-        basis: N of every update.
-        points: unit vectors c. The function may overwrite them.
-        effort: how carefully to descend.
-        rate: the initial learning rate.
-
-    Returns:
-        The end points c and their directions q.
-    """
-    directions = _in_one_kernel(rows, gates, basis, points, effort, rate)
-    if directions is None:
-        problems = [Gates(*each) for each in zip(rows, gates, basis, strict=True)]
-        each = [_step_by_step(one, c, effort, rate).directions for one, c in zip(problems, points, strict=True)]
-        directions = torch.stack(each) if each else rows.new_zeros(*points.shape[:2], rows.shape[2])
-    return points, directions
-
-
-def _in_one_kernel(
-    rows: Float[Tensor, "updates m b"],
-    gates: Float[Tensor, "updates m d"],
-    basis: Float[Tensor, "updates b d"],
-    points: Float[Tensor, "updates starts d"],
-    effort: Effort,
-    rate: float,
-) -> Float[Tensor, "updates starts b"] | None:
+def _in_one_kernel(gates: Gates, points: Tensor, effort: Effort, rate: float) -> Float[Tensor, "*u starts b"] | None:
     """Do all steps in one kernel and return the directions. Return None, with unchanged points, if no kernel fits."""
-    persistent = kernels.for_all_steps(points, rows.shape[1], max(basis.shape[1:]))
+    persistent = kernels.for_all_steps(points, gates.rows.shape[-2], max(gates.basis.shape[-2:]))
     if persistent is None:
         return None
     with torch.cuda.device(points.device):
         schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
         options = {"iterations": effort.iterations, "epsilon": effort.epsilon, "exact": effort.epsilon < ROUGH}
-        return persistent.descend(rows, gates, basis, points, schedule, **options, least=EPSILON)
+        stacked = (each.reshape(-1, *each.shape[-2:]) for each in (gates.rows, gates.gates, gates.basis, points))
+        directions = persistent.descend(*stacked, schedule, **options, least=EPSILON)
+        return None if directions is None else directions.reshape(*points.shape[:-1], -1)
 
 
 def _step_by_step(
