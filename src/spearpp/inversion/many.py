@@ -253,8 +253,7 @@ def _choose(
     zeros = problem.zeros(solved).sum(-1)
     order = torch.where(accepted, zeros, -1).argsort(dim=-1, descending=True, stable=True)
     solved = torch.take_along_dim(solved, order[..., None], dim=1)
-    repeated = ((solved @ solved.mT).abs() > SAME).tril(-1).any(-1)
-    kept = accepted.gather(1, order) & ~repeated
+    kept = accepted.gather(1, order) & sphere.first_of_each(solved, SAME)
     first = kept.int().argsort(dim=-1, descending=True, stable=True)[:, :b]
     chosen = torch.take_along_dim(solved, first[..., None], dim=1)
     last, last_accepted = _last(problem, chosen[:, :-1])

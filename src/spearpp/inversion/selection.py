@@ -63,8 +63,7 @@ def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int
         order: indices of the candidates in the order in which they are considered; None for the sparsest first.
     """
     order = pool.sparsest_first() if order is None else order
-    distance = torch.full_like(pool.directions[:, 0], INDEPENDENT)
-    return order[independent(pool.directions[order], distance)]
+    return order[independent(pool.directions[order], INDEPENDENT)]
 
 
 def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:

@@ -8,7 +8,7 @@ True
 
 import torch
 
-from spearpp.types import Float, Tensor
+from spearpp.types import Bool, Float, Tensor
 
 
 def uniform(
@@ -37,6 +37,22 @@ def retract(vectors: Float[Tensor, "*points b"]) -> Float[Tensor, "*points b"]:
 def tangent(at: Float[Tensor, "*points b"], vectors: Float[Tensor, "*points b"]) -> Float[Tensor, "*points b"]:
     """Project vectors orthogonally onto the tangent space at q: v - (q·v) q."""
     return vectors - (at * vectors).sum(-1, keepdim=True) * at
+
+
+def first_of_each(units: Float[Tensor, "*u k b"], cosine: float, *, signed: bool = False) -> Bool[Tensor, "*u k"]:
+    """Return which unit vectors are the first of all that are parallel to them.
+
+    Args:
+        units: unit vectors, one per row.
+        cosine: cosine above which two vectors are parallel.
+        signed: whether opposite vectors are different.
+
+    >>> import torch
+    >>> first_of_each(torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0]]), 0.9).tolist()
+    [True, True, False]
+    """
+    cosines = units @ units.mT
+    return ~((cosines if signed else cosines.abs()) > cosine).tril(-1).any(-1)
 
 
 def adam_step(

@@ -145,8 +145,7 @@ class _Starts:
         """
         order = self.objective.value[:, 0].argsort(stable=True)
         unit = sphere.retract(self.objective.direction[order])
-        first = ~((unit @ unit.T).abs() > DUPLICATE_COSINE).tril(-1).any(1)
-        kept = order[first].sort().values
+        kept = order[sphere.first_of_each(unit, DUPLICATE_COSINE)].sort().values
         if len(kept) > SHRINK_SHARE * len(self):
             return self
         fewer = _Starts(self.gates, self.points[kept], self.effort)

@@ -60,8 +60,8 @@ def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
         if not len(candidates):
             break
         points, directions = _singles(problem, candidates)
-        units = sphere.retract(torch.cat([pairs.directions, directions]))
-        kept = independent(units, problem.tolerance.angle(units), always=len(pairs))[len(pairs) :] - len(pairs)
+        units = sphere.retract(directions)
+        kept = independent(units, problem.tolerance.angle(units), sphere.retract(pairs.directions))
         joined = pairs.join(points[kept], directions[kept]) if len(kept) else pairs
         if len(joined) == len(pairs):
             break
@@ -79,7 +79,7 @@ def _candidates(problem: Problem, pairs: Pairs) -> Float[Tensor, "k b"]:
     sample = points[:: max(1, -(-len(points) // SAMPLED_ROWS))]
     firing_rate = (sample @ problem.preactivations[significant].T > 0).double().mean(0)
     points = points[firing_rate <= FIRING_RATE]
-    return points[~((points @ points.T) > SAME).tril(-1).any(1)]
+    return points[sphere.first_of_each(points, SAME, signed=True)]
 
 
 def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tensor, "s b"], Float[Tensor, "s b"]]:

@@ -82,8 +82,7 @@ def ranked(
     length = int(promising.sum(-1).max())
     order, promising = order[..., :length], promising[..., :length]
     unit = torch.take_along_dim(unit, order[..., None], dim=-2)
-    duplicates = (unit @ unit.mT).abs() > DUPLICATE_COSINE
-    return order, promising & ~duplicates.tril(-1).any(-1)
+    return order, promising & sphere.first_of_each(unit, DUPLICATE_COSINE)
 
 
 def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:

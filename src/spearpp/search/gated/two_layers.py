@@ -31,6 +31,7 @@ from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement, independent, min_masked_residual
 from spearpp.linalg.recording import repeat
 from spearpp.search.base import Proposals
+from spearpp.search.gated.accept import SOLVED_COSINE
 from spearpp.types import Float, Tensor, join_rows, select_rows
 
 PROMISING = 0.15
@@ -59,8 +60,8 @@ EMPTY_ROUNDS = 3
 ONE_LAYER_SHARE = 0.3
 """Largest ratio of samples to neurons for which the first layer alone may be enough. Measured: the first layer alone
 recovers at most 0.25 m samples (docs/lab/notebook.md, section "The next layer")."""
-END_COSINE, SOLVED_COSINE = 0.99, 0.9999
-"""Cosine above which two end points are the same input, before and after they are solved exactly. Design choice."""
+END_COSINE = 0.99
+"""Cosine above which two end points are the same input, before they are solved exactly. Design choice."""
 MIN_YIELD = 0.05
 """Minimum share of the starts of a round that yield new inputs, without more starts next time. Design choice."""
 BETA = 1.4
@@ -157,7 +158,8 @@ class TwoLayerRounds:
         """Solve each end point for its own mask, in float64. Keep the solutions that fit, each once."""
         residual = outside(ends @ spaces.preactivations.T, spaces.activations)
         order = residual.argsort(stable=True)
-        x = _distinct(ends[order[residual[order] < PROMISING]], END_COSINE)
+        x = ends[order[residual[order] < PROMISING]]
+        x = x[sphere.first_of_each(x, END_COSINE, signed=True)]
         masks, norms = x @ spaces.preactivations.T > 0, x.new_zeros(len(x), 2)
         changed = torch.arange(len(x), device=x.device)
         for _ in range(POLISHES):
@@ -170,7 +172,8 @@ class TwoLayerRounds:
                 break
         points = sphere.retract(x @ spaces.to_p.T)
         fits = outside(x @ spaces.preactivations.T, spaces.activations) <= self._allowed(points, self._min_allowed)
-        return _distinct(x[fits & (norms[:, 1] >= DETERMINED)], SOLVED_COSINE)
+        x = x[fits & (norms[:, 1] >= DETERMINED)]
+        return x[sphere.first_of_each(x, SOLVED_COSINE, signed=True)]
 
     def _allowed(self, points: Float[Tensor, "k b"], least: float = 0.0) -> Float[Tensor, "k"]:
         """Return the largest residual that noise explains, at least ``least``; -1 if the noise is too large."""
@@ -204,10 +207,7 @@ class TwoLayerRounds:
             turned=torch.maximum(back.noise, back.left_over) / (freedom * back.gap.clamp(DETERMINED, 1.0)),
         )
         new = select_rows(found, accepted)
-        directions = torch.cat([self.found.directions, new.directions])
-        distances = torch.full_like(directions[:, 0], SAME_DIRECTION)
-        kept = independent(directions, distances, always=len(self.found))[len(self.found) :]
-        return select_rows(new, kept - len(self.found))
+        return select_rows(new, independent(new.directions, SAME_DIRECTION, self.found.directions))
 
     def _adapt(self, new: int, size: int) -> None:
         """Use more starts and more reflections after a round that found few new inputs."""
@@ -216,12 +216,6 @@ class TwoLayerRounds:
             return
         self.empty_rounds = self.empty_rounds + 1 if new == 0 else 0
         self.start_factor, self.more_reflections = 2 * self.start_factor, True
-
-
-def _distinct(vectors: Float[Tensor, "k d"], cosine: float) -> Float[Tensor, "fewer d"]:
-    """Keep the first of all vectors that are parallel up to ``cosine``."""
-    duplicates = vectors @ vectors.T > cosine
-    return vectors[~duplicates.tril(-1).any(1)]
 
 
 def reflect(
