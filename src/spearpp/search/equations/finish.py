@@ -33,12 +33,7 @@ by the evidence."""
 
 
 class Finish:
-    """Turns points close to samples into samples.
-
-    Args:
-        problem: the layer.
-        network: the rest of the network.
-    """
+    """Turns points close to samples into samples."""
 
     def __init__(self, problem: Problem, network: Network) -> None:
         self._problem, self._network, self._spans = problem, network, network.usable_spans
@@ -49,12 +44,9 @@ class Finish:
         self._every.place(self._origin, self._basis)
 
     def new_samples(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None, found: Solutions) -> Solutions:
-        """Solve all equations in float64 from points close to samples, and return the new samples.
+        """Solve all equations in float64 from points close to samples, and return the samples that are new.
 
-        Args:
-            points: coordinates of the points.
-            labels: their labels; None to find them.
-            found: the samples that are known.
+        ``labels`` are those of the points; None to find them.
         """
         if not len(points):
             return no_solutions(self._problem)

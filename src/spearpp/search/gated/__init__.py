@@ -178,15 +178,12 @@ class Gated:
             return MIN_STARTS
         return MIN_STARTS_GPU[problem.factors.left.is_cuda]
 
-    def _next_layer(
-        self, problem: Problem, peeled: Pairs
-    ) -> "TwoLayerRounds | BackwardRounds | BackwardOverRounds | None":
+    def _next_layer(self, problem: Problem, peeled: Pairs) -> TwoLayerRounds | BackwardRounds | None:
         """Return the rounds that use the next layer, if it was given and is informative."""
         starts = self.round_starts or MIN_STARTS
         if problem.next_layer is not None:
             return TwoLayerRounds(problem, problem.next_layer, starts, self.dtype)
-        if problem.outputs is not None and problem.rounds > 1:
-            return BackwardOverRounds(problem, problem.outputs, starts, self.dtype, peeled)
-        if problem.outputs is not None:
-            return BackwardRounds(problem, problem.outputs, starts, self.dtype, peeled)
-        return None
+        if problem.outputs is None:
+            return None
+        kind = BackwardOverRounds if problem.rounds > 1 else BackwardRounds
+        return kind(problem, problem.outputs, starts, self.dtype, peeled)

@@ -32,13 +32,7 @@ choice: well below 1, because p is only near the input and may call some neurons
 def acceptable(
     problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
 ) -> Bool[Tensor, "*u k"]:
-    """Return whether each q has enough zeros for an input, at the neurons that are silent for p.
-
-    Args:
-        problem: the layer.
-        points: p of each direction.
-        directions: unit vectors q.
-    """
+    """Return whether each unit direction q has enough zeros for an input, at the neurons that are silent for its p."""
     zeros = problem.zeros(directions)
     zeros = zeros & problem.factors.live[..., None, :]
     silent = silent_neurons(problem, points)
@@ -56,11 +50,6 @@ def sent_back(problem: Problem, outputs: FewOutputs, directions: Float[Tensor, "
     Two samples with the same pair of true and predicted label receive the same signal. The difference of their columns
     is then sparser than either column. But this difference equals the signal at some neurons and minus the signal at
     others, so no single signal explains it.
-
-    Args:
-        problem: the layer.
-        outputs: the weights of the next layer.
-        directions: unit vectors q.
     """
     values = directions @ problem.factors.left.T
     kept = (~problem.tolerance.zeros(values, directions) & problem.factors.live).to(values)
@@ -79,11 +68,6 @@ def new_directions(
 
     Two similar inputs share many zeros, so a mixture of their directions can also be sparse. But the mixture is less
     sparse than either direction and linearly dependent on them.
-
-    Args:
-        problem: the layer.
-        found: directions of earlier rounds.
-        directions: candidate directions.
     """
     zeros = problem.zeros(directions).sum(1)
     ordered = directions[zeros.argsort(descending=True, stable=True)]

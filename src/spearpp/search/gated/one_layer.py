@@ -70,11 +70,7 @@ class RoundOptions:
 class OneLayerRounds:
     """State of the search: the directions found, and how hard to search next.
 
-    Args:
-        problem: the layer.
-        options: options of the rounds.
-        known: directions that other searches found before.
-        peeled: pairs (p, q) that single rows revealed before.
+    ``known`` and ``peeled`` are the directions and the pairs (p, q) that were found before.
     """
 
     def __init__(self, problem: Problem, options: RoundOptions, known: Float[Tensor, "known b"], peeled: Pairs) -> None:
@@ -149,7 +145,9 @@ class OneLayerRounds:
             dtype, effort = self.options.dtype, self.options.efforts[self.effort]
             starts = sphere.uniform(size, dimension, generator, dtype=dtype)
             gates, q_basis = (self.gates @ basis).to(dtype), self.q_basis
-            restricted = Gates(self._rows_in_reach(reach) @ q_basis, gates, q_basis.T @ basis.to(dtype))
+            within = torch.arange(self.rows.shape[1], device=self.rows.device) < reach
+            rows = torch.where(within, self.rows, 0.0) @ q_basis
+            restricted = Gates(rows, gates, q_basis.T @ basis.to(dtype))
             ends = self._descend(restricted, starts, effort)
             points, directions, steps = ends.points @ basis.T, ends.directions @ q_basis.double().T, ends.steps
             chosen = distinct(self.problem, points, directions)
@@ -194,10 +192,6 @@ class OneLayerRounds:
         A peeled p may contain a faint sample, whose q is then not orthogonal to p.
         """
         self.q_basis = torch.eye(self.problem.batch_size, dtype=self.rows.dtype, device=self.rows.device)
-
-    def _rows_in_reach(self, reach: int) -> Float[Tensor, "live b"]:
-        """Return ℓ_k, with zeros beyond the reach."""
-        return torch.where(torch.arange(self.rows.shape[1], device=self.rows.device) < reach, self.rows, 0.0)
 
     def repair(self) -> Float[Tensor, "k b"]:
         """Refine the p of every direction whose zeros disagree with p, and return the accepted directions.

@@ -1,12 +1,9 @@
 """Use the weights of a next layer with few outputs over several rounds of one client.
 
-In round t the signal of a sample is e_t = s_t W₂,tᵀ r before its activation pattern is applied, with nearly the same r
-in all rounds (``signals``). At every neuron either d = e and z > 0, or d = 0 and z ≤ 0, where d = L q and z = A p. The
-p of a new sample is orthogonal to the directions found so far. Samples that are known already therefore satisfy the
-equations of d and e, but not those of z.
-
-Reflections (``two_layers`` explains the method) find triples (d, e, z) near a sample. An end point still has wrong
-signs at up to a fifth of the neurons. ``solve_columns`` corrects them.
+Reflections (``two_layers`` explains the method) find triples (d, e, z) near a sample, with d = L q, the signal e before
+the activation pattern is applied (``signals``), and z = A p. At every neuron either d = e and z > 0, or d = 0 and
+z ≤ 0. The p of a new sample is orthogonal to the directions found so far, so samples that are known already satisfy the
+equations of d and e, but not those of z. An end point still has wrong signs at up to a fifth of the neurons.
 """
 
 import torch
@@ -132,16 +129,8 @@ def solve_columns(
     Minimise Σ_k min(|ℓ_k·q|, |ℓ_k·q - e_k|) by iteratively reweighted least squares, where e lies in the span that the
     weights of the next layer allow, with one r_t for every round. The weights are 1/max(residual, δ), where δ shrinks.
     Neurons with a wrong sign therefore lose their influence. Local steps turn columns out of the span, but leave their
-    zeros, so q is finally solved for the silent neurons alone.
-
-    Args:
-        problem: the layer.
-        outputs: the weights of the next layer in all rounds.
-        directions: q near a sample.
-        signals: e near the signal of the sample, in the scale of L q for a unit q.
-
-    Returns:
-        Unit directions.
+    zeros, so q is finally solved for the silent neurons alone. ``directions`` and ``signals`` are q and e near a
+    sample, in the scale of L q for a unit q.
     """
     if not len(directions):
         return directions

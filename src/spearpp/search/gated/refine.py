@@ -47,16 +47,7 @@ def silent_neurons(problem: Problem, points: Float[Tensor, "*u k b"]) -> Bool[Te
 
 
 def distinct(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Int[Tensor, "kept"]:
-    """Select the end points to refine: promising ones, each direction once, the most promising first.
-
-    Args:
-        problem: the layer.
-        points: p of each end point.
-        directions: q of each end point.
-
-    Returns:
-        The indices of the selected end points.
-    """
+    """Return the indices of the end points (p, q) to refine: each promising direction once, the best one first."""
     order, selected = ranked(problem, points, directions)
     return order[selected]
 
@@ -96,13 +87,7 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     - If there are few silent rows, or the zeros allow more than one direction, it solves all rows by iteratively
       reweighted least squares (``_reweighted``), and then again for the zeros.
 
-    Args:
-        problem: the layer.
-        points: p of each end point.
-        directions: q of each end point.
-
-    Returns:
-        The refined directions. A direction for which no method succeeds stays nearly unchanged.
+    A direction for which no method succeeds stays nearly unchanged.
     """
     m, b = problem.factors.left.shape
     size = chunk_size(points.device, 8 * m * b)

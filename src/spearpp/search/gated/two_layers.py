@@ -1,8 +1,5 @@
 """Rounds that use the gradient of the next layer.
 
-Each round reflects random starts (``reflect``), solves their end points exactly, accepts those that satisfy the
-equations of both layers, and removes what was found from both subspaces.
-
 An input is a pair z = A p, y = V c with y = relu(z). The pair satisfies two constraints. Projecting onto either
 constraint alone is easy:
 
@@ -14,9 +11,7 @@ Descent on the distance gets stuck in local minima. The relaxed reflections (dif
     x ← x + β (P_mask(2 P_sub x - x) - P_sub x)
 
 do not stop at a point that is not a solution. Both sets are cones, so x is kept at unit norm. The metric weights y by
-α. This weight decides how many starts succeed. The search uses α = m/d, clipped to [2, 8], where d is the number of
-dimensions that remain. With α = 1 far fewer starts succeed, and none at b=90, m=200 (docs/lab/notebook.md, section
-"Reflections against descent").
+α = m/d, clipped to ``ALPHAS``, where d is the number of dimensions that remain.
 """
 
 from dataclasses import dataclass
@@ -67,7 +62,8 @@ MIN_YIELD = 0.05
 BETA = 1.4
 """β. Measured: more starts succeed than with β = 1 at b=90, m=200 and at b=400, m=1000 (same table of the notebook)."""
 ALPHAS = 2.0, 8.0
-"""Smallest and largest α. Measured: smaller values found fewer inputs (same table). Larger values were not tried."""
+"""Smallest and largest α. Measured: with smaller values fewer starts succeed, and with α = 1 none at b=90, m=200 (same
+table). Larger values were not tried."""
 BLOCK = 200
 """Reflections between two checks of how many starts have converged. Design choice: a check makes a GPU wait."""
 CONVERGED = 0.02
@@ -87,6 +83,9 @@ class _Spaces:
 
 class TwoLayerRounds:
     """State of the search with the next layer: the inputs found, and how hard to search next.
+
+    Each round reflects random starts (``reflect``), solves their end points exactly, accepts those that satisfy the
+    equations of both layers, and removes what was found from both subspaces.
 
     Args:
         problem: the layer.
