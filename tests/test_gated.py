@@ -372,7 +372,7 @@ def _with_true_masks(seen: simulate.LayerGradient, batch: Batch) -> torch.Tensor
     """The least-squares directions for the neurons that really were silent."""
     from spearpp.inversion.observation import observe
     from spearpp.inversion.problem import pose
-    from spearpp.inversion.selection import Selection, recover
+    from spearpp.inversion.selection import Selection, inputs_at
     from spearpp.linalg.nullspace import kernel_vectors
 
     problem = pose(observe(*seen))
@@ -380,7 +380,8 @@ def _with_true_masks(seen: simulate.LayerGradient, batch: Batch) -> torch.Tensor
     silent = batch.inputs @ seen.weight.T + seen.bias <= 0
     rows = problem.factors.left / problem.factors.row_noise[:, None]
     q = kernel_vectors(silent[:, :, None] * rows / rows.norm(dim=1).max())[0]
-    return recover(problem, Selection.of(problem, q, silent))
+    chosen = Selection.of(problem, q, silent)
+    return inputs_at(problem, chosen.points, chosen.zeros)
 
 
 def test_a_budget_of_time_is_kept_to_a_round(make_client: MakeClient) -> None:

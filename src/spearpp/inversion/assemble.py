@@ -19,7 +19,6 @@ from spearpp.inversion.selection import (
     inputs_at,
     least_noisy_first,
     polish,
-    recover,
     select,
 )
 from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, pattern_agrees
@@ -122,7 +121,7 @@ def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
 
 def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = None) -> Recovered:
     """Return the inputs that all directions give together, without evidence if some directions were not found."""
-    inputs = recover(problem, chosen)
+    inputs = inputs_at(problem, chosen.points, chosen.zeros)
     if chosen.full:
         evidence = evidence or certify(problem, chosen)
         return _certified_first(inputs, chosen.directions, evidence, chosen.score)

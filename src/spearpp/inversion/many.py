@@ -18,8 +18,7 @@ from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.pool import solve_weighted, zero_weights
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Inversion, Stats
-from spearpp.inversion.selection import inputs_at
-from spearpp.inversion.swaps import agreeing
+from spearpp.inversion.selection import agreeing, inputs_at
 from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import MIN_BY_GRAM, smallest_eigenvector

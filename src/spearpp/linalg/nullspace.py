@@ -30,12 +30,6 @@ def kernel_vectors(
     the kernel has one dimension if the second one is not. Both values are computed as ‖A v‖, so they lose no digits by
     squaring A. The error of q is that of an eigenvector of AᵀA, so the rows should be float64.
 
-    Args:
-        rows: the matrices A.
-
-    Returns:
-        The vectors q, and the two smallest singular values, the smallest first.
-
     >>> import torch
     >>> q, values = kernel_vectors(torch.tensor([[[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]]]).double())
     >>> (q / q[0, 0]).round(decimals=6).tolist()
@@ -53,15 +47,11 @@ def kernel_vectors(
 
 
 def leverage(rows: Float[Tensor, "*sets r b"], kernels: Float[Tensor, "*sets b"]) -> Float[Tensor, "*sets r"]:
-    """Compute how much the kernel of each matrix depends on every single row, between 0 and 1.
+    """Compute how much the kernel of each matrix A depends on every single row, between 0 and 1.
 
-    The leverage of a row a is h = a (AᵀA)⁺ aᵀ. Let σ be the smallest singular value of A apart from the zero of the
-    kernel q. Without the row a, this singular value is still at least √(1 - h) σ. At h = 1 the kernel would gain a
-    dimension without the row.
-
-    Args:
-        rows: the matrices A.
-        kernels: a unit vector q for each matrix, with A q = 0.
+    The leverage of a row a is h = a (AᵀA)⁺ aᵀ. Let σ be the smallest singular value of A apart from the zero of its
+    kernel, the unit vector q. Without the row a, this singular value is still at least √(1 - h) σ. At h = 1 the kernel
+    would gain a dimension without the row.
 
     >>> import torch
     >>> q = torch.tensor([[0.0, 0.0, 1.0]]).double()

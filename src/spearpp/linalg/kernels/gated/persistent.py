@@ -71,15 +71,10 @@ class Plan:
 
 
 def plan(m: int, width: int, exact: bool) -> Plan:
-    """Choose the plan for a problem.
+    """Choose the plan for m neurons, a padded number of columns, and products with or without float32 accuracy.
 
     The choices for 32 columns and for more were measured with ``benchmarks/descent.py`` on an H200. With up to 32
     columns, every warp can hold the vectors of all starts in its registers.
-
-    Args:
-        m: number of neurons.
-        width: padded number of columns.
-        exact: whether products have the accuracy of float32.
     """
     if width > 32:
         return Plan(16, 32 if width > 64 and exact else 64, 8, parted=False, whole=False, ahead=True)
