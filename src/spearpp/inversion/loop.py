@@ -121,12 +121,6 @@ def search_loop(
     return found
 
 
-def nothing_to_find(problem: Problem) -> SearchOutcome:
-    """Return the outcome for a gradient that is zero."""
-    why = "the gradient is zero: no sample activates a neuron of this layer"
-    return SearchOutcome(empty_pool(problem), stopped=why)
-
-
 def contradicts(network: Network, problem: Problem) -> bool:
     """Return whether later layers contradict the only input that a gradient of rank one allows.
 
@@ -142,11 +136,14 @@ def contradicts(network: Network, problem: Problem) -> bool:
     return any(float(span.share_outside(each)) > UNRELATED for span, each in zip(spans, vectors, strict=True))
 
 
-def only_direction(problem: Problem) -> SearchOutcome:
-    """Return the outcome for a gradient of rank one, which has a single direction.
+def without_search(problem: Problem) -> SearchOutcome:
+    """Return the outcome for a gradient of rank zero, which shows no sample, or of rank one, with a single direction.
 
     A problem of rank one has a network only if its equations contradict this direction.
     """
+    if problem.batch_size == 0:
+        why = "the gradient is zero: no sample activates a neuron of this layer"
+        return SearchOutcome(empty_pool(problem), stopped=why)
     why = "a single sample needs no search"
     if problem.network is not None:
         why = "the gradients of later layers contradict the only input that the gradient of this layer allows"
