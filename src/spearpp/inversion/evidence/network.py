@@ -5,19 +5,17 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
 
 - **holds**: the share of every vector outside its space is at most ``SIGMAS`` times what noise explains. A wrong point
   would have to satisfy all equations beyond the unknowns by chance: the probability that s equations hold to within a
-  relative residual r is of the order of r^s. Only equations that random points violate by more than noise count: the
-  signals of a linear network, for example, have only as many dimensions as the network has outputs. The signal of the
-  input must have enough entries above the noise that no other sample shares it by chance;
+  relative residual r is of the order of r^s (``effective_equations`` counts s). No other sample may share the signal of
+  the input by chance (``_same_signal``);
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them. If the input is
-  not exact, the equations must be nearly linear within its stated error, which is computed from J;
-- **error**: the covariance (JᵀJ)⁻¹ says how far noise moves p̄, and the noise of each row of the layer's gradient adds
-  to every entry of x̂ = V p̄. The noise of the bias gradient moves p̄ too, because x̂ must end in 1. The stated error
-  is the distance that this noise exceeds as rarely as a normal variable exceeds ``SIGMAS`` standard deviations
-  (``Spread.reach``), multiplied by the largest ratio of a share to its level if this exceeds 1. It also covers
-  residuals that noise does not explain, in any direction, and a systematic offset: the noise of the spaces changes
-  some vectors more than others, so that the smallest residuals lie beside the sample, towards vectors with less noise.
-  Two similar samples are moved towards their mean.
+  not exact, the equations must be nearly linear within its stated error;
+- **error**: noise of the equations moves p̄ (``spread``), and the noise of each row of the layer's gradient adds to
+  every entry of x̂ = V p̄. The stated error is the distance that this noise exceeds as rarely as a normal variable
+  exceeds ``SIGMAS`` standard deviations (``Spread.reach``), multiplied by the largest ratio of a share to its level if
+  this exceeds 1. It also covers residuals that noise does not explain, and a systematic offset: the noise of the spaces
+  changes some vectors more than others, so that the smallest residuals lie beside the sample, towards vectors with less
+  noise. Two similar samples are moved towards their mean.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).

@@ -104,14 +104,8 @@ def _deviation(
     An error v of p moves x̂ = Rᵀp by Rᵀv, and the last entry r·p of x̂, by which x is scaled, by r·v. So x moves by
     (Rᵀv - x̂ r·v / r·p) / r·p, which can be many times larger than Rᵀv beside x̂: the last entry is small if x is large.
     The result is the larger of two estimates. The first takes v from the covariance of all equations of p, and adds the
-    noise of R. The second takes v along the direction that is determined worst, ``SPREAD`` times.
-
-    Args:
-        problem: the layer.
-        next_layer: the equations of the next layer.
-        seen: the inputs with their directions q.
-        solved: their points p.
-        inputs: x̂ = Rᵀp for the unit vectors p.
+    noise of R. The second takes v along the direction that is determined worst, ``SPREAD`` times. ``inputs`` has x̂ for
+    the unit vectors p.
     """
     sizes, features = problem.factors.singular_values, inputs.shape[1] - problem.seen.has_bias
     tiny = torch.finfo(inputs.dtype).tiny
