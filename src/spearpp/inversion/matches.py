@@ -124,13 +124,7 @@ def solve_inputs(
 
     The noise of both kinds of equations is known, and each equation is weighted by its noise. An input that activates
     few neurons is not determined by its own activations. The directions q of the other inputs then determine it.
-
-    Args:
-        problem: the layer.
-        next_layer: the equations of the next layer.
-        points: approximate points, whose activation patterns are used.
-        others: inputs that have been found.
-        own: whether ``others`` are the same inputs as ``points``. No point is then made orthogonal to its own q.
+    ``own`` says that ``others`` are the same inputs as ``points``. No point is then made orthogonal to its own q.
     """
     z = points @ problem.preactivations.T
     length = torch.linalg.vector_norm(z, dim=1)
@@ -283,15 +277,8 @@ def _solve_masked(
 ) -> tuple[Float[Tensor, "k 2 b"], Float[Tensor, "k 2"]]:
     """Find the two best v with ‖M v‖ = 1 for which S ∘ (M v) lies in a fixed subspace and v is orthogonal to others.
 
-    Args:
-        matrix: M.
-        masks: S, one activation pattern for each problem.
-        fixed: orthonormal basis of the fixed subspace.
-        orthogonal: vectors to which v should be orthogonal.
-        weights: weight of each of these vectors in each problem.
-
-    Returns:
-        The best and the second best v of each problem, and their residuals (``min_masked_residual``).
+    ``weights`` has a weight for each of the orthogonal vectors and each activation pattern S. The residuals are those
+    of ``min_masked_residual``.
     """
     b = matrix.shape[1]
     span, triangle = torch.linalg.qr(matrix)

@@ -1,13 +1,13 @@
 """The equations of a network: conditions that every sample satisfies on its own, whatever the activation is.
 
-One sample is one unknown vector p̄, its coordinates: its input is x̂ = V p̄, where the orthonormal columns of V span the
-rows of the layer's gradient. The network then computes everything else from z = Ŵ V p̄. For every Linear layer l with
-the gradient Ĝ_l = D_l [Y_l 1], where the columns of D_l are the signals dℒ/dz and the rows of Y_l are the inputs of the
-layer:
+One sample is one unknown vector p̄, its coordinates: its input is x̂ = V p̄, where the orthonormal columns of V span
+the rows of the layer's gradient. The network then computes everything else from z = Ŵ V p̄. For every Linear layer l
+with the gradient Ĝ_l = D_l [Y_l 1], where the columns of D_l are the signals dℒ/dz and the rows of Y_l are the inputs
+of the layer:
 
 - **forward equations**: the input [y_l(p̄); 1] of every later layer lies in the row space of Ĝ_l;
-- **backward equations**: the signal d_l(p̄, label) of every layer, also of the layer itself, lies in the column space of
-  Ĝ_l. They need the loss and a label.
+- **backward equations**: the signal d_l(p̄, label) of every layer, also of the layer itself, lies in the column space
+  of Ĝ_l. They need the loss and a label.
 
 Each space has b dimensions, so an input with m entries must satisfy m + 1 - b forward equations, and a signal m - b
 backward equations. The unknowns are the b - 1 coordinates p̄; the last entry of x̂ is 1. With K hidden layers of
@@ -251,12 +251,7 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
     """Derive the equations of a network from the gradients of its later layers.
 
     A later layer gives equations only if its gradient has the rank of the batch: with fewer outputs than samples its
-    row space does not contain the single inputs.
-
-    Args:
-        rounds: the rest of the network after the inverted layer, with its gradients, for each round.
-        own: the factors of the inverted layer.
-        seen: the gradient and weights of the inverted layer.
+    row space does not contain the single inputs. ``own`` and ``seen`` belong to the inverted layer.
     """
     loss, outputs, count = rounds[0].loss, rounds[0].outputs, len(rounds[0].rest.layers)
     spans: list[Span] = []

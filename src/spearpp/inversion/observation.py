@@ -118,11 +118,8 @@ def _append_column(matrix: Tensor, column: Tensor | None) -> Tensor:
 def _scale_into_range(gradient: Tensor, magnitude: float) -> Tensor:
     """Scale the gradient by a power of two if its squares would overflow or underflow in float64.
 
-    Scaling is exact and changes no result, because the scale of a loss is arbitrary.
-
-    Args:
-        gradient: the gradient.
-        magnitude: the largest absolute value in it.
+    Scaling is exact and changes no result, because the scale of a loss is arbitrary. ``magnitude`` is the largest
+    absolute value in the gradient.
     """
     if magnitude == 0 or 1 / MAX_MAGNITUDE < magnitude < MAX_MAGNITUDE:
         return gradient

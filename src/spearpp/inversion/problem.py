@@ -106,10 +106,7 @@ class Problem:
 def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | None = None) -> Problem:
     """Factor the gradient of a layer and compute everything that a search needs.
 
-    Args:
-        seen: the gradient and the weights of the layer.
-        batch_size: b, or None to read it off the singular values.
-        sparsity: τ, the smallest share of zeros in L q for a direction q; None for the default (``default_sparsity``).
+    ``batch_size`` is that of ``decompose``, and ``sparsity`` that of ``tolerance``.
 
     Raises:
         RankError: if the rank of the gradient does not allow inversion.

@@ -39,12 +39,6 @@ class Residuals:
     """The equations of some spans for the points p = origin + basis · t, with a label for each point.
 
     Each vector is divided by its norm, because a signal of length zero would satisfy its equations trivially.
-
-    Args:
-        network: the network.
-        spans: the spans whose equations are used.
-        preactivations: A, with z = A p.
-        dtype: dtype of the computation.
     """
 
     def __init__(

@@ -60,10 +60,7 @@ def no_pairs(problem: Problem) -> Pairs:
 def pattern_agrees(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Bool[Tensor, "k"]:
     """Return for which inputs L q is zero exactly where the neuron is inactive, up to ``CONFLICTS`` of the neurons.
 
-    Args:
-        problem: the layer.
-        points: p of each input.
-        zeros: which entries of L q are zero. Only neurons with a gradient are compared.
+    Only neurons with a gradient are compared.
     """
     live = problem.factors.live
     silent = points @ problem.preactivations.T <= 0
@@ -106,11 +103,8 @@ def affine(
 ) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
     """Return origin and basis of the coordinates p̄ in a space whose inputs end in 1: p̄ = origin + basis · t.
 
-    The basis is orthonormal.
-
-    Args:
-        space: orthonormal basis of the space.
-        one: the vector e with e · p̄ = 1; None for a layer without bias, whose coordinates are not restricted.
+    Both bases are orthonormal. ``one`` is the vector e with e · p̄ = 1; None for a layer without bias, whose
+    coordinates are not restricted.
     """
     if one is None:
         return torch.zeros_like(space[:, 0]), space

@@ -33,11 +33,7 @@ def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) ->
     Each gradient is factored within a sketch of 32 columns, if the part of the gradient outside the sketch is no larger
     than rounding (``sketched_triplets``). Gradients whose rank is too large for this sketch are factored within a
     sketch of 96 columns. The result omits gradients whose rank is uncertain after that. ``decompose`` factors such
-    gradients one by one.
-
-    Args:
-        gradients: Ĝ of each layer.
-        epsilon: machine epsilon of the dtype in which the gradients were passed.
+    gradients one by one. ``epsilon`` is the machine epsilon of the dtype in which the gradients were passed.
     """
     if epsilon < COARSE:
         return []
@@ -72,13 +68,8 @@ def _by_rank(
 ) -> list[tuple[int, list[int]]]:
     """Return each rank that a sketch of k columns contains with ``MARGIN``, and the indices of gradients of this rank.
 
-    Args:
-        spectra: singular values of each gradient.
-        shapes: number of rows and columns of each gradient that are not zero.
-        certain: indices of the gradients without signal outside their sketch.
-        full_shape: number of rows and columns of the gradients, including zeros.
-        k: number of columns of the sketch.
-        epsilon: machine epsilon of the dtype in which the gradients were passed.
+    ``certain`` has the indices of the gradients without signal outside their sketch. ``shapes`` counts the rows and
+    columns of each gradient that are not zero, and ``full_shape`` all of them.
     """
     ranks = clear_ranks(spectra, full_shape, epsilon)
     by_rank: dict[int, list[int]] = {}
