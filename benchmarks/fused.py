@@ -25,9 +25,9 @@ from spearpp.inversion.problem import Problem, pose
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import BUSY_BYTES
 from spearpp.linalg.kernels.paper import for_descent, reference
+from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.search import RiemannianAdam
 from spearpp.search.descent import Descent
-from spearpp.search.gated.descent import tensor_cores
 from spearpp.types import Tensor
 
 if TYPE_CHECKING:

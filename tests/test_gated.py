@@ -454,7 +454,7 @@ def test_how_the_user_set_the_precision_of_products_is_left_alone() -> None:
     """torch has two ways to say it, and reading the old after setting the new is an error."""
     code = (
         "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
-        "from spearpp.search.gated.descent import tensor_cores\n"
+        "from spearpp.linalg.tensor_cores import tensor_cores\n"
         "for allowed in (False, True):\n"
         "    with tensor_cores(allowed):\n"
         "        pass\n"

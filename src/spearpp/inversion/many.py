@@ -5,7 +5,7 @@ one round of the gated search for many layers in one batch: factorisation, desce
 and certificates. A layer is done if this round certifies its whole batch. All other layers are inverted one by one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,12 +14,11 @@ from spearpp.errors import SpearError
 from spearpp.inversion.evidence.one_layer import certify_many
 from spearpp.inversion.factors.batched import SameRank, decompose_many
 from spearpp.inversion.invert import invert
-from spearpp.inversion.observation import Observation, observe
+from spearpp.inversion.observation import Observation, append_column, observe
 from spearpp.inversion.pool import solve_weighted, zero_weights
-from spearpp.inversion.problem import Problem
+from spearpp.inversion.problem import Problem, problem_of
 from spearpp.inversion.result import Clock, Inversion, Stats
 from spearpp.inversion.selection import agreeing, inputs_at
-from spearpp.inversion.tolerance import tolerance
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import MIN_BY_GRAM, smallest_eigenvector
 from spearpp.search import Gated
@@ -134,18 +133,17 @@ def _signature(layer: LayerTensors) -> tuple[object, ...]:
 
 def stack(layers: Sequence[LayerTensors]) -> Observation:
     """Return the observations of layers of one shape, stacked along a first dimension."""
-    one = observe(*layers[0])
     grad_weight, weight = torch.stack([each[0] for each in layers]), torch.stack([each[2] for each in layers])
     return replace(
-        one,
-        gradient=_append_columns(grad_weight.detach().double(), [each[1] for each in layers]),
-        weight=_append_columns(weight.detach().double(), [each[3] for each in layers]),
+        observe(*layers[0]),
+        gradient=append_column(grad_weight, _stacked(each[1] for each in layers)),
+        weight=append_column(weight, _stacked(each[3] for each in layers)),
     )
 
 
-def _append_columns(matrices: Float[Tensor, "u m n"], columns: list[Tensor | None]) -> Float[Tensor, "u m columns"]:
+def _stacked(columns: Iterable[Tensor | None]) -> Tensor | None:
     given = [column for column in columns if column is not None]
-    return torch.cat([matrices, torch.stack(given).detach().double()[:, :, None]], dim=2) if given else matrices
+    return torch.stack(given) if given else None
 
 
 def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> Iterator[tuple[int, Inversion]]:
@@ -159,12 +157,7 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
     for group in _split(groups):
         grouped = replace(seen, gradient=seen.gradient[group.which], weight=seen.weight[group.which])
         with clock("decompose"):
-            problem = Problem(
-                grouped,
-                group.factors,
-                tolerance(grouped, group.factors, search.sparsity),
-                grouped.weight @ group.factors.right.mT,
-            )
+            problem = problem_of(grouped, group.factors, search.sparsity)
         with clock("search"):
             effort = search.efforts_for(problem)[0]
             points, directions = _descend(problem, search, effort, generator)

@@ -111,10 +111,9 @@ def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | 
     Raises:
         RankError: if the rank of the gradient does not allow inversion.
     """
-    factors = decompose(seen, batch_size)
-    return Problem(
-        seen=seen,
-        factors=factors,
-        tolerance=tolerance(seen, factors, sparsity),
-        preactivations=seen.weight @ factors.right.T,
-    )
+    return problem_of(seen, decompose(seen, batch_size), sparsity)
+
+
+def problem_of(seen: Observation, factors: Factors, sparsity: float | None) -> Problem:
+    """Compute everything that a search needs from a gradient and its factors, or from several that are stacked."""
+    return Problem(seen, factors, tolerance(seen, factors, sparsity), seen.weight @ factors.right.mT)

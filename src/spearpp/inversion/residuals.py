@@ -1,7 +1,6 @@
 """Residuals of the network equations, and their derivatives, in the coordinates of a search."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from spearpp.inversion.network import Network
 from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
@@ -49,6 +49,8 @@ class Residuals:
         dtype: torch.dtype,
     ) -> None:
         self.network, self.spans, self.dtype = network, spans, dtype
+        self._rough = preactivations.is_cuda and dtype == torch.float32
+        """Whether derivatives are computed on tensor cores, which is accurate enough for a search."""
         network.prepare(preactivations.device, dtype)
         self._all = preactivations
         self._outside = self._all_outside = [span.complement.to(dtype) for span in spans]
@@ -146,12 +148,12 @@ class Residuals:
         squares = [each.square() for each in scales]
 
         def product(direction: Tensor) -> Tensor:
-            with _lower_precision(t):
+            with tensor_cores(self._rough):
                 images = at.jvps(direction[:, None])
                 pulled = at.vjps([square * image for square, image in zip(squares, images, strict=True)])
                 return pulled[:, 0] @ self.basis
 
-        with _lower_precision(t):
+        with tensor_cores(self._rough):
             pairs = zip(scales, at.residuals, strict=True)
             slope = at.vjps([scale * residual[:, None] for scale, residual in pairs])[:, 0] @ self.basis
         return _squared(at.residuals), slope, product
@@ -188,7 +190,7 @@ class Residuals:
         at = self._linearised(t, labels, weights)
         product, slope = t.new_zeros(len(t), t.shape[1], t.shape[1]), torch.zeros_like(t)
         axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
-        with _lower_precision(t):
+        with tensor_cores(self._rough):
             for residual, scale, part in zip(at.residuals, at.scales, at.jvps(axes), strict=True):
                 product += scale.square()[:, None, None] * (part @ part.mT)
                 slope += scale[:, None] * (part @ residual[:, :, None])[:, :, 0]
@@ -201,14 +203,3 @@ def _squared(residuals: list[Tensor]) -> Float[Tensor, "k"]:
 
 def _recording() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-@contextmanager
-def _lower_precision(t: Tensor) -> Iterator[None]:
-    """Let a GPU multiply float32 matrices with TF32, which is enough for the derivatives of a search."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = before or (t.is_cuda and t.dtype == torch.float32)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

@@ -4,9 +4,7 @@ Many starts approach the same direction. On a CPU, duplicate starts are removed 
 """
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -15,6 +13,7 @@ import torch
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import gated as kernels
 from spearpp.linalg.recording import repeat
+from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.types import Float, Int, Tensor
 
@@ -35,7 +34,6 @@ DUPLICATE_COSINE = 0.95
 """Cosine of two directions above which their starts count as duplicates. Measured together with the times above."""
 SHRINK_SHARE = 0.8
 """Largest share of remaining starts for which new, smaller tensors pay off. Design choice."""
-_TF32_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -167,25 +165,3 @@ def _schedule(steps: int, rate: float, dtype: torch.dtype) -> Float[Tensor, "eva
     moves = torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1)), first, second], dim=1)
     still = torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=dtype)
     return torch.cat([still.expand(WARM_UP, 4), moves, still])
-
-
-@contextmanager
-def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Let float32 products use tensor cores (TF32) inside the context, if ``allowed``.
-
-    If the user has chosen a precision with the newer of the two settings of PyTorch, it stays unchanged.
-    """
-    if not allowed:
-        yield
-        return
-    with _TF32_LOCK:  # the setting belongs to the whole process
-        try:
-            before = torch.backends.cuda.matmul.allow_tf32
-            torch.backends.cuda.matmul.allow_tf32 = True
-        except RuntimeError:  # the user has used the newer setting, which PyTorch does not allow to mix
-            yield
-            return
-        try:
-            yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
