@@ -108,13 +108,17 @@ def main() -> int:
 
 def _blocks(wide: int, fine: bool) -> "list[Block]":
     """Return the block size that the kernel uses, and others to compare with."""
-    from spearpp.linalg.kernels.paper.fused import BLOCKS, Block
+    from spearpp.linalg.kernels.paper.fused import Block, block_for
 
-    first = BLOCKS[wide, fine]
+    first = block_for(wide, fine)
     others = [
         replace(first, starts=192 - first.starts, warps=12 - first.warps),  # 64 and 4, or 128 and 8
         replace(first, stages=3),
-        replace(first, rows=128) if wide == 32 else Block(128, 32, 8) if wide == 128 else replace(first, stages=4),
+        replace(first, rows=128)
+        if wide == 32
+        else Block(128, 32, 8, stages=2)
+        if wide == 128
+        else replace(first, stages=4),
     ]
     return [first, *others]
 
@@ -280,9 +284,9 @@ def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
 
 
 def _starts_per_program(wide: int, fine: bool) -> int:
-    from spearpp.linalg.kernels.paper.fused import BLOCKS
+    from spearpp.linalg.kernels.paper.fused import block_for
 
-    return BLOCKS[wide, fine].starts
+    return block_for(wide, fine).starts
 
 
 def _timed(b: int, m: int, starts: int, fine: bool, block: "Block", device: torch.device) -> Callable[[], None]:

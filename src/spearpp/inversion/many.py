@@ -12,7 +12,8 @@ import torch
 
 from spearpp.errors import SpearError
 from spearpp.inversion.evidence.one_layer import certify_many
-from spearpp.inversion.factors.batched import SameRank, decompose_many
+from spearpp.inversion.factors import Factors
+from spearpp.inversion.factors.batched import decompose_many
 from spearpp.inversion.invert import invert
 from spearpp.inversion.observation import Observation, append_column, observe
 from spearpp.inversion.pool import solve_weighted, zero_weights
@@ -154,10 +155,10 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
     clock = Clock()
     with clock("decompose"):
         groups = decompose_many(seen.gradient, seen.gradient_epsilon)
-    for group in _split(groups):
-        grouped = replace(seen, gradient=seen.gradient[group.which], weight=seen.weight[group.which])
+    for which, factors in _split(groups):
+        grouped = replace(seen, gradient=seen.gradient[which], weight=seen.weight[which])
         with clock("decompose"):
-            problem = problem_of(grouped, group.factors, search.sparsity)
+            problem = problem_of(grouped, factors, search.sparsity)
         with clock("search"):
             effort = search.efforts_for(problem)[0]
             points, directions = _descend(problem, search, effort, generator)
@@ -177,11 +178,11 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             steps=STARTS * effort.steps,
             candidates=problem.batch_size,
             found=problem.batch_size,
-            seconds={stage: seconds / len(group.which) for stage, seconds in clock.seconds.items()},
+            seconds={stage: seconds / len(which) for stage, seconds in clock.seconds.items()},
             stopped="the whole batch was found",
             rounds=1,
         )
-        for i, place in enumerate(group.which[kept].tolist()):
+        for i, place in enumerate(which[kept].tolist()):
             if bool(evidence[i].exact.all()):
                 yield (
                     place,
@@ -202,13 +203,13 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
                 )
 
 
-def _split(groups: list[SameRank]) -> Iterator[SameRank]:
+def _split(groups: list[tuple[Tensor, Factors]]) -> Iterator[tuple[Tensor, Factors]]:
     """Split each group so that the refinement of one part fits ``BYTES``."""
-    for group in groups:
-        _, m, b = group.factors.left.shape
+    for which, factors in groups:
+        _, m, b = factors.left.shape
         size = max(1, BYTES // (48 * SPARE * b * b * m))
-        for at in torch.arange(len(group.which), device=group.which.device).split(size):
-            yield SameRank(group.which[at], select_rows(group.factors, at))
+        for at in torch.arange(len(which), device=which.device).split(size):
+            yield which[at], select_rows(factors, at)
 
 
 def _descend(problem: Problem, search: Gated, effort: Effort, generator: torch.Generator) -> tuple[Tensor, Tensor]:

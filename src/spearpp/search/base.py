@@ -48,7 +48,7 @@ class Search(Protocol):
     """A search for the samples of one layer. A frozen dataclass describes it, and ``propose`` runs it.
 
     Most searches propose sparse directions, from which the caller selects b. ``Equations`` proposes samples that
-    satisfy the equations of the whole network.
+    satisfy the equations of the whole network. A search may inherit from this class, but need not.
     """
 
     @property
@@ -66,7 +66,7 @@ class Search(Protocol):
 
         Most searches return the problem unchanged.
         """
-        ...
+        return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
         """Propose candidates, round by round. The caller stops iterating when the whole batch is found.

@@ -14,7 +14,7 @@ import torch
 
 from spearpp.inversion.evidence import Evidence
 from spearpp.inversion.evidence.network import judge_points
-from spearpp.inversion.evidence.spread import Orthogonal, Spread, row_deviation, weighted_equations
+from spearpp.inversion.evidence.spread import Spread, row_deviation, weighted_equations
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
@@ -76,8 +76,8 @@ def _orthogonal(
     known: Solutions,
     spread: Spread,
     points: Float[Tensor, "k b"],
-) -> Orthogonal:
-    """Return the equations that known samples give for points. ``spread`` is that of the known samples."""
+) -> Float[Tensor, "k j b"]:
+    """Return the rows of the equations rows · p = 0 that known samples give for points, divided by their noise."""
     factors = problem.factors
     preactivations, one = coordinate_maps(problem)
     basis = affine(torch.eye(problem.batch_size, dtype=points.dtype, device=points.device), one)[1]
@@ -95,16 +95,16 @@ def _orthogonal(
     gradient = row_deviation(factors, points)[:, None] * torch.linalg.vector_norm(rows, dim=1)
     rounded = torch.linalg.vector_norm(points / factors.singular_values, dim=1)[:, None] * rounding
     noise = torch.hypot(torch.hypot(gradient, rounded), torch.stack(moved))
-    return Orthogonal(rows / noise[:, :, None])
+    return rows / noise[:, :, None]
 
 
-def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogonal) -> Solutions:
+def _solve(problem: Problem, network: Network, start: Solutions, others: Float[Tensor, "k j b"]) -> Solutions:
     """Minimise the residuals of the network and of the other samples together, from the given points."""
     preactivations, _ = coordinate_maps(problem)
     levels = network.levels(start.coordinates @ preactivations.T, start.labels)[1]
     equations, weights, (origin, basis) = weighted_equations(problem, network, network.usable_spans, levels)
-    linear = others.rows @ basis
-    constant = others.residuals(origin.expand_as(start.coordinates))
+    linear = others @ basis
+    constant = (others @ origin.expand_as(start.coordinates)[:, :, None])[:, :, 0]
 
     def squared(t: Tensor, which: Tensor) -> Tensor:
         rest = constant[which] + (linear[which] @ t[:, :, None])[:, :, 0]

@@ -26,7 +26,7 @@ import math
 import torch
 
 from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Evidence
-from spearpp.inversion.evidence.spread import Orthogonal, Spread, nearly_linear, row_deviation, spread_of
+from spearpp.inversion.evidence.spread import Spread, nearly_linear, row_deviation, spread_of
 from spearpp.inversion.network import ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
@@ -41,7 +41,7 @@ are points."""
 
 
 def judge_points(
-    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None = None
+    problem: Problem, network: Network, found: Solutions, others: Float[Tensor, "k j b"] | None = None
 ) -> tuple[Evidence, Spread]:
     """Collect the evidence for inputs that solve the equations of the network, and those of other samples if given.
 
@@ -57,7 +57,7 @@ def judge_points(
     ratios, sizes = shares / levels, [span.equations for span in network.usable_spans]
     excess = ratios.amax(0)
     if others is not None:
-        residuals = others.residuals(found.coordinates)
+        residuals = (others @ found.coordinates[:, :, None])[:, :, 0]
         excess = torch.maximum(excess, residuals.abs().amax(1))
         ratios, sizes = torch.cat([ratios, residuals.square().mean(1).sqrt()[None]]), [*sizes, residuals.shape[1]]
     spread = spread_of(problem, network, found, levels, others)

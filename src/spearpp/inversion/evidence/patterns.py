@@ -164,7 +164,7 @@ def _both_sides(problem: Problem, directions: Tensor, inverse: Tensor, zeros: Te
     clear = live & (bound <= CLEAR * level)
     free = torch.full_like(within.sum(-1), problem.batch_size - 1)
     if problem.rounds > 1 and not problem.dropout:
-        absent = _absent_rounds(within | ~live, problem.rounds)
+        absent = (within | ~live).reshape(len(within), problem.rounds, -1).all(-1)  # the whole column is zero there
         clear &= ~absent.repeat_interleave(within.shape[-1] // problem.rounds, dim=-1)
         free -= _ranks_of_rounds(factors.left, absent)
     return _Sides(
@@ -266,11 +266,6 @@ def _rebuild(
     share = weight / weight.sum(-1, keepdim=True).clamp_min(tiny)
     residual = factors.distance(signals.mT, sides.points / length[..., None]) / whole
     return error, share, residual, noise / whole
-
-
-def _absent_rounds(zeros: Bool[Tensor, "k m"], rounds: int) -> Bool[Tensor, "k T"]:
-    """Return from which rounds each sample is absent: its column is zero in all rows of the round."""
-    return zeros.reshape(len(zeros), rounds, -1).all(-1)
 
 
 def _ranks_of_rounds(left: Float[Tensor, "m b"], absent: Bool[Tensor, "k T"]) -> Int[Tensor, "k"]:

@@ -46,17 +46,6 @@ those of 400 points need 0.5 GB."""
 
 
 @dataclass(frozen=True, eq=False)
-class Orthogonal:
-    """Equations rows · p = 0 for each point, divided by their noise (``spearpp.inversion.evidence.joint``)."""
-
-    rows: Float[Tensor, "k j b"]
-
-    def residuals(self, points: Float[Tensor, "k b"]) -> Float[Tensor, "k j"]:
-        """Return how far the points are from satisfying the equations, in units of the noise."""
-        return (self.rows @ points[:, :, None])[:, :, 0]
-
-
-@dataclass(frozen=True, eq=False)
 class Spread:
     """How far noise moves each point: a random vector, and an offset. All are inf if a point is not determined."""
 
@@ -92,13 +81,18 @@ class Spread:
 
 
 def spread_of(
-    problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"], others: Orthogonal | None
+    problem: Problem,
+    network: Network,
+    found: Solutions,
+    levels: Float[Tensor, "s k"],
+    others: Float[Tensor, "k j b"] | None,
 ) -> Spread:
     """Return how far noise moves each point.
 
-    The matrices JᵀJ of a large batch take most of the time of an inversion. Its points are judged by the inputs of the
-    first later layers alone, if these are enough: fewer equations leave a larger error. Points that are not exact by
-    these are judged by all equations.
+    ``others`` are further equations rows · p = 0 for each point, divided by their noise
+    (``spearpp.inversion.evidence.joint``). The matrices JᵀJ of a large batch take most of the time of an inversion. Its
+    points are judged by the inputs of the first later layers alone, if these are enough: fewer equations leave a larger
+    error. Points that are not exact by these are judged by all equations.
     """
     if problem.batch_size <= LARGE_BATCH or others is not None:
         return _spread_by(problem, network, network.usable_spans, found, levels, others)
@@ -128,7 +122,7 @@ def _spread_by(
     spans: tuple[Span, ...],
     found: Solutions,
     levels: Float[Tensor, "s k"],
-    others: Orthogonal | None,
+    others: Float[Tensor, "k j b"] | None,
 ) -> Spread:
     """Return what ``spread_of`` returns, from the matrices JᵀJ of the equations of some spans.
 
@@ -151,7 +145,7 @@ def _spread_by(
         at = torch.nn.functional.pad(t[rows], (0, equations.basis.shape[1] - unknowns))
         _, products, _ = equations.normal_equations(at, found.labels[rows], weights[rows])
         if others is not None:
-            linear = torch.nn.functional.pad(others.rows[rows] @ extended, (0, unseen.shape[1]))
+            linear = torch.nn.functional.pad(others[rows] @ extended, (0, unseen.shape[1]))
             products = products + linear.mT @ linear
         products, crossed = products[:, :unknowns, :unknowns], products[:, :unknowns, unknowns:]
         slope = _slope_of_noise(network, equations, at, found.labels[rows], levels[:, rows])[:, :unknowns]

@@ -22,7 +22,7 @@ from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Pairs, no_pairs
 from spearpp.linalg import sphere
-from spearpp.search.base import Proposals, check_options
+from spearpp.search.base import Proposals, Search, check_options
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
 from spearpp.search.gated.one_layer import OneLayerRounds, RoundOptions
@@ -50,7 +50,7 @@ it."""
 
 
 @dataclass(frozen=True)
-class Gated:
+class Gated(Search):
     """Search over points p. Only rows of L at neurons that p leaves inactive are used (gating).
 
     Each round removes what it found from the problem. A round that finds little is followed by a round with more

@@ -16,7 +16,7 @@ from spearpp.types import Float, Tensor
 __all__ = ["WIDEST", "for_descent", "reference"]
 
 WIDEST = 256
-"""Largest b for which one program can hold its starts in registers. ``fused.BLOCKS`` has no entry beyond this width."""
+"""Largest b for which one program can hold its starts in registers."""
 
 
 def for_descent(points: Float[Tensor, "starts b"], smooth: bool) -> ModuleType | None:
