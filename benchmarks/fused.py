@@ -24,6 +24,7 @@ from spearpp.inversion.pool import admit, empty_pool
 from spearpp.inversion.problem import Problem, pose
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import BUSY_BYTES
+from spearpp.linalg.kernels import padded
 from spearpp.linalg.kernels.paper import for_descent, reference
 from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.search import RiemannianAdam
@@ -245,7 +246,7 @@ def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
     """Time both implementations of the whole search, and then the kernel with all block sizes."""
     starts = BUSY_BYTES // (4 * m)
     rows, points, *_ = _problem(b, m, starts, 1, device)
-    wide = max(16, 2 ** (b - 1).bit_length())
+    wide = padded(b)
     search = RiemannianAdam()
 
     def row(way: str, steps: int, seconds: float, done: float, intensity: float, cut: str = "") -> Row:

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
+from spearpp.linalg.kernels import padded
 from spearpp.linalg.kernels.gated.blocks import (
     adam_step,
     add_groups,
@@ -34,8 +35,6 @@ from spearpp.linalg.kernels.gated.reference import TINY as _TINY
 from spearpp.types import Float, Tensor
 
 TINY = tl.constexpr(_TINY)
-NARROWEST = 16
-"""Smallest number of columns that ``tl.dot`` multiplies on tensor cores."""
 SHARED = 128 * 2**10
 """Largest number of bytes of ℓ_k and a_k, each in two memory orders, that a program keeps in shared memory. Design
 choice: below the 163 KiB that an A100 and the 227 KiB that an H200 offer to one program, with room for the rest."""
@@ -81,11 +80,6 @@ def plan(m: int, width: int, exact: bool) -> Plan:
     padded_neurons = max(128, triton.next_power_of_2(m))
     whole = padded_neurons * width * (32 if exact else 16) <= SHARED  # exact products store each factor twice
     return Plan(16, padded_neurons if whole else 128, 4 if whole else 8, parted=True, whole=whole)
-
-
-def padded(columns: int) -> int:
-    """Return the power of two to which ``columns`` columns are padded."""
-    return max(NARROWEST, triton.next_power_of_2(columns))
 
 
 def descend(

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spearpp.linalg.kernels import padded
 from spearpp.linalg.kernels.gated.blocks import adam_step
 from spearpp.types import Float, Tensor
 
@@ -137,7 +138,7 @@ def descend(
     block: Block | None = None,
 ) -> None:
     """Compute ``reference.descend`` in float32. A given ``block`` replaces that of ``block_for``."""
-    padded_width = max(16, triton.next_power_of_2(rows.shape[1]))
+    padded_width = padded(rows.shape[1])
     block = block or block_for(padded_width, fine)
     scale = 2.0 ** (_EXPONENT - math.frexp(float(rows.abs().max()))[1])
     padded_rows = triton.cdiv(len(rows), block.rows) * block.rows
