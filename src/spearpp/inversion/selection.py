@@ -135,7 +135,7 @@ def _agreement(problem: Problem, unscaled: Tensor, scale: Tensor, zeros: Tensor)
 def greedy_filt(
     problem: Problem, chosen: Selection, pool: Pool, pool_indices: Int[Tensor, "b"], order: Int[Tensor, "candidates"]
 ) -> Selection:
-    """GreedyFilt: swap candidates into the selection as long as a swap improves it and λ is below 1.
+    """GreedyFilt: swap candidates, tried in this order, into the selection while a swap improves it and λ is below 1.
 
     A candidate replaces the direction for which the swap improves ``merit`` most. ``merit`` counts the agreeing entries
     of D, as λ does, and each zero of D once more. The second term is needed if local training or noise keeps λ below 1:
@@ -144,14 +144,8 @@ def greedy_filt(
     ``swap_scores`` scores all b places for a candidate in one batch. The best place therefore costs no more than the
     first improving place, which the paper takes. After a pass that changed the selection, the first candidates are
     tried again, including those that were swapped out. A right direction may look no better than a wrong one as long as
-    other directions in the selection are wrong.
-
-    Args:
-        problem: the layer.
-        chosen: b directions to start from.
-        pool: the candidates.
-        pool_indices: index in the pool of each of the b directions; -1 for a direction that is not in the pool.
-        order: indices of the candidates to try, in this order.
+    other directions in the selection are wrong. ``pool_indices`` has the index in the pool of each of the b directions;
+    -1 for a direction that is not in the pool.
     """
     b, m = chosen.zeros.shape
     best, best_before = merit(chosen), -1

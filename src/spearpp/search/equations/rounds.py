@@ -1,10 +1,10 @@
 """The rounds of the search that solves the equations of a network.
 
-Every round draws random starting points, solves some of the equations by Levenberg-Marquardt in float32, finishes the
-solutions with all equations in float64, and keeps those that satisfy every equation up to its noise. Samples that have
-been found restrict the unknowns of later rounds, because the point p of a sample is orthogonal to the directions q of
-all others, and they give one more equation for each space (``Span.without``). The last steps in float64 use neither, so
-errors of found samples do not add up.
+Every round draws random starting points, solves some of the equations in float32, finishes the solutions with all
+equations in float64, and keeps those that satisfy every equation up to its noise. Samples that have been found restrict
+the unknowns of later rounds, because the point p of a sample is orthogonal to the directions q of all others, and they
+give one more equation for each space (``Span.without``). The last steps in float64 use neither, so errors of found
+samples do not add up.
 
 Which equations find samples depends on the network: the backward equations alone for smooth activations, the forward
 equations for nearly linear ones, and forward equations with smoothed activations for ReLU and for trained networks.
@@ -115,13 +115,12 @@ class Rounds:
         sets = [(backward, 0.0), (forward, 0.0), *((forward, width) for width in WIDEST), (every, WIDEST[-1])]
         if not forward or not backward:
             sets = [(every, width) for width in (0.0, *WIDEST)]
-        made: dict[int, Residuals] = {}
+        made: dict[tuple[Span, ...], Residuals] = {}
         self.ways = []
         for spans, widest in sets:
             if sum(span.equations for span in spans) >= problem.batch_size:
-                key = sum(1 << self.spans.index(span) for span in spans)
-                if key not in made:
-                    made[key] = Residuals(network, spans, self.a, torch.float32)
+                key = tuple(spans)
+                made[key] = made.get(key) or Residuals(network, spans, self.a, torch.float32)
                 self.ways.append(_Way(made[key], widest))
         self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)

@@ -35,12 +35,7 @@ MIN_NEW = 0.02
 class BackwardRounds:
     """Rounds of reflections that find columns of D from the weights of the next layer.
 
-    Args:
-        problem: the layer.
-        outputs: the weights of the next layer.
-        size: half of the number of starts of a round.
-        dtype: precision of the reflections.
-        peeled: inputs that single rows revealed before.
+    A round has twice as many starts as ``size``. ``peeled`` are the inputs that single rows revealed before.
     """
 
     min_new = MIN_NEW

@@ -64,16 +64,8 @@ def descend(gates: Gates, points: Float[Tensor, "*u starts d"], effort: Effort, 
     """Descend by Riemannian Adam with a cosine schedule.
 
     Several problems can be stacked along a leading dimension. A GPU then solves all of them with one kernel launch if
-    they are small. Otherwise they are solved one by one, because their products then stay in the cache of a CPU.
-
-    Args:
-        gates: the problem, or several.
-        points: unit vectors c, one per start. The function may overwrite them.
-        effort: how carefully to descend.
-        rate: the initial learning rate.
-
-    Returns:
-        The end points. For a single problem on a CPU, duplicate starts share one end point.
+    they are small. Otherwise they are solved one by one, because their products then stay in the cache of a CPU. The
+    points, unit vectors c, may be overwritten. For a single problem on a CPU, duplicate starts share one end point.
     """
     directions = _in_one_kernel(gates, points, effort, rate)
     if directions is not None:

@@ -36,16 +36,10 @@ class Gates:
 
 
 class Objective:
-    """f, q and the parts of ∇ log f at all points, in preallocated tensors.
+    """f, q and the parts of ∇ log f at all points, the unit vectors c, in preallocated tensors.
 
     The class never forms M. It solves M u = p by conjugate gradients that start at the previous solution. An iteration
-    takes two thin matrix products for all starts together.
-
-    Args:
-        gates: the problem.
-        points: unit vectors c. ``evaluate`` reads their current values.
-        epsilon: ε.
-        iterations: conjugate-gradient iterations per evaluation.
+    takes two thin matrix products for all starts together. ``evaluate`` reads the current values of the points.
     """
 
     def __init__(self, gates: Gates, points: Float[Tensor, "starts d"], *, epsilon: float, iterations: int) -> None:

@@ -85,13 +85,7 @@ class TwoLayerRounds:
     """State of the search with the next layer: the inputs found, and how hard to search next.
 
     Each round reflects random starts (``reflect``), solves their end points exactly, accepts those that satisfy the
-    equations of both layers, and removes what was found from both subspaces.
-
-    Args:
-        problem: the layer.
-        next_layer: the gradient and weights of the next layer.
-        least: number of starts of a round in the beginning.
-        dtype: precision of the reflections.
+    equations of both layers, and removes what was found from both subspaces. A round begins with ``least`` starts.
     """
 
     def __init__(self, problem: Problem, next_layer: NextLayer, least: int, dtype: torch.dtype) -> None:
@@ -228,16 +222,8 @@ def reflect(
 ) -> tuple[Float[Tensor, "starts d"], int]:
     """Reflect all starts until half of them have converged, or until the maximum number of reflections.
 
-    Args:
-        span: orthonormal basis of the z that remain.
-        activations: orthonormal basis of the y that remain.
-        starts: coordinates of z, unit vectors.
-        most: maximum number of reflections.
-        alpha: α. None: m/d, clipped to ``ALPHAS``.
-        beta: β.
-
-    Returns:
-        The coordinates of z at the end, and the number of reflections.
+    ``span`` and ``activations`` are orthonormal bases of the z and the y that remain, and ``starts`` are unit vectors
+    of coordinates of z. The result has the coordinates at the end, and the number of reflections.
     """
     alpha = min(max(span.shape[0] / span.shape[1], ALPHAS[0]), ALPHAS[1]) if alpha is None else alpha
     z = starts @ span.T
