@@ -30,7 +30,7 @@ from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Inversion, Progress, Stats
-from spearpp.inversion.solutions import Solutions, coordinate_maps, no_solutions
+from spearpp.inversion.solutions import Solutions, no_solutions
 from spearpp.inversion.training import LocalTraining
 from spearpp.linalg import sphere
 from spearpp.linalg.time_limit import OutOfTimeError, time_limit
@@ -166,8 +166,8 @@ def _fit(posed: _Posed, found: Solutions, epochs: int, generator: torch.Generato
     if seen.observed.numel() < SPARE * (2 * b * b + 1):
         return None
     on_cpu = generator if generator.device.type == "cpu" else torch.Generator().manual_seed(0)
-    one = coordinate_maps(posed.problem)[1]
-    return fit_training(training, seen, found.coordinates, one, epochs, _rounding(posed), on_cpu)
+    basis = posed.problem.input_space[1]
+    return fit_training(training, seen, found.coordinates, basis, epochs, _rounding(posed), on_cpu)
 
 
 def _rounding(posed: _Posed) -> float:

@@ -20,7 +20,7 @@ from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Progress
 from spearpp.inversion.selection import Selection, initial, polish, select
-from spearpp.inversion.solutions import Pairs, Solutions, coordinate_maps, no_solutions
+from spearpp.inversion.solutions import Pairs, Solutions, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Proposals, Search
 from spearpp.types import join_rows
@@ -127,11 +127,10 @@ def contradicts(network: Network, problem: Problem) -> bool:
     The input of a later layer is then far from the row space of its gradient. This needs no loss. Local training moves
     an input less. Some activations that are named wrongly move it as far, such as tanh for a sigmoid network.
     """
-    preactivations, one = coordinate_maps(problem)
     spans = [span for span in network.spans if not span.signals]
-    if one is None or not spans:  # without a bias, the scale of the input is unknown
+    if problem.one is None or not spans:  # without a bias, the scale of the input is unknown
         return False
-    z = (preactivations / one).T
+    z = (problem.of_coordinates / problem.one).T
     vectors = network.vectors(z, torch.zeros_like(z[:, 0], dtype=torch.long), spans)
     return any(float(span.share_outside(each)) > UNRELATED for span, each in zip(spans, vectors, strict=True))
 

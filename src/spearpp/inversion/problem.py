@@ -75,6 +75,22 @@ class Problem:
         return self.factors.left[self.factors.live]
 
     @cached_property
+    def of_coordinates(self) -> Float[Tensor, "m b"]:
+        """Ŵ V, which maps the coordinates p̄ of a sample to its pre-activations z."""
+        return self.preactivations / self.factors.singular_values
+
+    @property
+    def one(self) -> Float[Tensor, "b"] | None:
+        """The vector e with e · p̄ = 1 for every sample, whose x̂ = V p̄ ends in 1; None for a layer without bias."""
+        return self.factors.rows[:, -1] if self.seen.has_bias else None
+
+    @cached_property
+    def input_space(self) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
+        """Origin and orthonormal basis of the coordinates of all inputs, p̄ = origin + basis · t (``affine``)."""
+        left = self.factors.left
+        return affine(torch.eye(self.batch_size, dtype=left.dtype, device=left.device), self.one)
+
+    @cached_property
     def certain_rows(self) -> Float[Tensor, "*u m b"]:
         """ℓ_k / σ_k, scaled so that the longest row has length 1; zero for neurons without a gradient."""
         noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
@@ -117,3 +133,19 @@ def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | 
 def problem_of(seen: Observation, factors: Factors, sparsity: float | None) -> Problem:
     """Compute everything that a search needs from a gradient and its factors, or from several that are stacked."""
     return Problem(seen, factors, tolerance(seen, factors, sparsity), seen.weight @ factors.right.mT)
+
+
+def affine(
+    space: Float[Tensor, "b k"], one: Float[Tensor, "b"] | None
+) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
+    """Return origin and basis of the coordinates p̄ in a space whose inputs end in 1: p̄ = origin + basis · t.
+
+    Both bases are orthonormal. ``one`` is the vector e with e · p̄ = 1; None for a layer without bias, whose
+    coordinates are not restricted.
+    """
+    if one is None:
+        return torch.zeros_like(space[:, 0]), space
+    end = space.T @ one
+    frame = torch.eye(len(end), dtype=end.dtype, device=end.device)
+    frame[:, 0] = end
+    return space @ (end / (end @ end)), space @ torch.linalg.qr(frame)[0][:, 1:]

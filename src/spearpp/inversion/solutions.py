@@ -86,29 +86,3 @@ def no_solutions(problem: Problem) -> Solutions:
     """Return an empty set of solutions."""
     none = problem.factors.left.new_zeros(0, problem.batch_size)
     return Solutions(none, torch.zeros(0, dtype=torch.long, device=none.device), none)
-
-
-def coordinate_maps(problem: Problem) -> tuple[Float[Tensor, "m b"], Float[Tensor, "b"] | None]:
-    """Return Ŵ V, which maps the coordinates p̄ of a sample to its pre-activations z, and the last row e of V.
-
-    The input x̂ = V p̄ of every sample ends in 1, so e · p̄ = 1. The row is None for a layer without bias.
-    """
-    factors = problem.factors
-    preactivations = problem.preactivations / factors.singular_values
-    return preactivations, factors.rows[:, -1] if problem.seen.has_bias else None
-
-
-def affine(
-    space: Float[Tensor, "b k"], one: Float[Tensor, "b"] | None
-) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
-    """Return origin and basis of the coordinates p̄ in a space whose inputs end in 1: p̄ = origin + basis · t.
-
-    Both bases are orthonormal. ``one`` is the vector e with e · p̄ = 1; None for a layer without bias, whose
-    coordinates are not restricted.
-    """
-    if one is None:
-        return torch.zeros_like(space[:, 0]), space
-    end = space.T @ one
-    frame = torch.eye(len(end), dtype=end.dtype, device=end.device)
-    frame[:, 0] = end
-    return space @ (end / (end @ end)), space @ torch.linalg.qr(frame)[0][:, 1:]

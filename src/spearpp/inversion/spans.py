@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 
+from spearpp.linalg.nullspace import complement
 from spearpp.types import Float, Tensor
 
 
@@ -50,7 +51,7 @@ class Span:
     @cached_property
     def complement(self) -> Float[Tensor, "d _"]:
         """Orthonormal basis of the vectors that are orthogonal to the space."""
-        return torch.linalg.qr(self.basis, mode="complete")[0][:, self.basis.shape[1] :]
+        return complement(self.basis.T)
 
     def without(self, known: Float[Tensor, "k _"]) -> Float[Tensor, "d k"]:
         """Return an orthonormal basis of directions that are orthogonal to the vectors of all but the known samples.

@@ -29,7 +29,7 @@ from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Eviden
 from spearpp.inversion.evidence.spread import Spread, nearly_linear, row_deviation, spread_of
 from spearpp.inversion.network import ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
+from spearpp.inversion.solutions import Solutions
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.spectrum import rank_above
 from spearpp.types import Bool, Float, Tensor, select_rows
@@ -51,8 +51,7 @@ def judge_points(
     Returns:
         The evidence, and how far noise moves the coordinates of each input.
     """
-    preactivations, _ = coordinate_maps(problem)
-    z = found.coordinates @ preactivations.T
+    z = found.coordinates @ problem.of_coordinates.T
     shares, levels = network.levels(z, found.labels)
     ratios, sizes = shares / levels, [span.equations for span in network.usable_spans]
     excess = ratios.amax(0)
@@ -126,14 +125,13 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     The parts of their vectors outside the spans have this rank. Random points are as far from the mean of the found
     points as these are. With several rounds, a later layer counts once, with its best round: the rounds may be alike.
     """
-    preactivations, one = coordinate_maps(problem)
-    origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
+    origin, basis = problem.input_space
     t = (found.coordinates - origin) @ basis
     generator = torch.Generator().manual_seed(0)
     draw = torch.randn(PROBES * problem.batch_size + PROBES, t.shape[1], generator=generator, dtype=torch.float64)
     points = origin + float(t.square().mean().sqrt()) * draw.to(t) @ basis.T
     labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
-    z = points @ preactivations.T
+    z = points @ problem.of_coordinates.T
     every, _, levels = network.vectors_with_levels(z, labels)
     ranks: dict[tuple[int, bool], int] = {}
     later = max(1, len(network.rests[0].layers))

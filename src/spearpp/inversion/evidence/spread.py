@@ -18,7 +18,7 @@ from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
+from spearpp.inversion.solutions import Solutions
 from spearpp.inversion.spans import Span, norm
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
@@ -134,7 +134,8 @@ def _spread_by(
     residuals then move by -δ (o + B w), with origin o and basis B of the points, and w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o. Chunks
     of points bound the memory.
     """
-    equations, weights, (origin, basis) = weighted_equations(problem, network, spans, levels)
+    equations, weights = weighted_equations(problem, network, spans, levels)
+    origin, basis = problem.input_space
     t = (found.coordinates - origin) @ basis
     extended, unseen = torch.cat([basis, origin[:, None]], dim=1), moved_from_outside(problem)
     equations.place(origin, extended, beyond=unseen)
@@ -203,21 +204,17 @@ def _slope_of_noise(
 
 def weighted_equations(
     problem: Problem, network: Network, spans: tuple[Span, ...], levels: Float[Tensor, "s k"]
-) -> tuple[Residuals, Float[Tensor, "k t"], tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]]:
-    """Return equations, the weights that divide those of each point by their noise, and origin and basis of points.
+) -> tuple[Residuals, Float[Tensor, "k t"]]:
+    """Return the equations of some spans, and the weights that divide those of each point by their noise.
 
-    ``levels`` are those of all equations, and the weights those of the spans.
-
-    The level of a span is the norm of the noise of all its equations, so one equation has the level over the square
-    root of their number.
+    The equations are placed in ``Problem.input_space``. ``levels`` are those of all spans. The level of a span is the
+    norm of the noise of all its equations, so one equation has the level over the square root of their number.
     """
-    preactivations, one = coordinate_maps(problem)
-    equations = Residuals(network, spans, preactivations, torch.float64)
-    origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
-    equations.place(origin, basis)
+    equations = Residuals(network, spans, problem.of_coordinates, torch.float64)
+    equations.place(*problem.input_space)
     levels = levels[[network.usable_spans.index(span) for span in spans]]
     sizes = torch.tensor([span.equations for span in spans], device=levels.device)
-    return equations, (sizes[:, None].sqrt() / levels).T, (origin, basis)
+    return equations, (sizes[:, None].sqrt() / levels).T
 
 
 def row_deviation(factors: Factors, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
@@ -237,7 +234,8 @@ def nearly_linear(
     With ±δ of the size of the error, r(p + δ) + r(p - δ) - 2 r(p) must be small against r(p + δ) - r(p - δ). A larger
     error allows more: in a network that is not saturated, the share is about 0.6 times the error.
     """
-    equations, weights, (origin, basis) = weighted_equations(problem, network, network.usable_spans, levels)
+    equations, weights = weighted_equations(problem, network, network.usable_spans, levels)
+    origin, basis = problem.input_space
     t, generator = (found.coordinates - origin) @ basis, torch.Generator().manual_seed(0)
     size = (error * torch.linalg.vector_norm(found.coordinates, dim=1))[:, None]
     here, shares = equations(t, found.labels, weights), []

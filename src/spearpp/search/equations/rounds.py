@@ -19,12 +19,13 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.network import SIGMAS, Network
-from spearpp.inversion.problem import Problem
+from spearpp.inversion.problem import Problem, affine
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_solutions
+from spearpp.inversion.solutions import Solutions, no_solutions
 from spearpp.inversion.spans import Span
 from spearpp.linalg import sphere
 from spearpp.linalg.least_squares import Options
+from spearpp.linalg.nullspace import complement
 from spearpp.model.loss import Loss
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.finish import Finish
@@ -106,9 +107,7 @@ class Rounds:
     def __init__(self, problem: Problem, network: Network, generator: torch.Generator) -> None:
         self.problem, self.network, self.generator = problem, network, generator
         self.found, self.empty = no_solutions(problem), 0
-        self.a, self.one = coordinate_maps(problem)
         self.spans = network.usable_spans
-        self._whole = torch.eye(problem.batch_size, dtype=self.a.dtype, device=self.a.device)
         forward = [span for span in self.spans if not span.signals]
         backward = [span for span in self.spans if span.signals]
         every = list(self.spans)
@@ -120,7 +119,7 @@ class Rounds:
         for spans, widest in sets:
             if sum(span.equations for span in spans) >= problem.batch_size:
                 key = tuple(spans)
-                made[key] = made.get(key) or Residuals(network, spans, self.a, torch.float32)
+                made[key] = made.get(key) or Residuals(network, spans, problem.of_coordinates, torch.float32)
                 self.ways.append(_Way(made[key], widest))
         self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)
@@ -128,10 +127,11 @@ class Rounds:
     def round(self) -> tuple[Solutions, int, int]:
         """Run one round with one set of equations. Return what ``run_rounds`` yields."""
         way = self._choose()
-        remaining = self._remaining()
+        # The points of all missing samples are orthogonal to the directions found.
+        remaining = complement(sphere.retract(self.found.directions / self.problem.factors.singular_values))
         ends: tuple[Tensor, Tensor | None]
-        if remaining.shape[1] == 1 and self.one is not None:
-            ends, starts, steps = (affine(remaining, self.one)[0][None], None), 1, 0  # only one point is left
+        if remaining.shape[1] == 1 and self.problem.one is not None:
+            ends, starts, steps = (affine(remaining, self.problem.one)[0][None], None), 1, 0  # only one point is left
         else:
             ends, starts, steps = self._solve(way, remaining)
         new = self._finish.new_samples(*ends, self.found)
@@ -153,14 +153,6 @@ class Rounds:
         best = max(self.ways, key=lambda way: way.rate)
         return best if best.rate > 0 else self.ways[self.empty % len(self.ways)]
 
-    def _remaining(self) -> Float[Tensor, "b k"]:
-        """Return an orthonormal basis of the points that are orthogonal to all found directions."""
-        count = len(self.found)
-        if not count:
-            return self._whole
-        duals = sphere.retract(self.found.directions / self.problem.factors.singular_values)
-        return torch.linalg.qr(duals.T, mode="complete")[0][:, count:]
-
     def _solve(self, way: _Way, remaining: Float[Tensor, "b k"]) -> tuple[tuple[Tensor, Tensor | None], int, int]:
         """Descend from random starts.
 
@@ -169,7 +161,7 @@ class Rounds:
             labels; the number of starts; and the number of steps.
         """
         equations = way.residuals
-        origin, basis = affine(remaining, self.one)
+        origin, basis = affine(remaining, self.problem.one)
         equations.place(origin, basis, self._without_found(equations.spans) if not way.widest else ())
         unknowns = basis.shape[1]
         starts = self.starts.number(equations, unknowns, first=way.new is None, matrices=way.matrices)
@@ -220,10 +212,10 @@ class Rounds:
             missing = self.problem.batch_size - len(self.found)
             weights = (missing / classes - signals.cpu()).clamp_min(LEAST_WEIGHT)
         drawn = torch.multinomial(weights.to(self.generator.device), count, True, generator=self.generator)
-        return drawn.to(self.a.device)
+        return drawn.to(self.problem.factors.left.device)
 
     def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
-        return self.network.replay(found.coordinates @ self.a.T, found.labels)
+        return self.network.replay(found.coordinates @ self.problem.of_coordinates.T, found.labels)
 
 
 def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float) -> list[dict[str, float]]:
