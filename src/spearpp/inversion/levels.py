@@ -21,7 +21,8 @@ import torch
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import ROUNDING, Network
 from spearpp.inversion.observation import Observation, observe
-from spearpp.inversion.spans import Span, norm
+from spearpp.inversion.spans import Span
+from spearpp.linalg import sphere
 from spearpp.model.following import Following
 from spearpp.types import Float, Int, Tensor
 
@@ -61,7 +62,7 @@ def with_input_noise(network: Network, own: Factors, seen: Observation) -> Netwo
     found = {}
     for span, vectors, changed in pairs:
         outside = (changed - vectors) - ((changed - vectors) @ span.basis) @ span.basis.T
-        found[span] = float((norm(outside) / norm(vectors)).median()) / step
+        found[span] = float((sphere.norm(outside) / sphere.norm(vectors)).median()) / step
     preactivations = seen.weight @ own.rows.T
     amplified = noise * torch.linalg.pinv(preactivations) / own.singular_values[:, None]
     sensitive = tuple(replace(span, sensitivity=found.get(span, 0.0)) for span in network.spans)
@@ -126,4 +127,4 @@ def _changes(networks: list[Network], layers: list[Observation]) -> list[float]:
         return network.vectors(inputs @ layers[number].weight.T, labels, network.spans)
 
     parts = zip(vectors(0), vectors(1), vectors(2), strict=True)
-    return [float((norm(after - before) / norm(halfway)).median()) for before, halfway, after in parts]
+    return [float((sphere.norm(after - before) / sphere.norm(halfway)).median()) for before, halfway, after in parts]

@@ -64,8 +64,7 @@ def outside(preactivations: Float[Tensor, "k m"], activations: Float[Tensor, "m 
     """Return ‖(I - V Vᵀ) relu(z)‖ / ‖relu(z)‖, which is zero if and only if the activations lie in span(V)."""
     active = preactivations.clamp_min(0)
     residual = active - (active @ activations) @ activations.T
-    tiny = torch.finfo(active.dtype).tiny
-    return torch.linalg.vector_norm(residual, dim=1) / torch.linalg.vector_norm(active, dim=1).clamp_min(tiny)
+    return torch.linalg.vector_norm(residual, dim=1) / sphere.norm(active)
 
 
 def entry_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
@@ -84,9 +83,8 @@ def entry_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "
 def forward_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """Return the share of relu(A p) that noise moves outside span(V), for the point p of a true input."""
     m, b = problem.preactivations.shape
-    size = torch.linalg.vector_norm((points @ problem.preactivations.T).clamp_min(0), dim=1)
-    tiny = torch.finfo(size.dtype).tiny
-    return entry_noise(problem, next_layer, points) * max(1, m - b) ** 0.5 / size.clamp_min(tiny)
+    size = sphere.norm((points @ problem.preactivations.T).clamp_min(0))
+    return entry_noise(problem, next_layer, points) * max(1, m - b) ** 0.5 / size
 
 
 def backward_noise(
@@ -260,7 +258,7 @@ def _confirm(
     weights = weights.expand(len(masks), -1)
     solved, norms = _solve_masked(next_layer.back, masks, problem.factors.left, orthogonal, weights)
     gradients = (solved[:, 0] @ next_layer.back.T) * masks
-    size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(gradients.dtype).tiny)
+    size = sphere.norm(gradients)
     backs, inside = solved[:, 0] / size[:, None], gradients @ problem.factors.left
     left_over = torch.linalg.vector_norm(gradients - inside @ problem.factors.left.T, dim=1) / size
     directions = sphere.retract(inside)

@@ -33,7 +33,8 @@ from spearpp.errors import RankError
 from spearpp.inversion.chain import first_derivatives, signals_of
 from spearpp.inversion.factors import Factors, decompose
 from spearpp.inversion.observation import Observation, observe
-from spearpp.inversion.spans import Span, norm
+from spearpp.inversion.spans import Span
+from spearpp.linalg import sphere
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.model.rest import Rest
@@ -195,7 +196,7 @@ class Network:
             return torch.ones_like(signals[0][:, 0])
         count = len(self.rests[0].layers)
         outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
-        return 1 / torch.stack([norm(each) for each in outputs]).amin(0).clamp(max=1)
+        return 1 / torch.stack([sphere.norm(each) for each in outputs]).amin(0).clamp(max=1)
 
     def vectors_with_levels(
         self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"]

@@ -10,6 +10,7 @@ from spearpp.inversion.network import Network
 from spearpp.inversion.next_layer import FewOutputs, NextLayer
 from spearpp.inversion.observation import Observation
 from spearpp.inversion.tolerance import Tolerance, tolerance
+from spearpp.linalg import sphere
 from spearpp.types import Bool, Float, Tensor, to_device
 
 REPEATED_SINE, REPEATED_NOISE = 1e-3, 100.0
@@ -95,8 +96,7 @@ class Problem:
         """ℓ_k / σ_k, scaled so that the longest row has length 1; zero for neurons without a gradient."""
         noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
         rows = self.factors.left / noise[..., None]
-        longest = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
-        return rows / longest.clamp_min(torch.finfo(rows.dtype).tiny)[..., None, None]
+        return rows / sphere.norm(rows).amax(-1)[..., None, None]
 
     @cached_property
     def repeated_rows(self) -> Bool[Tensor, "*u m"]:
@@ -109,7 +109,7 @@ class Problem:
         if self.rounds == 1:
             return repeated
         left, spread = self.factors.left, torch.linalg.vector_norm(1 / self.factors.singular_values)
-        length = torch.linalg.vector_norm(left, dim=1).clamp_min(torch.finfo(left.dtype).tiny)
+        length = sphere.norm(left)
         rows = (left / length[:, None]).reshape(self.rounds, -1, left.shape[1])
         noise = (self.factors.row_noise * spread / length).reshape(self.rounds, -1)
         parts = repeated.reshape(self.rounds, -1)

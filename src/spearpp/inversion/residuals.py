@@ -8,6 +8,7 @@ import torch
 from spearpp.inversion.network import Network
 from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
+from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.linalg.time_limit import check_time
@@ -93,11 +94,8 @@ class Residuals:
     ) -> Float[Tensor, "k e"]:
         """Return the residual of every equation, multiplied by the weight of its span for each point."""
         vectors = self.network.vectors(self.preactivations(t), labels, self.spans, self.widths)
-        tiny = torch.finfo(self.dtype).tiny
-        shares = [
-            (each @ outside) / torch.linalg.vector_norm(each, dim=1, keepdim=True).clamp_min(tiny)
-            for each, outside in zip(vectors, self._outside, strict=True)
-        ]
+        pairs = zip(vectors, self._outside, strict=True)
+        shares = [(each @ outside) / sphere.norm(each)[:, None] for each, outside in pairs]
         if weights is not None:
             shares = [share * weight[:, None] for share, weight in zip(shares, weights.T, strict=True)]
         return torch.cat(shares, dim=1)
@@ -161,7 +159,7 @@ class Residuals:
     def _linearised(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> _Linearised:
         """Return residuals and derivatives. The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖."""
         at = linearised(self.network, self.preactivations(t), labels, self.spans, self.widths)
-        norms = [torch.linalg.vector_norm(each, dim=1).clamp_min(torch.finfo(self.dtype).tiny) for each in at.vectors]
+        norms = [sphere.norm(each) for each in at.vectors]
         units = [each / norm[:, None] for each, norm in zip(at.vectors, norms, strict=True)]
         shares = [unit @ outside for unit, outside in zip(units, self._outside, strict=True)]
         factors = torch.ones_like(norms[0]).expand(len(norms), -1) if weights is None else weights.T

@@ -28,10 +28,14 @@ def uniform(
     return retract(gaussian.to(device))
 
 
+def norm(vectors: Float[Tensor, "*points b"]) -> Float[Tensor, "*points"]:
+    """Return the norm of each vector, at least the smallest positive number, so that it can be a denominator."""
+    return torch.linalg.vector_norm(vectors, dim=-1).clamp_min(torch.finfo(vectors.dtype).tiny)
+
+
 def retract(vectors: Float[Tensor, "*points b"]) -> Float[Tensor, "*points b"]:
     """Project vectors to the nearest point of the sphere: v / ‖v‖. The zero vector stays zero."""
-    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / norm.clamp_min(torch.finfo(vectors.dtype).tiny)
+    return vectors / norm(vectors)[..., None]
 
 
 def tangent(at: Float[Tensor, "*points b"], vectors: Float[Tensor, "*points b"]) -> Float[Tensor, "*points b"]:

@@ -19,7 +19,7 @@ from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions
-from spearpp.inversion.spans import Span, norm
+from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
@@ -67,7 +67,7 @@ class Spread:
     def along(self, vectors: Float[Tensor, "k u"]) -> Float[Tensor, "k"]:
         """Return the standard deviation of v · t for one vector v of each point t, or a bound on it."""
         if self.factors is None:
-            return self.largest * norm(vectors)
+            return self.largest * sphere.norm(vectors)
         solved = torch.linalg.solve_triangular(self.factors, vectors[:, :, None], upper=False)
         return torch.linalg.vector_norm(solved[:, :, 0], dim=1)
 
@@ -194,10 +194,10 @@ def _slope_of_noise(
     at = linearised(network, equations.preactivations(t), labels, network.usable_spans)
     images = []
     for span, vectors, level in zip(network.usable_spans, at.vectors, levels, strict=True):
-        units = vectors / norm(vectors)[:, None]
+        units = vectors / sphere.norm(vectors)[:, None]
         amplified = (units @ span.basis) / span.singular_values
         change = (amplified / span.singular_values) @ span.basis.T - amplified.square().sum(1, keepdim=True) * units
-        image = (span.noise * span.equations / level).square()[:, None] * change / norm(vectors)[:, None]
+        image = (span.noise * span.equations / level).square()[:, None] * change / sphere.norm(vectors)[:, None]
         images.append(image[:, None, : image.shape[1] - span.appended_one])
     return at.vjps(images)[:, 0] @ equations.basis
 
@@ -242,5 +242,5 @@ def nearly_linear(
     for _ in range(DIRECTIONS):
         step = size * sphere.retract(torch.randn(t.shape, generator=generator, dtype=t.dtype)).to(t)
         ahead, behind = (equations(t + sign * step, found.labels, weights) for sign in (1, -1))
-        shares.append(norm(ahead + behind - 2 * here) / norm(ahead - behind))
+        shares.append(sphere.norm(ahead + behind - 2 * here) / sphere.norm(ahead - behind))
     return torch.stack(shares).median(0).values <= error.clamp_min(NEARLY_LINEAR)

@@ -61,7 +61,7 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
     active = torch.where(unclear(problem, next_layer, solved), seen.masks, z > 0)
     gradients = (seen.backs @ next_layer.back.T) * active
     left = problem.factors.left
-    size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
+    size = sphere.norm(gradients)
     backward = torch.linalg.vector_norm(gradients - (gradients @ left) @ left.T, dim=1) / size
     back_noise = backward_noise(problem, next_layer, seen.directions, seen.backs / size[:, None])
     forward = outside(z, next_layer.activations)
@@ -109,7 +109,7 @@ def _deviation(
     """
     sizes, features = problem.factors.singular_values, inputs.shape[1] - problem.seen.has_bias
     tiny = torch.finfo(inputs.dtype).tiny
-    size = torch.linalg.vector_norm(inputs[:, :features], dim=1).clamp_min(tiny)
+    size = sphere.norm(inputs[:, :features])
     coordinates = solved.points * sizes  # of x̂ in the orthonormal rows of Σ⁻¹R
     if problem.seen.has_bias:
         last = problem.factors.right[:, -1].expand_as(coordinates)

@@ -59,11 +59,6 @@ class Objective:
         self._silence, self._weight, self._image = (points.new_empty(starts, m) for _ in range(3))
         self._total, self._size = torch.empty_like(self.value), torch.empty_like(self.value)
 
-    @property
-    def gradient(self) -> Float[Tensor, "starts d"]:
-        """∇ log f with respect to c at the last evaluation."""
-        return self.through_gates / self.value - 2 * self.through_basis
-
     def evaluate(self) -> None:
         """Compute f, q and the parts of ∇ log f at the current points."""
         gates, kernels, (rows, gate_columns, basis) = self.gates, self.kernels, self._transposed

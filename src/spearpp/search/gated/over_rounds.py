@@ -115,8 +115,7 @@ def _ends(
 ) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k m"], Bool[Tensor, "k"]]:
     """Return the direction q and the signal e of each point, in the scale of a unit d = L q, and which are good."""
     q = sphere.retract(d @ rows)
-    size = torch.linalg.vector_norm(d @ rows, dim=1, keepdim=True).clamp_min(torch.finfo(d.dtype).tiny)
-    d, e = q @ rows.T, ALPHA * signals.project(e) / size
+    d, e = q @ rows.T, ALPHA * signals.project(e) / sphere.norm(d @ rows)[:, None]
     firing = d.abs() > 0.5 * e.abs()
     return q, e, torch.linalg.vector_norm(d - firing * e, dim=1) <= MISMATCH * torch.linalg.vector_norm(d, dim=1)
 
