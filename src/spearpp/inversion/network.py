@@ -10,17 +10,12 @@ of the layer:
   of Ĝ_l. They need the loss and a label.
 
 Each space has b dimensions, so an input with m entries must satisfy m + 1 - b forward equations, and a signal m - b
-backward equations. The unknowns are the b - 1 coordinates p̄; the last entry of x̂ is 1. With K hidden layers of
-width m there are about (2K - 1)(m - b) equations, so a batch is determined up to about b = m (2K - 1)/(2K).
+backward equations. The unknowns are the b - 1 coordinates p̄; the last entry of x̂ is 1. The spaces come from noisy
+gradients, so a level, and not a constant, decides which points satisfy the equations (``Span.share_and_level``).
 
-The spaces come from noisy gradients. For a true vector v = B c in the space with the orthonormal basis B, noise of
-standard deviation σ in the entries of Ĝ_l leaves a part of norm σ √(d - b) ‖Σ⁻¹c‖ outside, where d is the length of v
-and Σ holds the singular values. This level, and not a constant, decides which points satisfy the equations.
-
-**Several rounds.** If a client trains on the same samples in T rounds, the gradients and weights of a layer in all
-rounds form one layer with T·m neurons. Its signals are those of all rounds, one below the other, and they must lie in
-the column space of the stacked gradient: T·m - b backward equations, also where b exceeds m. Each round has its own
-weights after the layer. Later layers have other inputs in every round, so each round gives its own equations for them.
+**Several rounds.** The gradients and weights of a layer in T rounds form one layer with T·m neurons. Its signals are
+those of all rounds, one below the other. Each round has its own weights after the layer, and gives its own equations
+for later layers, whose inputs differ between the rounds. (``docs/method.md``, section "The network equations")
 """
 
 from collections.abc import Mapping, Sequence

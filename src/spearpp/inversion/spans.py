@@ -80,8 +80,10 @@ class Span:
     ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
         """Return the share outside, and what noise, rounding and movement explain of it for a true vector.
 
-        ``cancellation`` says how many times larger the rounding of each sample's signals is than that of its inputs,
-        ``input_noise`` is the standard deviation of the noise in the entries of each sample's input.
+        For a true vector v = B c, noise of standard deviation σ in the entries of the gradient leaves a part of norm σ
+        √e ‖Σ⁻¹c‖ outside, with the number e of equations. ``cancellation`` says how many times larger the rounding of
+        each sample's signals is than that of its inputs, ``input_noise`` is the standard deviation of the noise in the
+        entries of each sample's input.
         """
         inside, length = vectors @ self.basis, sphere.norm(vectors)
         share = torch.linalg.vector_norm(torch.addmm(vectors, inside, self.basis.T, alpha=-1), dim=1) / length

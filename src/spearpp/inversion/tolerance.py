@@ -198,6 +198,5 @@ def default_sparsity(neurons: int) -> float:
     if neurons == 0:
         return 0.0
     zeros = torch.arange(neurons + 1, dtype=torch.float64)
-    log_choose = math.lgamma(neurons + 1) - torch.lgamma(zeros + 1) - torch.lgamma(neurons - zeros + 1)
-    below = (log_choose - neurons * math.log(2)).exp().cumsum(0) < RARE
-    return int(below.sum()) / neurons
+    probability = torch.distributions.Binomial(neurons, torch.full_like(zeros, 0.5)).log_prob(zeros).exp()
+    return int((probability.cumsum(0) < RARE).sum()) / neurons

@@ -85,17 +85,13 @@ def judge_points(
         share=share,
         layers=WHOLE_NETWORK,
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
-        numbers={"equations": float(effective), **_counts(network)},
+        numbers={
+            "equations": float(effective),
+            "forward": float(sum(span.equations for span in network.usable_spans if not span.signals)),
+            "backward": float(sum(span.equations for span in network.usable_spans if span.signals)),
+        },
     )
     return evidence, spread
-
-
-def _counts(network: Network) -> dict[str, float]:
-    """Return how many equations of each kind a point must satisfy."""
-    return {
-        name: float(sum(span.equations for span in network.usable_spans if span.signals is signals))
-        for name, signals in (("forward", False), ("backward", True))
-    }
 
 
 def _fit_correction(problem: Problem, sizes: list[int]) -> float:

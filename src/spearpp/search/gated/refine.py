@@ -46,12 +46,6 @@ def silent_neurons(problem: Problem, points: Float[Tensor, "*u k b"]) -> Bool[Te
     return (points @ problem.preactivations.mT <= 0) & problem.factors.live[..., None, :]
 
 
-def distinct(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Int[Tensor, "kept"]:
-    """Return the indices of the end points (p, q) to refine: each promising direction once, the best one first."""
-    order, selected = ranked(problem, points, directions)
-    return order[selected]
-
-
 def ranked(
     problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
 ) -> tuple[Int[Tensor, "*u n"], Bool[Tensor, "*u n"]]:
