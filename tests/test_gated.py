@@ -459,6 +459,9 @@ def test_how_the_user_set_the_precision_of_products_is_left_alone() -> None:
         "for allowed in (False, True):\n"
         "    with tensor_cores(allowed):\n"
         "        pass\n"
+        "from spearpp import audit, simulate\n"  # the equations of a network use the setting too
+        "net = torch.nn.Sequential(torch.nn.Linear(30, 60), torch.nn.GELU(), torch.nn.Linear(60, 10))\n"
+        "audit(simulate.FedSGD()(net, simulate.random_batch(4, features=30)), net)\n"
         "assert torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)  # noqa: S603

@@ -123,11 +123,9 @@ class Gated(Search):
            necessary and found something, the search ends here.
         3. Rounds of descents on this layer alone, for the directions that are still missing.
 
-        If all b directions were found and the caller continues, λ is below 1 and some direction is wrong. The inverse
-        of the matrix of directions yields one p per direction. If exactly one direction is wrong, the p computed for it
-        is still correct, because it depends only on the others, so each p is refined again. If rounds find nothing
-        more, a wrong direction may block the rest. In both cases the search drops the least sparse directions and
-        searches for them again.
+        If all b directions were found and the caller continues, λ is below 1 and some direction is wrong. The rounds
+        then ``repair`` the directions. If rounds find nothing more, a wrong direction may block the rest. In both cases
+        the search drops the least sparse directions and searches for them again.
         """
         if self.seconds is not None:
             deadline = min(deadline, time.monotonic() + self.seconds)
