@@ -230,7 +230,7 @@ class TestGraded:
         rounds = self.rounds(problem)
         for seed in range(3):
             reach = rounds.reach
-            new, _ = rounds.run(64, torch.Generator().manual_seed(seed))
+            new = rounds.run(64, torch.Generator().manual_seed(seed)).directions
             cosine, which = (new @ q.T).abs().max(1)
             assert len(new) > 0
             assert float(cosine.min()) > 1 - 1e-6

@@ -172,9 +172,7 @@ class _State:
     def accept(self, moved: Float[Tensor, "a u"], value: Float[Tensor, "a"]) -> Int[Tensor, "c"]:
         """Move the active points whose squared residual falls, and return the indices of those that take another step.
 
-        Args:
-            moved: where the step leads.
-            value: the squared residual there.
+        ``moved`` is where the step leads, and ``value`` the squared residual there.
         """
         active, before = self.active, self.error[self.active]
         better = value < before

@@ -44,12 +44,9 @@ def tangent(at: Float[Tensor, "*points b"], vectors: Float[Tensor, "*points b"])
 
 
 def first_of_each(units: Float[Tensor, "*u k b"], cosine: float, *, signed: bool = False) -> Bool[Tensor, "*u k"]:
-    """Return which unit vectors are the first of all that are parallel to them.
+    """Return which unit vectors are the first of all that are parallel to them, which is to have a larger cosine.
 
-    Args:
-        units: unit vectors, one per row.
-        cosine: cosine above which two vectors are parallel.
-        signed: whether opposite vectors are different.
+    ``signed`` says whether opposite vectors are different.
 
     >>> import torch
     >>> first_of_each(torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0]]), 0.9).tolist()
@@ -83,8 +80,7 @@ def adam_step(
     Args:
         points: unit vectors q, updated in place.
         gradient: Euclidean gradients e. The function overwrites them.
-        momentum: m, updated in place.
-        second: v, updated in place.
+        momentum, second: m and v, updated in place.
         rate: the learning rate over 1-β₁ᵗ. A tensor of one entry is allowed, as for the two next arguments.
         correction: 1/(1-β₂ᵗ).
         weights: 1-β₁ and 1-β₂. With two zeros and a rate of zero, only rounding changes the points.

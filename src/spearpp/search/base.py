@@ -114,12 +114,7 @@ def check_options(search: object, starts: int, sparsity: float | None, chunk: in
 
 
 def one_dimensional_kernels(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
-    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
-
-    Args:
-        problem: the layer. Its tolerance defines which singular values count as zero.
-        rows: sets of rows of L.
-    """
+    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise."""
     q, values = kernel_vectors(rows)
     allowed = problem.tolerance.kernel(rows.shape[1], q)
     return q[(values[:, 0] <= allowed) & (values[:, 1] > allowed)]

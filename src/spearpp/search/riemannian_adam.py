@@ -65,12 +65,9 @@ class RiemannianAdam(Descent):
     def stages(self, like: Tensor) -> Iterator[tuple[Float[Tensor, "some 2"], bool]]:
         """Split the steps into stages of equal precision.
 
-        Args:
-            like: a tensor with the dtype and device of the schedules.
-
         Yields:
-            A schedule with the learning rate over 1-β₁ᵗ and 1/(1-β₂ᵗ) for every step, and whether the products of these
-            steps need the accuracy of float32.
+            A schedule with the learning rate over 1-β₁ᵗ and 1/(1-β₂ᵗ) for every step, with the dtype and device of
+            ``like``, and whether the products of these steps need the accuracy of float32.
         """
         changes, first, second = dict(self.rates), *self.betas
         steps, rate = [], changes[0]

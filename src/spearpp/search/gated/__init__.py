@@ -167,9 +167,8 @@ class Gated(Search):
                 if not rounds.drop():
                     return
             size = min(remaining, rounds.size)
-            new, steps = rounds.run(size, generator)
             remaining -= size
-            yield Proposals(new, starts=size, steps=steps, solved=True)
+            yield rounds.run(size, generator)
 
     def _least(self, problem: Problem) -> int:
         if problem.seen.device.type != "cuda":

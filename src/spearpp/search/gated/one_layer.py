@@ -17,6 +17,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement
+from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, Ends, descend
 from spearpp.search.gated.objective import Gates
@@ -132,8 +133,8 @@ class OneLayerRounds:
         strongest = sizes[min(len(self.found), len(sizes) - 1)]
         return int((sizes >= REACHES[self.reach_level] * strongest).sum())
 
-    def run(self, size: int, generator: torch.Generator) -> tuple[Float[Tensor, "new b"], int]:
-        """Run one round. Return the new directions, and the number of steps summed over the starts."""
+    def run(self, size: int, generator: torch.Generator) -> Proposals:
+        """Run one round and return the new directions."""
         reach = self.reach
         basis = self._p_basis(reach)
         dimension = basis.shape[1]
@@ -157,7 +158,7 @@ class OneLayerRounds:
         new = new_directions(self.problem, self.found, refined[kept])[:dimension]
         self._adapt(len(new), dimension, size)
         self.found = torch.cat([self.found, new])
-        return new, steps
+        return Proposals(new, starts=size, steps=steps, solved=True)
 
     def _descend(self, gates: Gates, starts: Tensor, effort: Effort) -> Ends:
         """Descend on all devices. Return end points and directions in float64.
