@@ -14,8 +14,8 @@ import spearpp
 from clients import weighted
 from conftest import Client, MakeClient, batch_and_model, present
 from spearpp import simulate
-from spearpp.inversion.evidence import EXACT, certify, chance_of_zeros
-from spearpp.inversion.evidence.evidence import UNLUCKY, most_by_chance
+from spearpp.inversion.evidence import EXACT, UNLUCKY, chance_of_zeros, most_by_chance
+from spearpp.inversion.evidence.one_layer import certify
 from spearpp.inversion.evidence.patterns import widened
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion

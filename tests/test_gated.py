@@ -26,7 +26,7 @@ from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, _step_by_step, descend
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.search.gated.one_layer import OneLayerRounds, RoundOptions, within_reach
-from spearpp.search.gated.refine import distinct, refine
+from spearpp.search.gated.refine import ranked, refine
 from spearpp.simulate import Batch
 
 
@@ -79,7 +79,7 @@ def test_value_and_gradient_are_those_of_the_formula(problem: Problem) -> None:
     with torch.no_grad():
         ours = Objective(gates, points.detach(), epsilon=1e-3, iterations=60)
         ours.evaluate()
-    found = sphere.tangent(points, ours.gradient)
+    found = sphere.tangent(points, ours.through_gates / ours.value - 2 * ours.through_basis)
     torch.testing.assert_close(ours.value[:, 0], expected.detach(), rtol=1e-6, atol=0)
     torch.testing.assert_close(found, sphere.tangent(points, gradient), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close((ours.direction * (points @ basis.T)).sum(1), torch.ones(20, dtype=torch.float64))
@@ -103,7 +103,8 @@ def test_descent_ends_at_inputs_and_refining_makes_them_exact(client: Client, pr
     starts = sphere.uniform(64, 8, torch.Generator().manual_seed(0))
     ended = descend(gates_of(problem, dtype=torch.float32), starts, Effort(150, 8, 1e-4), 0.1)
     points, directions = ended.points.double(), ended.directions.double()
-    kept = distinct(problem, points, directions)
+    order, promising = ranked(problem, points, directions)
+    kept = order[promising]
     assert len(kept) < 40  # most starts end at the same few inputs
     refined = refine(problem, points[kept], directions[kept])
     accepted = refined[acceptable(problem, points[kept], refined)]
@@ -230,7 +231,7 @@ class TestGraded:
         rounds = self.rounds(problem)
         for seed in range(3):
             reach = rounds.reach
-            new, _ = rounds.run(64, torch.Generator().manual_seed(seed))
+            new = rounds.run(64, torch.Generator().manual_seed(seed)).directions
             cosine, which = (new @ q.T).abs().max(1)
             assert len(new) > 0
             assert float(cosine.min()) > 1 - 1e-6
@@ -380,10 +381,13 @@ def test_how_the_user_set_the_precision_of_products_is_left_alone() -> None:
     """torch has two ways to say it, and reading the old after setting the new is an error."""
     code = (
         "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
-        "from spearpp.search.gated.descent import tensor_cores\n"
+        "from spearpp.linalg.tensor_cores import tensor_cores\n"
         "for allowed in (False, True):\n"
         "    with tensor_cores(allowed):\n"
         "        pass\n"
+        "from spearpp import audit, simulate\n"  # the equations of a network use the setting too
+        "net = torch.nn.Sequential(torch.nn.Linear(30, 60), torch.nn.GELU(), torch.nn.Linear(60, 10))\n"
+        "audit(simulate.FedSGD()(net, simulate.random_batch(4, features=30)), net)\n"
         "assert torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
     )
     python("-c", code)

@@ -10,7 +10,7 @@ from conftest import Client, MakeClient, present
 from spearpp import simulate
 from spearpp.errors import NonFiniteError, ShapeError
 from spearpp.inversion import many
-from spearpp.inversion.factors import decompose_many
+from spearpp.inversion.factors.batched import decompose_many
 from spearpp.inversion.many import one_round, stack
 from spearpp.inversion.result import Inversion
 from spearpp.search import Gated
@@ -133,14 +133,14 @@ class TestOneRound:
             dense = torch.randn(6, m, 6, generator=generator) @ torch.randn(6, 6, n, generator=generator)
             sparse = (torch.rand(6, m, n, generator=generator) < 0.05).float()
             for gradients in (dense.double(), sparse.double(), dense.round().double()):
-                for alike in decompose_many(gradients, torch.finfo(torch.float32).eps):
-                    factored += len(alike.which)
-                    left = alike.factors.left
+                for which, factors in decompose_many(gradients, torch.finfo(torch.float32).eps):
+                    factored += len(which)
+                    left = factors.left
                     apart = left.mT @ left - torch.eye(left.shape[2], dtype=torch.float64)
                     assert float(apart.abs().max()) < 1e-9
-                    assert alike.factors.spectrum.shape[1] == min(m, n)
-                    rest = torch.linalg.matrix_norm(gradients[alike.which] - left @ alike.factors.right)
-                    tail = torch.linalg.vector_norm(alike.factors.spectrum[:, left.shape[2] :], dim=1)
+                    assert factors.spectrum.shape[1] == min(m, n)
+                    rest = torch.linalg.matrix_norm(gradients[which] - left @ factors.right)
+                    tail = torch.linalg.vector_norm(factors.spectrum[:, left.shape[2] :], dim=1)
                     torch.testing.assert_close(rest, tail, rtol=1e-3, atol=1e-6 * float(gradients.norm()))
         assert factored >= 12
 

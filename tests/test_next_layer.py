@@ -15,8 +15,7 @@ import spearpp
 from conftest import batch_and_model, graded, present, true_directions, true_points
 from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
-from spearpp.inversion.evidence import certify_two_layers
-from spearpp.inversion.evidence.two_layers import chance_of_another
+from spearpp.inversion.evidence.two_layers import certify_two_layers, chance_of_another
 from spearpp.inversion.matches import Matches, SolvedInputs, confirm, forward_noise, no_matches, outside, solve_inputs
 from spearpp.inversion.next_layer import NextLayer, few_outputs, read_next_layer
 from spearpp.inversion.observation import observe

@@ -15,7 +15,7 @@ from spearpp import simulate
 from spearpp.inversion.network import Network
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.spans import Span
-from spearpp.linalg.least_squares import levenberg_marquardt
+from spearpp.linalg.least_squares import Options, levenberg_marquardt
 from spearpp.linalg.spectrum import rank_above, trace_and_largest_of_inverse
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
@@ -168,7 +168,7 @@ def test_conjugate_gradients_find_the_batch(monkeypatch: pytest.MonkeyPatch) -> 
     assert bool((distance <= present(result.evidence).error * lengths).all())
 
 
-def descent_of(points: torch.Tensor, floor: float, **options: Any) -> tuple[torch.Tensor, int]:
+def descent_of(points: torch.Tensor, floor: float, *, recorded: bool, **options: Any) -> tuple[torch.Tensor, int]:
     """Minimise (x² - 2)² + floor² from each point, and return the squared residuals and the number of steps."""
 
     def squared(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,9 @@ def descent_of(points: torch.Tensor, floor: float, **options: Any) -> tuple[torc
     def normal(x: torch.Tensor, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return squared(x, which), torch.diag_embed(4 * x.square()), 2 * x * (x.square() - 2)
 
-    _, error, steps = levenberg_marquardt(squared, normal, points, steps=40, patience=40, **options)
+    _, error, steps = levenberg_marquardt(
+        squared, normal, points, Options(40, patience=40, **options), recorded=recorded
+    )
     return error, steps
 
 

@@ -21,7 +21,7 @@ from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
 from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.errors import DataError, OptionError
-from spearpp.inversion.evidence.evidence import COLUMNS, Evidence
+from spearpp.inversion.evidence import COLUMNS, Evidence
 from spearpp.inversion.result import Inversion, Stats
 from spearpp.model import Layer
 from spearpp.pictures import Shape, blur, guess_shape
