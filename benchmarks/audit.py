@@ -75,16 +75,7 @@ def measure(name: str, client: Client, b: int, audits: int, data: str | None, bu
             labels += _correct_labels(result, batch)
     median = statistics.median(psnrs) if psnrs else float("nan")
     replay = statistics.median(replays) if replays else float("nan")
-    row = Row(name, b, audits, leaks, b * audits, exact, close, wrong, median, labels, replay)
-    print(
-        f"{name:<34}{b:>5}{audits:>8}{leaks:>7}{row.inputs:>8}{exact:>11}{close:>11}{wrong:>7}{median:>12.1f}{labels:>9}"
-        f"{replay:>11.1e}",
-        flush=True,
-    )
-    return row
-
-
-HEADER = "client" + " " * 31 + "b  audits  leaks  inputs     > 90 dB     > 25 dB  wrong  median dB   labels     replay"
+    return Row(name, b, audits, leaks, b * audits, exact, close, wrong, median, labels, replay)
 
 
 def _nearest(x: torch.Tensor, batch: Batch) -> float:
@@ -102,7 +93,6 @@ def _correct_labels(result: spearpp.AuditResult, batch: Batch) -> int:
 
 def paper(data: str | None) -> Iterator[Row]:
     """Measure the clients of the paper. σ = 1e-4 on the mean of 20 samples with C = 2 is a noise multiplier of 1e-3."""
-    print("\n" + HEADER)
     yield measure("FedSGD", FedSGD(), 20, 20, data)
     yield measure("FedAvg E=3, mini-batch 5, 1e-2", FedAvg(3, 5, 1e-2), 20, 20, data, budget=60)
     yield measure("the same, momentum 0.9, 1e-3", FedAvg(3, 5, 1e-3, momentum=0.9), 20, 20, data, budget=60)
@@ -113,7 +103,6 @@ def paper(data: str | None) -> Iterator[Row]:
 
 def wire(data: str | None) -> Iterator[Row]:
     """Measure clients that send their update with fewer bits."""
-    print("\n" + HEADER)
     forms: list[tuple[str, Client]] = [
         ("float32", FedSGD()),
         ("float16", FedSGD() | Cast(torch.float16)),
@@ -128,7 +117,6 @@ def wire(data: str | None) -> Iterator[Row]:
 
 def clients(data: str | None) -> Iterator[Row]:
     """Measure sums of clients with ten samples each."""
-    print("\n" + HEADER)
     for count in (1, 2, 4, 6, 8, 9):
         yield measure(f"sum of {count} clients of 10", SumOfClients(FedSGD(), count), 10 * count, 5, data, budget=60)
 
@@ -144,12 +132,10 @@ class Alarms:
 
 def alarms(count: int) -> Iterator[Alarms]:
     """Audit networks without ReLU, updates of Adam, and random matrices of the same rank or spectrum."""
-    print("\nkind                          audits  leaks")
     for kind in ("GELU", "Tanh", "LeakyReLU", "Adam", "random, same rank", "rotated, same spectrum"):
         leaks = 0
         for seed in range(count):
             leaks += spearpp.audit(_update_without_leak(kind, seed), search=Gated(starts=256)).verdict is Verdict.LEAKS
-        print(f"{kind:<28}{count:>8}{leaks:>7}", flush=True)
         yield Alarms(kind, count, leaks)
 
 
@@ -193,7 +179,7 @@ def main() -> int:
             else:
                 yield from {"paper": paper, "wire": wire, "clients": clients}[name](options.data)
 
-    return command.run(rows(), options.out)
+    return command.run(command.printed(rows()), options.out)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from spearpp.experiments.cell import FIRST_SEED
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    Row = TypeVar("Row", bound=DataclassInstance)
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -47,6 +49,18 @@ def run(rows: "Iterable[DataclassInstance]", out: Path | None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def printed(rows: "Iterable[Row]") -> "Iterator[Row]":
+    """Yield rows as they are measured, and print them as Markdown tables with a column for every field."""
+    kind = None
+    for row in rows:
+        if type(row) is not kind:
+            kind = type(row)
+            print_head(*(field.name for field in fields(row)))
+        values = [getattr(row, field.name) for field in fields(row)]
+        print_row(*(f"{value:.4g}" if isinstance(value, float) else value for value in values))
+        yield row
 
 
 def print_row(*cells: object) -> None:

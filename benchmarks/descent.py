@@ -24,6 +24,7 @@ import torch
 
 from benchmarks import command
 from spearpp.linalg import sphere
+from spearpp.linalg.kernels import padded
 from spearpp.search.gated.descent import EPSILON, ROUGH, Effort, _schedule, _step_by_step
 from spearpp.search.gated.objective import Gates
 
@@ -82,7 +83,7 @@ def problem(b: int, m: int, starts: int, updates: int = 1) -> Problem:
 
 def plans(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
     """Yield the plan that the kernel chooses, and then other plans."""
-    from spearpp.linalg.kernels.gated.persistent import Plan, padded, plan
+    from spearpp.linalg.kernels.gated.persistent import Plan, plan
 
     width = padded(b)
     chosen = plan(m, width, effort.epsilon < ROUGH)
@@ -186,8 +187,6 @@ def main() -> int:
     if not torch.cuda.is_available() or find_spec("triton") is None:
         print("error: this benchmark needs a CUDA device and Triton", file=sys.stderr)
         return 2
-    from spearpp.linalg.kernels.gated.persistent import padded
-
     chosen = [(next(plans(b, m, effort)), padded(b), effort) for b, m, _ in SIZES for effort in (EFFORT, CAREFUL)]
     others = [(plan, padded(b), EFFORT) for b, m, _ in SIZES for plan in plans(b, m, EFFORT)]
     began = time.monotonic()

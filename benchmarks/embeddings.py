@@ -8,10 +8,11 @@ tokens, and the tokens follow Zipf's law. Recall is the share of the client's to
 that the client does not have is wrong.
 """
 
+import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -106,19 +107,6 @@ def measure(name: str, dtype: torch.dtype, seeds: int) -> Row:
     return Row(name, label, seeds, tokens, moved, found, wrong, found / tokens, statistics.median(seconds), reasons[-1])
 
 
-def rows(names: list[str], seeds: int) -> Iterator[Row]:
-    """Measure rows of the table, and print each row."""
-    command.print_head(
-        *("optimiser", "checkpoint", "clients", "tokens", "moved", "named", "recall", "wrong", "seconds")
-    )
-    for name in names:
-        for dtype in (torch.float32, torch.bfloat16):
-            row = measure(name, dtype, seeds)
-            counts = (f"{row.tokens:,}", f"{row.moved:,}", f"{row.found:,}", f"{row.recall:.2%}", row.wrong)
-            command.print_row(row.optimiser, row.dtype, row.seeds, *counts, f"{row.seconds:.2f}")
-            yield row
-
-
 def main() -> int:
     """Measure the rows that were asked for."""
     options = command.parser(__doc__)
@@ -126,7 +114,9 @@ def main() -> int:
     options.add_argument("--seeds", type=int, default=5, help="number of clients of each row")
     given = options.parse_args()
     torch.set_num_threads(1)
-    return command.run(rows(given.rows, given.seeds), given.out)
+    kinds = itertools.product(given.rows, (torch.float32, torch.bfloat16))
+    rows = (measure(name, dtype, given.seeds) for name, dtype in kinds)
+    return command.run(command.printed(rows), given.out)
 
 
 if __name__ == "__main__":

@@ -261,22 +261,6 @@ def measure(setting: Setting, batches: int | None, first: int, data: str | None,
     return Row(*sizes, *counts, starts / count, statistics.median(times), statistics.median(ratios or [float("nan")]))
 
 
-def rows(names: list[str], batches: int | None, first: int, data: str | None, device: torch.device) -> Iterator[Row]:
-    """Measure blocks of rows, and print each row."""
-    command.print_head(
-        *("activation", "m", "hidden", "b", "data", "exact batches", "certified", "determined", "approximate"),
-        *("wrong", "starts", "seconds", "SVDs"),
-    )
-    for name in names:
-        for setting in ROWS[name]:
-            row = measure(setting, batches, first, data, device)
-            cells = (row.activation, row.m, row.hidden, row.b, row.data, f"{row.exact} of {row.batches}")
-            counts = (f"{row.certified} of {row.visible}", row.determined, row.approximate, row.wrong)
-            times = (f"{row.starts:.0f}", f"{row.seconds:.3g}", f"{row.svds:.0f}")
-            command.print_row(*cells, *counts, *times)
-            yield row
-
-
 def main() -> int:
     """Measure the blocks that were asked for."""
     options = command.parser(__doc__)
@@ -284,7 +268,9 @@ def main() -> int:
     options.add_argument("--batches", type=int, help="number of batches of each row; default: as in the table")
     command.add_first(options)
     given = options.parse_args()
-    return command.run(rows(given.rows, given.batches, given.first, given.data, given.device), given.out)
+    settings = (setting for name in given.rows for setting in ROWS[name])
+    rows = (measure(setting, given.batches, given.first, given.data, given.device) for setting in settings)
+    return command.run(command.printed(rows), given.out)
 
 
 if __name__ == "__main__":

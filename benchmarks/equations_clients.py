@@ -14,7 +14,6 @@ true inputs and with the true labels: the best that least squares can do with th
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -127,22 +126,6 @@ def measure(name: str, batches: int | None, first: int, data: str | None) -> Row
     return Row(name, count, whole, recovered, certified, wrong, lowest, middle, difference, seconds)
 
 
-def rows(names: list[str], batches: int | None, first: int, data: str | None) -> Iterator[Row]:
-    """Measure clients, and print a row for each."""
-    command.print_head(
-        *("client", "whole updates", "recovered", "certified", "wrong", "lowest", "median", "behind best fit"),
-        "seconds",
-    )
-    for name in names:
-        row = measure(name, batches, first, data)
-        total = SIZE * row.updates
-        behind = "–" if row.reference is None else f"{row.reference:.2f} dB"
-        cells = (row.client, f"{row.whole} of {row.updates}", f"{row.recovered} of {total}", row.certified, row.wrong)
-        more = (f"{row.lowest:.1f} dB", f"{row.median:.1f} dB", behind, f"{row.seconds:.1f}")
-        command.print_row(*cells, *more)
-        yield row
-
-
 def main() -> int:
     """Measure the clients that were asked for."""
     options = command.parser(__doc__)
@@ -150,7 +133,8 @@ def main() -> int:
     options.add_argument("--batches", type=int, help="number of updates of each client; default: as in the table")
     command.add_first(options)
     given = options.parse_args()
-    return command.run(rows(given.rows, given.batches, given.first, given.data), given.out)
+    rows = (measure(name, given.batches, given.first, given.data) for name in given.rows)
+    return command.run(command.printed(rows), given.out)
 
 
 if __name__ == "__main__":

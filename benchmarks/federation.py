@@ -147,17 +147,8 @@ def run(strategy: Strategy, clients: int, rounds: int) -> Run:
 
 def rows(clients: list[int], rounds: int, repeats: int) -> Iterable[Row]:
     """Measure all kinds of federations, in turns, so that other load on the machine affects all kinds alike."""
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:
-        pass
-    else:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
     logging.getLogger("spearpp.integrations").setLevel(logging.CRITICAL)
-    columns = {"clients": 8, "rounds": 8, "rounds/min": 12, "ratio": 7, "CPU ratio": 11, "aggregate ms": 14, "done": 6}
-    columns |= {"dropped": 9, "server MiB": 12, "worker MiB": 12, "same model": 12}
-    print(f"{'audits':<14}" + "".join(f"{title:>{width}}" for title, width in columns.items()))
     kinds: dict[str, int | None] = {"none": 0, "one a round": 1, "every reply": None}
     for count in clients:
         runs: dict[str, list[Run]] = {name: [] for name in kinds}
@@ -171,12 +162,12 @@ def rows(clients: list[int], rounds: int, repeats: int) -> Iterable[Row]:
 
 
 def summarised(name: str, clients: int, rounds: int, base: list[Run], runs: list[Run]) -> Row:
-    """Return and print the row of one kind."""
+    """Return the row of one kind."""
 
     def median(of: list[Run], what: str) -> float:
         return statistics.median(getattr(each, what) for each in of)
 
-    row = Row(
+    return Row(
         audits=name,
         clients=clients,
         rounds=rounds * len(runs),
@@ -190,13 +181,6 @@ def summarised(name: str, clients: int, rounds: int, base: list[Run], runs: list
         worker_mebibytes=max(each.worker for each in runs),
         same_model=all(each.model == base[0].model for each in runs),
     )
-    print(
-        f"{name:<14}{clients:>8}{row.rounds:>8}{row.rounds_a_minute:>12.1f}{row.ratio:>7.2f}{row.cpu_ratio:>11.2f}"
-        f"{row.aggregate_ms:>14.0f}{row.done:>6}{row.dropped:>9}{row.server_mebibytes:>12.0f}"
-        f"{row.worker_mebibytes:>12.0f}{row.same_model!s:>12}",
-        flush=True,
-    )
-    return row
 
 
 def fedavg() -> FedAvg:
@@ -209,7 +193,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=6)
     options.add_argument("--repeats", type=int, default=3)
     given = options.parse_args()
-    return command.run(rows(given.clients, given.rounds, given.repeats), given.out)
+    return command.run(command.printed(rows(given.clients, given.rounds, given.repeats)), given.out)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,8 @@ class Peeled:
     wrong: int
     """Number of certified inputs with a PSNR of at most 60 dB."""
     seconds: float
+    published: float
+    """Share of inputs that LT-code peeling recovers, as published."""
 
 
 PUBLISHED = {64: 0.99, 128: 0.67, 256: 0.22}
@@ -124,7 +126,6 @@ def peeling(b: int, batches: int, data: str | None, device: torch.device) -> Ite
     zero and float64 numbers. The softmax saturates: a sample that is classified correctly has a gradient of at most
     1e-24, far below the rounding of the other gradients, and cannot be recovered.
     """
-    print("\n    b  batch  visible  recovered  certified (wrong)  share of all   of visible  seconds  published")
     for index in range(batches):
         generator = torch.Generator().manual_seed(FIRST_SEED + index)
         batch = simulate.cifar10(b, path=data, normalise=False, generator=generator)
@@ -150,12 +151,7 @@ def peeling(b: int, batches: int, data: str | None, device: torch.device) -> Ite
         near = torch.tensor([float(spearpp.score(x[None], batch.inputs).psnr.max()) for x in result.inputs])
         right, certified = int((near > WRONG_PSNR).sum()), result.certified.cpu()
         wrong = int((near[certified] <= WRONG_PSNR).sum())
-        print(
-            f"{b:>5}{FIRST_SEED + index:>7}{visible:>9}{right:>11}{int(certified.sum()):>15} ({wrong})"
-            f"{right / b:>14.2f}{right / visible:>13.2f}{seconds:>9.1f}{PUBLISHED[b]:>11}",
-            flush=True,
-        )
-        yield Peeled(b, FIRST_SEED + index, visible, right, int(certified.sum()), wrong, seconds)
+        yield Peeled(b, FIRST_SEED + index, visible, right, int(certified.sum()), wrong, seconds, PUBLISHED[b])
 
 
 @dataclass(frozen=True)
@@ -193,7 +189,6 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
             optimiser.step()
         accuracy, epochs = float((model(inputs).argmax(1) == labels).float().mean()), epochs + 1
     print(f"\ntrained for {epochs} epochs, correct on {accuracy:.1%} of 2,000 images")
-    print("    b     layers  batches  inputs  below the noise  certified (wrong)  share of others  seconds")
     for b in (20, 40, 60, 80):
         for layers_used in (1, 2):
             below, certified, wrong, seconds = 0, 0, 0, []
@@ -214,13 +209,7 @@ def trained(batches: int, data: str | None, device: torch.device) -> Iterator[Tr
                 certified += int(result.certified.sum())
                 nearest = partial(spearpp.score, truth=batch.inputs, normalisation=batch.normalisation)
                 wrong += sum(float(nearest(x[None]).psnr.max()) < WRONG_PSNR for x in result.inputs[result.certified])
-            row = Trained(b, layers_used, batches, b * batches, below, certified, wrong, statistics.median(seconds))
-            print(
-                f"{b:>5}{layers_used:>11}{batches:>9}{row.inputs:>8}{below:>17}{certified:>13} ({wrong})"
-                f"{certified / (row.inputs - below):>17.2f}{row.median_seconds:>9.1f}",
-                flush=True,
-            )
-            yield row
+            yield Trained(b, layers_used, batches, b * batches, below, certified, wrong, statistics.median(seconds))
 
 
 PEELING_ROWS = {f"peel{b}": b for b in PUBLISHED}
@@ -240,9 +229,10 @@ def _rows(options: argparse.Namespace) -> Iterator[Result | Peeled | Trained]:
         if name == "weights":
             weights(options.data, options.device)
         elif name == "trained":
-            yield from trained(options.batches or 10, options.data, options.device)
+            yield from command.printed(trained(options.batches or 10, options.data, options.device))
         elif name in PEELING_ROWS:
-            yield from peeling(PEELING_ROWS[name], options.batches or 20, options.data, options.device)
+            batches = options.batches or 20
+            yield from command.printed(peeling(PEELING_ROWS[name], batches, options.data, options.device))
         else:
             yield from measure(rows(name), options.batches, options.data, options.device)
 

@@ -24,10 +24,11 @@ from spearpp.inversion.pool import admit, empty_pool
 from spearpp.inversion.problem import Problem, pose
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import BUSY_BYTES
+from spearpp.linalg.kernels import padded
 from spearpp.linalg.kernels.paper import for_descent, reference
+from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.search import RiemannianAdam
 from spearpp.search.descent import Descent
-from spearpp.search.gated.descent import tensor_cores
 from spearpp.types import Tensor
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def main() -> int:
     _compile_all()
     worst = _largest_difference(chosen.device)
     deviation = _compare_counts(chosen.data, chosen.device)
-    status = command.run(_rows(chosen.device), chosen.out)
+    status = command.run(command.printed(_rows(chosen.device)), chosen.out)
     if worst > LARGEST_DIFFERENCE:
         print("error: the fused descent differs from the reference", file=sys.stderr)
         status = 1
@@ -108,13 +109,17 @@ def main() -> int:
 
 def _blocks(wide: int, fine: bool) -> "list[Block]":
     """Return the block size that the kernel uses, and others to compare with."""
-    from spearpp.linalg.kernels.paper.fused import BLOCKS, Block
+    from spearpp.linalg.kernels.paper.fused import Block, block_for
 
-    first = BLOCKS[wide, fine]
+    first = block_for(wide, fine)
     others = [
         replace(first, starts=192 - first.starts, warps=12 - first.warps),  # 64 and 4, or 128 and 8
         replace(first, stages=3),
-        replace(first, rows=128) if wide == 32 else Block(128, 32, 8) if wide == 128 else replace(first, stages=4),
+        replace(first, rows=128)
+        if wide == 32
+        else Block(128, 32, 8, stages=2)
+        if wide == 128
+        else replace(first, stages=4),
     ]
     return [first, *others]
 
@@ -222,26 +227,15 @@ def _peaks(device: torch.device) -> _Peaks:
 def _rows(device: torch.device) -> Iterator[Row]:
     peaks = _peaks(device)
     print(f"{torch.cuda.get_device_name(device)}; TFLOP/s of large products: {peaks}")
-    print(
-        "   b     m  starts steps  method        blocks          seconds  TFLOP/s  of float32  of TF32"
-        "  executed  of float16  FLOP/byte"
-    )
     for b, m in SIZES:
-        for row in _size(b, m, device, peaks):
-            print(
-                f"{b:>4}{m:>6}{row.starts:>8}{row.steps:>6}  {row.way:<14}{row.cut:<14}{row.seconds:>9.4f}"
-                f"{row.tflops:>9.1f}{row.of_float32:>12.2f}{row.of_tf32:>9.2f}{row.executed:>10.1f}"
-                f"{row.of_float16:>12.2f}{row.intensity:>11.0f}",
-                flush=True,
-            )
-            yield row
+        yield from _size(b, m, device, peaks)
 
 
 def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
     """Time both implementations of the whole search, and then the kernel with all block sizes."""
     starts = BUSY_BYTES // (4 * m)
     rows, points, *_ = _problem(b, m, starts, 1, device)
-    wide = max(16, 2 ** (b - 1).bit_length())
+    wide = padded(b)
     search = RiemannianAdam()
 
     def row(way: str, steps: int, seconds: float, done: float, intensity: float, cut: str = "") -> Row:
@@ -280,9 +274,9 @@ def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
 
 
 def _starts_per_program(wide: int, fine: bool) -> int:
-    from spearpp.linalg.kernels.paper.fused import BLOCKS
+    from spearpp.linalg.kernels.paper.fused import block_for
 
-    return BLOCKS[wide, fine].starts
+    return block_for(wide, fine).starts
 
 
 def _timed(b: int, m: int, starts: int, fine: bool, block: "Block", device: torch.device) -> Callable[[], None]:

@@ -12,7 +12,6 @@ wrong if it is farther than three times its stated error from the features of ev
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -84,23 +83,14 @@ def measure(b: int, batches: int, data: str | None, device: torch.device) -> Row
     return Row(CLASSES, b, batches, exact, certified, visible, mistakes, starts / batches, middle)
 
 
-def rows(sizes: list[int], batches: int, data: str | None, device: torch.device) -> Iterator[Row]:
-    """Measure every batch size, and print each row."""
-    command.print_head("classes", "b", "exact batches", "certified", "wrong", "starts", "seconds")
-    for b in sizes:
-        row = measure(b, batches, data, device)
-        cells = (row.classes, row.b, f"{row.exact} of {row.batches}", f"{row.certified} of {row.visible}", row.wrong)
-        command.print_row(*cells, f"{row.starts:.0f}", f"{row.seconds:.3g}")
-        yield row
-
-
 def main() -> int:
     """Measure the batch sizes that were asked for."""
     options = command.parser(__doc__)
     options.add_argument("--sizes", nargs="+", type=int, default=[20, 40, 45, 48])
     options.add_argument("--batches", type=int, default=50)
     given = options.parse_args()
-    return command.run(rows(given.sizes, given.batches, given.data, given.device), given.out)
+    rows = (measure(b, given.batches, given.data, given.device) for b in given.sizes)
+    return command.run(command.printed(rows), given.out)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,12 @@ def weighted(weights: Tensor, labels: Tensor, **options: Any) -> Loss:
 
 def with_copies(x: Tensor, y: Tensor, copies: int, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     """Append copies of the first samples, multiplied by a factor, with the same labels."""
-    return torch.cat([x, factor * x[:copies]]), torch.cat([y, y[:copies]])
+    return with_rows(x, y, factor * x[:copies])
+
+
+def with_rows(x: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Append changed versions of the first samples, with the same labels."""
+    return torch.cat([x, rows]), torch.cat([y, y[: len(rows)]])
 
 
 def moved(model: nn.Module, level: Callable[[], float], g: torch.Generator) -> nn.Module:
@@ -276,15 +281,13 @@ def trained_on_images(model: nn.Module, g: torch.Generator, steps: int = 200) ->
 
 @family("images, FedSGD")
 def plain_images(g: torch.Generator) -> HostileClient:
-    b = number(2, 24, g)
-    x, y = images(b, g)
+    x, y = images(number(2, 24, g), g)
     return one_step(mlp(768, [200, 200], 10, generator=g), x, entropy(y))
 
 
 @family("images, FedSGD, no model given")
 def plain_images_without_model(g: torch.Generator) -> HostileClient:
-    b = number(2, 24, g)
-    x, y = images(b, g)
+    x, y = images(number(2, 24, g), g)
     return one_step(mlp(768, [200, 200], 10, generator=g), x, entropy(y), pass_model=False)
 
 
@@ -351,8 +354,8 @@ def contrast_deep(g: torch.Generator) -> HostileClient:
 @family("every image with a contrast copy")
 def contrast_all(g: torch.Generator) -> HostileClient:
     factor = pick([1.01, 1.05, 1.1], g)
-    x, y = images(6, g)
-    return one_step(mlp(768, [200, 200], 10, generator=g), torch.cat([x, factor * x]), entropy(torch.cat([y, y])))
+    x, y = with_copies(*images(6, g), 6, factor)
+    return one_step(mlp(768, [200, 200], 10, generator=g), x, entropy(y))
 
 
 @family("raw table with a column of 1e5, two classes")
@@ -433,16 +436,16 @@ def word_shares(g: torch.Generator) -> HostileClient:
 @family("trained, pairs 1 to 3 % apart")
 def near_pairs(g: torch.Generator) -> HostileClient:
     x, y = images(8, g)
-    near = x[:3] * (1 + uniform(0.01, 0.03, g) * torch.randn(3, 768, generator=g))
+    x, y = with_rows(x, y, x[:3] * (1 + uniform(0.01, 0.03, g) * torch.randn(3, 768, generator=g)))
     model = trained_on_images(mlp(768, [200, 100], 10, generator=g), g, 60)
-    return one_step(model, torch.cat([x, near]), entropy(torch.cat([y, y[:3]])))
+    return one_step(model, x, entropy(y))
 
 
 @family("every image in a pair 1 % apart")
 def all_pairs(g: torch.Generator) -> HostileClient:
     x, y = images(6, g)
-    near = x * (1 + uniform(0.003, 0.03, g) * torch.randn(6, 768, generator=g))
-    return one_step(mlp(768, [200, 100], 10, generator=g), torch.cat([x, near]), entropy(torch.cat([y, y])))
+    x, y = with_rows(x, y, x * (1 + uniform(0.003, 0.03, g) * torch.randn(6, 768, generator=g)))
+    return one_step(mlp(768, [200, 100], 10, generator=g), x, entropy(y))
 
 
 @family("augmented over local epochs")
@@ -460,7 +463,7 @@ def one_unit(g: torch.Generator) -> HostileClient:
     x, y = draw("wine", 8, g)
     copies = x[:3].clone()
     copies[:, number(0, 12, g)] += 1
-    x, y = torch.cat([x, copies]), torch.cat([y, y[:3]])
+    x, y = with_rows(x, y, copies)
     return one_step(mlp(13, [100, 50], 3, generator=g), standard(x, "wine"), entropy(y))
 
 
@@ -565,8 +568,7 @@ def mixed_units(g: torch.Generator) -> HostileClient:
 @family("label smoothing")
 def smoothing(g: torch.Generator) -> HostileClient:
     x, y = images(number(4, 16, g), g)
-    copies = number(0, 3, g)
-    x, y = with_copies(x, y, copies, 1.1)
+    x, y = with_copies(x, y, number(0, 3, g), 1.1)
     loss = entropy(y, label_smoothing=pick([0.1, 0.3], g))
     return one_step(mlp(768, [200, 100], 10, generator=g), x, loss)
 
@@ -603,10 +605,8 @@ class TwoHeads(nn.Module):
 
 @family("two tasks at once")
 def multi_task(g: torch.Generator) -> HostileClient:
-    b = number(4, 14, g)
-    x, y = images(b, g)
-    copies = number(0, 3, g)
-    x, y = with_copies(x, y, copies, 1.1)
+    x, y = images(number(4, 14, g), g)
+    x, y = with_copies(x, y, number(0, 3, g), 1.1)
     target = torch.randn(len(x), generator=g)
 
     def loss(out: Tensor) -> Tensor:
@@ -678,8 +678,7 @@ def bags(g: torch.Generator) -> HostileClient:
 @family("exact repetitions")
 def repeated(g: torch.Generator) -> HostileClient:
     x, y = images(number(4, 12, g), g)
-    copies = number(1, 4, g)
-    x, y = with_copies(x, y, copies)
+    x, y = with_copies(x, y, number(1, 4, g))
     return one_step(mlp(768, [200, 100], 10, generator=g), x, entropy(y, reduction=pick(["mean", "sum"], g)))
 
 
@@ -713,8 +712,8 @@ def half(g: torch.Generator) -> HostileClient:
 @family("noise, with near pairs")
 def noisy(g: torch.Generator) -> HostileClient:
     x, y = images(8, g)
-    near = x[:2] * (1 + 0.02 * torch.randn(2, 768, generator=g))
-    client = one_step(mlp(768, [200, 100], 10, generator=g), torch.cat([x, near]), entropy(torch.cat([y, y[:2]])))
+    x, y = with_rows(x, y, x[:2] * (1 + 0.02 * torch.randn(2, 768, generator=g)))
+    client = one_step(mlp(768, [200, 100], 10, generator=g), x, entropy(y))
     return with_noise(client, 10 ** uniform(-7, -4, g), g)
 
 
@@ -737,8 +736,7 @@ def residual(g: torch.Generator) -> HostileClient:
 @family("LayerNorm behind the ReLU")
 def layer_norm(g: torch.Generator) -> HostileClient:
     x, y = images(number(4, 12, g), g)
-    copies = number(0, 3, g)
-    x, y = with_copies(x, y, copies, 1.2)
+    x, y = with_copies(x, y, number(0, 3, g), 1.2)
     model = mlp(768, [200, 100], 10, generator=g)
     return one_step(nn.Sequential(model[0], nn.ReLU(), nn.LayerNorm(200), model[2], nn.ReLU(), model[4]), x, entropy(y))
 
@@ -808,8 +806,7 @@ def stamps(g: torch.Generator) -> HostileClient:
 @family("layers without bias, contrast copies")
 def no_bias(g: torch.Generator) -> HostileClient:
     x, y = images(8, g)
-    copies = number(0, 3, g)
-    x, y = with_copies(x, y, copies, 1.3)
+    x, y = with_copies(x, y, number(0, 3, g), 1.3)
     return one_step(mlp(768, [200, 100], 10, bias=False, generator=g), x, entropy(y))
 
 
@@ -836,8 +833,7 @@ def momentum(g: torch.Generator) -> HostileClient:
 @family("mini-batches over an epoch, near pairs")
 def mini_batches(g: torch.Generator) -> HostileClient:
     x, y = images(8, g)
-    x = torch.cat([x, x[:4] * (1 + 0.02 * torch.randn(4, 768, generator=g))])
-    y = torch.cat([y, y[:4]])
+    x, y = with_rows(x, y, x[:4] * (1 + 0.02 * torch.randn(4, 768, generator=g)))
     order = torch.randperm(12, generator=g)
     steps = [(x[rows], entropy(y[rows])) for rows in order.split(4)]
     return local_steps(mlp(768, [200, 100], 10, generator=g), steps, 0.01, samples=12)
@@ -870,7 +866,7 @@ def faint_copies(g: torch.Generator) -> HostileClient:
     x, y = images(8, g)
     near = x[:3] * (1 + 0.1 * torch.randn(3, 768, generator=g))
     strength = torch.cat([torch.ones(8), torch.full((3,), 10 ** uniform(-5, -1, g))])
-    x, y = torch.cat([x, near]), torch.cat([y, y[:3]])
+    x, y = with_rows(x, y, near)
     return one_step(mlp(768, [200, 100], 10, generator=g), x, weighted(strength, y))
 
 
@@ -920,9 +916,9 @@ def smooth(
     return nn.Sequential(*layers, nn.Linear([n, *hidden][-1], c, bias=bias))
 
 
-def solved(client: HostileClient, **changes: Any) -> HostileClient:
+def solved(client: HostileClient) -> HostileClient:
     """Mark a client whose layer is inverted by the equations of the network."""
-    return replace(client, equations=True, **changes)
+    return replace(client, equations=True)
 
 
 def samples(b: int, n: int, g: torch.Generator, c: int = 10) -> tuple[Tensor, Tensor]:
@@ -936,81 +932,84 @@ def shape(g: torch.Generator) -> tuple[int, list[int]]:
     return number(20, 60, g), [width] * number(1, 3, g)
 
 
-@family("equations: random samples")
-def eq_plain(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+def equations(name: str) -> Callable[[Callable[[torch.Generator, int, list[int]], HostileClient]], Family]:
+    """Decorator: add a family whose layer is inverted by the equations of the network.
+
+    The function also gets a random number of features and random widths of the hidden layers.
+    """
+
+    def enter(function: Callable[[torch.Generator, int, list[int]], HostileClient]) -> Family:
+        return family(f"equations: {name}")(lambda g: solved(function(g, *shape(g))))
+
+    return enter
+
+
+@equations("random samples")
+def eq_plain(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(3, 20, g), n, g)
-    return solved(one_step(smooth(n, hidden, 10, g), x, entropy(y)))
+    return one_step(smooth(n, hidden, 10, g), x, entropy(y))
 
 
-@family("equations: near copies")
-def eq_near(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("near copies")
+def eq_near(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(3, 8, g), n, g)
     copies = number(1, 3, g)
-    near = x[:copies] + 10 ** uniform(-5, -1, g) * torch.randn(copies, n, generator=g)
-    return solved(one_step(smooth(n, hidden, 10, g), torch.cat([x, near]), entropy(torch.cat([y, y[:copies]]))))
+    x, y = with_rows(x, y, x[:copies] + 10 ** uniform(-5, -1, g) * torch.randn(copies, n, generator=g))
+    return one_step(smooth(n, hidden, 10, g), x, entropy(y))
 
 
-@family("equations: every sample with a near copy")
-def eq_near_all(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("every sample with a near copy")
+def eq_near_all(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     c = pick([2, 10], g)
     x, y = samples(number(2, 6, g), n, g, c)
-    near = x + 10 ** uniform(-5, -1, g) * torch.randn(x.shape, generator=g)
-    return solved(one_step(smooth(n, hidden, c, g), torch.cat([x, near]), entropy(torch.cat([y, y]))))
+    x, y = with_rows(x, y, x + 10 ** uniform(-5, -1, g) * torch.randn(x.shape, generator=g))
+    return one_step(smooth(n, hidden, c, g), x, entropy(y))
 
 
-@family("equations: contrast copies")
-def eq_contrast(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("contrast copies")
+def eq_contrast(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(3, 8, g), n, g)
     copies, factor = number(1, 3, g), pick([1.001, 1.01, 1.1, 2.0, -1.0], g)
     other = y[:copies] if pick([True, False], g) else (y[:copies] + 1) % 10
     x, y = torch.cat([x, factor * x[:copies]]), torch.cat([y, other])
-    return solved(one_step(smooth(n, hidden, 10, g), x, entropy(y)))
+    return one_step(smooth(n, hidden, 10, g), x, entropy(y))
 
 
-@family("equations: every sample with a contrast copy")
-def eq_contrast_all(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("every sample with a contrast copy")
+def eq_contrast_all(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(2, 6, g), n, g)
-    factor = pick([1.01, 1.05, 1.1, -1.0], g)
-    return solved(one_step(smooth(n, hidden, 10, g), torch.cat([x, factor * x]), entropy(torch.cat([y, y]))))
+    x, y = with_copies(x, y, len(x), pick([1.01, 1.05, 1.1, -1.0], g))
+    return one_step(smooth(n, hidden, 10, g), x, entropy(y))
 
 
-@family("equations: repeated samples")
-def eq_repeated(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("repeated samples")
+def eq_repeated(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(2, 8, g), n, g)
     copies = number(1, len(x), g)
     other = y[:copies] if pick([True, False], g) else (y[:copies] + 1) % 10
     x, y = torch.cat([x, x[:copies]]), torch.cat([y, other])
-    return solved(one_step(smooth(n, hidden, 10, g), x, entropy(y, reduction=pick(["mean", "sum"], g))))
+    return one_step(smooth(n, hidden, 10, g), x, entropy(y, reduction=pick(["mean", "sum"], g)))
 
 
-@family("equations: samples on a line or plane")
-def eq_plane(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("samples on a line or plane")
+def eq_plane(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     b, dimensions = number(3, 10, g), number(1, 3, g)
     _, y = samples(b, n, g)
     x = torch.randn(n, generator=g) + torch.randn(b, dimensions, generator=g) @ torch.randn(dimensions, n, generator=g)
-    return solved(one_step(smooth(n, hidden, 10, g), pick([1.0, 0.1, 0.01], g) * x, entropy(y)))
+    return one_step(smooth(n, hidden, 10, g), pick([1.0, 0.1, 0.01], g) * x, entropy(y))
 
 
-@family("equations: tiny inputs")
-def eq_tiny(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("tiny inputs")
+def eq_tiny(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     c = pick([2, 3, 10, 30], g)
     x, y = samples(number(2, 12, g), n, g, c)
-    return solved(one_step(smooth(n, hidden, c, g), 10 ** uniform(-5, -0.5, g) * x, entropy(y)))
+    return one_step(smooth(n, hidden, c, g), 10 ** uniform(-5, -0.5, g) * x, entropy(y))
 
 
-@family("equations: huge inputs")
-def eq_huge(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("huge inputs")
+def eq_huge(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(2, 12, g), n, g)
-    return solved(one_step(smooth(n, hidden, 10, g), 10 ** uniform(0.5, 4, g) * x, entropy(y)))
+    return one_step(smooth(n, hidden, 10, g), 10 ** uniform(0.5, 4, g) * x, entropy(y))
 
 
 @family("equations: Kelvin")
@@ -1049,53 +1048,47 @@ def eq_trained(g: torch.Generator) -> HostileClient:
     return solved(one_step(model, standard(x, name), entropy(y)))
 
 
-@family("equations: large weights")
-def eq_saturated(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("large weights")
+def eq_saturated(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     model = smooth(n, hidden, 10, g)
     with torch.no_grad():
         for each in model.parameters():
             each.mul_(pick([2.0, 5.0, 10.0], g))
     x, y = samples(number(3, 10, g), n, g)
-    return solved(one_step(model, x, entropy(y)))
+    return one_step(model, x, entropy(y))
 
 
-@family("equations: weights of samples and classes")
-def eq_weighted(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("weights of samples and classes")
+def eq_weighted(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     c = pick([2, 10], g)
     x, y = samples(number(3, 12, g), n, g, c)
-    copies = number(0, 3, g)
-    x, y = with_copies(x, y, copies, 1.02)
+    x, y = with_copies(x, y, number(0, 3, g), 1.02)
     weights = pick([torch.rand(len(x), generator=g) + 0.1, 10 ** (-5 * torch.rand(len(x), generator=g))], g)
     classes = pick([None, torch.logspace(-2, 0, c)], g)
-    return solved(one_step(smooth(n, hidden, c, g), x, weighted(weights, y, weight=classes)))
+    return one_step(smooth(n, hidden, c, g), x, weighted(weights, y, weight=classes))
 
 
-@family("equations: label smoothing or soft labels")
-def eq_soft(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("label smoothing or soft labels")
+def eq_soft(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     c = pick([2, 3, 10], g)
     x, y = samples(number(2, 12, g), n, g, c)
     loss = entropy(torch.softmax(3 * torch.randn(len(x), c, generator=g), 1))
     if pick([True, False], g):
         loss = entropy(y, label_smoothing=pick([1e-4, 0.01, 0.1], g))
-    return solved(one_step(smooth(n, hidden, c, g), x, loss))
+    return one_step(smooth(n, hidden, c, g), x, loss)
 
 
-@family("equations: squared error or binary cross-entropy")
-def eq_other_loss(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("squared error or binary cross-entropy")
+def eq_other_loss(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     c = pick([2, 3, 10], g)
     x, y = samples(number(2, 10, g), n, g, c)
     target = functional.one_hot(y, c).float() if pick([True, False], g) else torch.rand(len(x), c, generator=g)
     function = pick([functional.mse_loss, functional.binary_cross_entropy_with_logits, functional.l1_loss], g)
-    return solved(one_step(smooth(n, hidden, c, g), x, lambda out: function(out, target)))
+    return one_step(smooth(n, hidden, c, g), x, lambda out: function(out, target))
 
 
-@family("equations: one output")
-def eq_one_output(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("one output")
+def eq_one_output(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     hidden = hidden if len(hidden) > 1 else hidden * 2
     b = number(2, 14, g)
     x = pick([1.0, 1.0, 0.1, 0.01], g) * torch.randn(b, n, generator=g)
@@ -1103,12 +1096,7 @@ def eq_one_output(g: torch.Generator) -> HostileClient:
     x = torch.cat([x, x[:copies] * pick([1.02, 1.5, -1.0], g)])
     target = (torch.rand(len(x), 1, generator=g) > 0.5).float()
     function = pick([functional.mse_loss, functional.binary_cross_entropy_with_logits], g)
-    return solved(one_step(smooth(n, hidden, 1, g), x, lambda out: function(out, target)))
-
-
-def audited_as(client: HostileClient, model: nn.Module) -> HostileClient:
-    """Return the client with another model of the same shape, which the audit is given."""
-    return solved(replace(client, model=model))
+    return one_step(smooth(n, hidden, 1, g), x, lambda out: function(out, target))
 
 
 def with_activation(model: nn.Sequential, act: Callable[[], nn.Module]) -> nn.Sequential:
@@ -1116,72 +1104,65 @@ def with_activation(model: nn.Sequential, act: Callable[[], nn.Module]) -> nn.Se
     return nn.Sequential(*[each if isinstance(each, nn.Linear) else act() for each in copy.deepcopy(model)])
 
 
-@family("equations: another activation in the model")
-def eq_wrong_activation(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("another activation in the model")
+def eq_wrong_activation(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(2, 10, g), n, g)
     pairs = [(nn.GELU, nn.SiLU), (nn.SiLU, nn.Mish), (nn.Tanh, nn.Softsign), (nn.LeakyReLU, nn.ELU), (nn.ReLU, nn.GELU)]
     mine, theirs = pick(pairs, g)
     model = smooth(n, hidden, 10, g, act=mine)
     x = pick([1.0, 0.1, 0.01], g) * x
-    return audited_as(one_step(model, x, entropy(y)), with_activation(model, theirs))
+    return replace(one_step(model, x, entropy(y)), model=with_activation(model, theirs))
 
 
-@family("equations: GELU by tanh, audited as GELU by erf")
-def eq_gelu_tanh(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("GELU by tanh, audited as GELU by erf")
+def eq_gelu_tanh(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(2, 10, g), n, g)
     model = smooth(n, hidden, 10, g, act=lambda: nn.GELU(approximate="tanh"))
-    client = audited_as(one_step(model, pick([1.0, 0.1], g) * x, entropy(y)), with_activation(model, nn.GELU))
+    client = one_step(model, pick([1.0, 0.1], g) * x, entropy(y))
+    client = replace(client, model=with_activation(model, nn.GELU))
     return sent_as(client, pick([torch.float32, torch.float16], g))
 
 
-@family("equations: slightly other slope or weights")
-def eq_other_weights(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("slightly other slope or weights")
+def eq_other_weights(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(2, 10, g), n, g)
     model = smooth(n, hidden, 10, g)
     client = one_step(model, x, entropy(y))
     level = 10 ** uniform(-7, -1, g)
     other = moved(model, lambda: level, g)
     client = replace(client, model=other, update=ClientUpdate.from_gradients(other, client.update.gradients))
-    return sent_as(solved(client), pick([torch.float32, torch.bfloat16], g))
+    return sent_as(client, pick([torch.float32, torch.bfloat16], g))
 
 
-@family("equations: Adam")
-def eq_adam(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("Adam")
+def eq_adam(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     b = number(1, 10, g)
     x, y = samples(b, n, g)
     steps = [(x, entropy(y))] * number(1, 4, g)
     made = pick([torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop], g)
-    return solved(local_steps(smooth(n, hidden, 10, g), steps, 1e-3, optimiser=made, samples=b))
+    return local_steps(smooth(n, hidden, 10, g), steps, 1e-3, optimiser=made, samples=b)
 
 
-@family("equations: FedAvg")
-def eq_fedavg(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("FedAvg")
+def eq_fedavg(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     b = number(2, 12, g)
     x, y = samples(b, n, g)
     steps = [(x, entropy(y))] * number(1, 5, g)
     rate = 10 ** uniform(-4, 0, g)
-    return solved(local_steps(smooth(n, hidden, 10, g), steps, rate, say_rate=pick([True, False], g), samples=b))
+    return local_steps(smooth(n, hidden, 10, g), steps, rate, say_rate=pick([True, False], g), samples=b)
 
 
-@family("equations: FedAvg, mini-batches, near pairs")
-def eq_mini_batches(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("FedAvg, mini-batches, near pairs")
+def eq_mini_batches(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(6, n, g)
-    x = torch.cat([x, x[:3] * (1 + pick([0.02, 0.2], g) * torch.randn(3, n, generator=g))])
-    y = torch.cat([y, y[:3]])
+    x, y = with_rows(x, y, x[:3] * (1 + pick([0.02, 0.2], g) * torch.randn(3, n, generator=g)))
     order = torch.randperm(9, generator=g)
     steps = [(x[rows], entropy(y[rows])) for rows in order.split(3)] * number(1, 2, g)
-    return solved(local_steps(smooth(n, hidden, 10, g), steps, 10 ** uniform(-4, -0.5, g), samples=9))
+    return local_steps(smooth(n, hidden, 10, g), steps, 10 ** uniform(-4, -0.5, g), samples=9)
 
 
-@family("equations: momentum and weight decay")
-def eq_momentum(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("momentum and weight decay")
+def eq_momentum(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     b = number(2, 10, g)
     x, y = samples(b, n, g)
 
@@ -1190,7 +1171,7 @@ def eq_momentum(g: torch.Generator) -> HostileClient:
 
     steps = [(x, entropy(y))] * number(1, 4, g)
     model = smooth(n, hidden, 10, g)
-    return solved(local_steps(model, steps, 10 ** uniform(-3, -1, g), optimiser=optimiser, samples=b))
+    return local_steps(model, steps, 10 ** uniform(-3, -1, g), optimiser=optimiser, samples=b)
 
 
 def relative_noise(client: HostileClient, level: float, g: torch.Generator) -> HostileClient:
@@ -1199,11 +1180,10 @@ def relative_noise(client: HostileClient, level: float, g: torch.Generator) -> H
     return with_noise(client, level * float(whole.square().mean().sqrt()), g)
 
 
-@family("equations: noise")
-def eq_noise(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("noise")
+def eq_noise(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(1, 10, g), n, g)
-    client = solved(one_step(smooth(n, hidden, 10, g), x, entropy(y)))
+    client = one_step(smooth(n, hidden, 10, g), x, entropy(y))
     return relative_noise(client, 10 ** uniform(-6, 0, g), g)
 
 
@@ -1239,9 +1219,8 @@ def eq_compressed(g: torch.Generator) -> HostileClient:
     return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
 
 
-@family("equations: several clients in one")
-def eq_summed(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("several clients in one")
+def eq_summed(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     model = smooth(n, hidden, 10, g)
     clients = [one_step(model, *parts) for parts in ((x, entropy(y)) for x, y in (samples(4, n, g), samples(7, n, g)))]
     first, other = clients
@@ -1249,7 +1228,7 @@ def eq_summed(g: torch.Generator) -> HostileClient:
     joined: dict[str, Any] = {
         k: torch.cat([getattr(first, k), getattr(other, k)]) for k in ("inputs", "signals", "fires")
     }
-    return solved(first, update=ClientUpdate.from_gradients(model, sent), said=pick([4, 11], g), **joined)
+    return replace(first, update=ClientUpdate.from_gradients(model, sent), said=pick([4, 11], g), **joined)
 
 
 @family("equations: BatchNorm that trains, Dropout")
@@ -1264,9 +1243,8 @@ def eq_batch_norm(g: torch.Generator) -> HostileClient:
     return solved(one_step(model, x, entropy(y)))
 
 
-@family("equations: random gradients of low rank")
-def eq_random(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("random gradients of low rank")
+def eq_random(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     b = number(1, 9, g)
     x, y = samples(b, n, g)
     client = one_step(smooth(n, hidden, 10, g), x, entropy(y))
@@ -1276,7 +1254,7 @@ def eq_random(g: torch.Generator) -> HostileClient:
         m, k = each.weight.shape
         gradient = torch.randn(m, b, generator=g) @ torch.randn(b, k + 1, generator=g)
         sent[f"{name}.weight"], sent[f"{name}.bias"] = gradient[:, :-1].contiguous(), gradient[:, -1].contiguous()
-    return solved(replace(client, update=ClientUpdate.from_gradients(client.model, sent)))
+    return replace(client, update=ClientUpdate.from_gradients(client.model, sent))
 
 
 @family("equations: wrong number of samples given")
@@ -1291,14 +1269,12 @@ def eq_no_model(g: torch.Generator) -> HostileClient:
     return replace(client, pass_model=False)
 
 
-@family("equations: layers without bias")
-def eq_no_bias(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("layers without bias")
+def eq_no_bias(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     c = pick([2, 3, 10], g)
     x, y = samples(number(1, 10, g), n, g, c)
-    copies = number(0, 2, g)
-    x, y = with_copies(x, y, copies, 1.3)
-    return solved(one_step(smooth(n, hidden, c, g, bias=False), x, entropy(y)))
+    x, y = with_copies(x, y, number(0, 2, g), 1.3)
+    return one_step(smooth(n, hidden, c, g, bias=False), x, entropy(y))
 
 
 @family("equations: tanh without bias, two classes or one output")
@@ -1343,8 +1319,7 @@ class SmoothResidual(nn.Module):
 def eq_residual(g: torch.Generator) -> HostileClient:
     n, c = number(20, 60, g), pick([2, 10], g)
     x, y = samples(number(2, 14, g), n, g, c)
-    copies = number(0, 2, g)
-    x, y = with_copies(x, y, copies, 1.02)
+    x, y = with_copies(x, y, number(0, 2, g), 1.02)
     seeded(g)
     return solved(one_step(SmoothResidual(n, c, pick(list(ACTIVATIONS), g)()), x, entropy(y)))
 
@@ -1376,13 +1351,11 @@ def eq_narrow(g: torch.Generator) -> HostileClient:
     return solved(one_step(smooth(n, hidden, c, g), x, entropy(y)))
 
 
-@family("equations: two classes")
-def eq_two_classes(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("two classes")
+def eq_two_classes(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     x, y = samples(number(2, 14, g), n, g, 2)
-    copies = number(0, 3, g)
-    x, y = with_copies(x, y, copies, pick([1.1, 0.5, -1.0], g))
-    return solved(one_step(smooth(n, hidden, 2, g), pick([1.0, 0.1, 0.01], g) * x, entropy(y)))
+    x, y = with_copies(x, y, number(0, 3, g), pick([1.1, 0.5, -1.0], g))
+    return one_step(smooth(n, hidden, 2, g), pick([1.0, 0.1, 0.01], g) * x, entropy(y))
 
 
 @family("equations: nearly linear activations")
@@ -1404,27 +1377,24 @@ class Nearly(nn.Module):
         return z + self.strength * getattr(torch, self.kind)(z)
 
 
-@family("equations: linear plus a small curve")
-def eq_curve(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("linear plus a small curve")
+def eq_curve(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     c = pick([2, 5, 10, 20, 40], g)
     x, y = samples(number(2, 12, g), n, g, c)
     kind, strength = pick(["tanh", "square", "abs", "sin"], g), 10 ** uniform(-6, -0.5, g)
-    return solved(one_step(smooth(n, hidden, c, g, act=lambda: Nearly(kind, strength)), x, entropy(y)))
+    return one_step(smooth(n, hidden, c, g, act=lambda: Nearly(kind, strength)), x, entropy(y))
 
 
-@family("equations: sine, square, absolute value")
-def eq_strange(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("sine, square, absolute value")
+def eq_strange(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     c = pick([2, 10], g)
     x, y = samples(number(2, 10, g), n, g, c)
     act = pick([lambda: Nearly("sin", 3.0), nn.Hardtanh, nn.ReLU6, nn.Softsign, nn.Tanhshrink, nn.Hardshrink], g)
-    return solved(one_step(smooth(n, hidden, c, g, act=act), pick([1.0, 5.0], g) * x, entropy(y)))
+    return one_step(smooth(n, hidden, c, g, act=act), pick([1.0, 5.0], g) * x, entropy(y))
 
 
-@family("equations: an offset of the inputs that the bias removes, with noise")
-def eq_offset_in_bias(g: torch.Generator) -> HostileClient:
-    n, hidden = shape(g)
+@equations("an offset of the inputs that the bias removes, with noise")
+def eq_offset_in_bias(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
     offset = pick([1.0, 3.0, 10.0, 30.0], g)
     model = smooth(n, hidden, 10, g, act=pick([nn.ReLU, nn.ReLU, nn.LeakyReLU, nn.ELU], g))
     x, y = samples(number(4, hidden[0] // 3, g), n, g)
@@ -1433,7 +1403,7 @@ def eq_offset_in_bias(g: torch.Generator) -> HostileClient:
         first.bias.sub_(offset * first.weight.sum(1))
     client = one_step(model, x + offset, entropy(y))
     size = torch.cat([each.flatten() for each in client.update.gradients.values()]).square().mean().sqrt()
-    return solved(with_noise(client, float(size) * 10 ** uniform(-7, -4, g), g))
+    return with_noise(client, float(size) * 10 ** uniform(-7, -4, g), g)
 
 
 @family("equations: a network with few neurons that are not pruned")

@@ -98,26 +98,17 @@ def run(arguments: list[str], folder: Path) -> tuple[int, int, str]:
 
 
 def rows(cases: list[str], formats: list[str], wide: int, audit_options: list[str]) -> Iterable[Row]:
-    """Measure and print all rows."""
-    print(f"{'case':<8}{'format':<13}{'command':<9}{'MiB':>6}{'exit':>6}  output")
+    """Measure all rows."""
     for case in cases:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             write(folder, case, wide)
-            yield printed(Row(case, "none", "version", *run(["--version"], folder)))
+            yield Row(case, "none", "version", *run(["--version"], folder))
             for kind in formats:
                 files = ["ours.safetensors"] if kind == "ours" else [f"before.{kind}", f"after.{kind}", "--lr", "0.1"]
-                yield printed(Row(case, kind, "layers", *run(["layers", *files, "--json"], folder)))
-                yield printed(
-                    Row(case, kind, "audit", *run(["audit", *files, "-q", "--budget", "20s", *audit_options], folder))
-                )
-
-
-def printed(row: Row) -> Row:
-    """Print a row and return it."""
-    line = f"{row.case:<8}{row.format:<13}{row.command:<9}{row.mebibytes:>6}{row.exit_code:>6}  {row.summary[:100]}"
-    print(line, flush=True)
-    return row
+                yield Row(case, kind, "layers", *run(["layers", *files, "--json"], folder))
+                audit = ["audit", *files, "-q", "--budget", "20s", *audit_options]
+                yield Row(case, kind, "audit", *run(audit, folder))
 
 
 def main() -> int:
@@ -130,7 +121,7 @@ def main() -> int:
     options.add_argument("--memory", help="value of the option --memory of spearpp audit")
     given = options.parse_args()
     audit_options = [] if given.memory is None else ["--memory", given.memory]
-    return command.run(rows(given.case, given.format, given.wide, audit_options), given.out)
+    return command.run(command.printed(rows(given.case, given.format, given.wide, audit_options)), given.out)
 
 
 if __name__ == "__main__":

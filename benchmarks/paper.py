@@ -23,7 +23,7 @@ from spearpp.search.base import chunk_sizes
 
 @dataclass(frozen=True)
 class Speed:
-    """One row: start-steps per second of our search, of geoopt and of plain PyTorch."""
+    """One row: start-steps per second of our search, of geoopt and of plain PyTorch, in float32, best of 5 turns."""
 
     device: str
     b: int
@@ -41,13 +41,11 @@ class Speed:
 
 def main() -> int:
     options = command.parser(__doc__).parse_args()
-    return command.run(speeds(options.data, options.device), options.out)
+    return command.run(command.printed(speeds(options.data, options.device)), options.out)
 
 
 def speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
-    """Measure and print all rows."""
-    print(f"\nRiemannian Adam with L1 on {device}, float32, 50 steps, best of 5 turns each")
-    print("   b     m  starts  start-steps/s: ours       geoopt        plain  ratio  GFLOP/s: ours  a matrix product")
+    """Measure all rows."""
     peak = command.peak(device)
     sizes = [(20, 200, 8192), (65, 1000, 4096)]
     if device.type == "cuda":
@@ -56,24 +54,8 @@ def speeds(data: str | None, device: torch.device) -> Iterator[Speed]:
         _, (seen, *_) = attack(Setting("speed", b, m, RiemannianAdam()), data).prepare(FIRST_SEED, device)
         problem = pose(observe(*seen))
         ours, geoopt, plain = _compare(problem, starts, steps=50)
-        row = Speed(
-            device=str(device),
-            b=b,
-            m=m,
-            starts=starts,
-            ours=ours,
-            geoopt=geoopt,
-            plain=plain,
-            ratio=ours / geoopt,
-            ours_gflops=ours * 4 * m * b / 1e9,
-            peak_gflops=peak,
-        )
-        print(
-            f"{b:>4}{m:>6}{starts:>8}  {ours:>19,.0f}{geoopt:>13,.0f}{plain:>13,.0f}  {row.ratio:>5.2f}"
-            f"  {row.ours_gflops:>13,.0f}  {peak:>16,.0f}",
-            flush=True,
-        )
-        yield row
+        gflops = ours * 4 * m * b / 1e9
+        yield Speed(str(device), b, m, starts, ours, geoopt, plain, ours / geoopt, gflops, peak)
 
 
 def _compare(problem: Problem, starts: int, steps: int) -> list[float]:

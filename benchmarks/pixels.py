@@ -16,7 +16,6 @@ is claimed and farther than its stated error from every sample. What was missed,
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -184,21 +183,6 @@ def measure(setting: Setting, seeds: range, budget: float, data: str | None, dev
     return Row(*counts, middle[0], middle[1], unknowns, middle[2])
 
 
-def rows(names: list[str], seeds: range, budget: float, data: str | None, device: torch.device) -> Iterator[Row]:
-    """Measure rows, and print each of them."""
-    command.print_head(
-        *("network", "b", "batches over 60 dB", "features", "pictures", "wrong", "dB", "equations", "seconds")
-    )
-    for name in names:
-        row = measure(ROWS[name], seeds, budget, data, device)
-        samples = row.b * row.batches
-        cells = (row.name, row.b, f"{row.exact} of {row.batches}", f"{row.features} of {samples}")
-        more = (f"{row.pictures} of {samples}", row.wrong, f"{row.decibels:.0f}")
-        last = (f"{row.equations:.0f} for {row.unknowns}", f"{row.search:.3g}")
-        command.print_row(*cells, *more, *last)
-        yield row
-
-
 def main() -> int:
     """Measure the rows that were asked for."""
     options = command.parser(__doc__)
@@ -208,7 +192,8 @@ def main() -> int:
     command.add_first(options)
     given = options.parse_args()
     seeds = range(given.first, given.first + given.batches)
-    return command.run(rows(given.rows, seeds, given.budget, given.data, given.device), given.out)
+    rows = (measure(ROWS[name], seeds, given.budget, given.data, given.device) for name in given.rows)
+    return command.run(command.printed(rows), given.out)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ farther than its stated error from every picture of the client.
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from unittest import mock
 
@@ -215,15 +215,6 @@ def measure(family: str, seeds: int) -> Row:
     return Row(family, seeds, claimed, wrong)
 
 
-def rows(families: list[str], seeds: int) -> Iterator[Row]:
-    """Measure families, and print a row for each."""
-    command.print_head("client", "audits", "pictures claimed", "wrong")
-    for family in families:
-        row = measure(family, seeds)
-        command.print_row(row.family, row.audits, row.claimed, row.wrong)
-        yield row
-
-
 def main() -> int:
     """Measure the families that were asked for."""
     options = command.parser(__doc__)
@@ -231,7 +222,8 @@ def main() -> int:
     options.add_argument("--seeds", type=int, default=4, help="number of clients of each family")
     given = options.parse_args()
     with mock.patch.object(pixels, "STEPS", STEPS):
-        return command.run(rows(given.families, given.seeds), given.out)
+        rows = (measure(family, given.seeds) for family in given.families)
+        return command.run(command.printed(rows), given.out)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ joined rounds. A certified input is wrong if it is farther than three times its 
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -152,18 +151,6 @@ def measure(setting: Setting, clients: int | None, first: int, data: str | None,
     return Row(*sizes, exact, asked, recovered, wrong, statistics.median(times))
 
 
-def rows(names: list[str], clients: int | None, first: int, data: str | None, device: torch.device) -> Iterator[Row]:
-    """Measure blocks of rows, and print each row."""
-    command.print_head("activation", "m", "rounds", "b", "client", "exact clients", "recovered", "wrong", "seconds")
-    for name in names:
-        for setting in ROWS[name]:
-            row = measure(setting, clients, first, data, device)
-            cells = (row.activation, row.m, row.rounds, row.b, row.kind, f"{row.exact} of {row.clients}")
-            more = (f"{row.recovered} of {row.asked}", row.wrong, f"{row.seconds:.3g}")
-            command.print_row(*cells, *more)
-            yield row
-
-
 def main() -> int:
     """Measure the blocks that were asked for."""
     options = command.parser(__doc__)
@@ -171,7 +158,9 @@ def main() -> int:
     options.add_argument("--clients", type=int, help="number of clients of each row; default: as in the table")
     command.add_first(options)
     given = options.parse_args()
-    return command.run(rows(given.rows, given.clients, given.first, given.data, given.device), given.out)
+    settings = (setting for name in given.rows for setting in ROWS[name])
+    rows = (measure(setting, given.clients, given.first, given.data, given.device) for setting in settings)
+    return command.run(command.printed(rows), given.out)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ LARGE_SIZES = ((210, 4000, 4), (600, 4000, 1))
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over several batches of one size."""
+    """Medians over several batches of one size, including the singular value decomposition."""
 
     device: str
     b: int
@@ -74,12 +74,13 @@ def main() -> int:
     rows: list[Row] = []
 
     def gated() -> Iterator[Row | paper.Speed]:
-        for row in _rows(chosen.data, chosen.device, (*SIZES, *LARGE_SIZES) if chosen.large else SIZES):
-            rows.append(row)
-            yield row
+        peak = command.peak(chosen.device)
+        for size in (*SIZES, *LARGE_SIZES) if chosen.large else SIZES:
+            rows.append(_measured(*size, chosen.data, chosen.device, peak))
+            yield rows[-1]
         yield from paper.speeds(chosen.data, chosen.device)
 
-    status = command.run(gated(), chosen.out)
+    status = command.run(command.printed(gated()), chosen.out)
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {}
     if chosen.update and all(row.whole == row.batches for row in rows):
         kept = ("start_steps", "operations", "svds")
@@ -115,21 +116,6 @@ def compare(rows: list[Row], baseline: dict[str, dict[str, float]]) -> tuple[lis
     return worse, slower
 
 
-def _rows(data: str | None, device: torch.device, sizes: tuple[tuple[int, int, int], ...]) -> Iterator[Row]:
-    print(f"Gated search on {device}: medians, including the singular value decomposition")
-    print("   b     m   exact  start-steps  operations   seconds  SVDs  products  stages")
-    peak = command.peak(device)
-    for b, m, batches in sizes:
-        row = _measured(b, m, batches, data, device, peak)
-        stages = ", ".join(f"{stage} {seconds:.3f}" for stage, seconds in row.stages.items())
-        print(
-            f"{b:>4}{m:>6}{row.whole:>5}/{batches}{row.start_steps:>13,.0f}{row.operations:>12.2e}{row.seconds:>10.3f}"
-            f"{row.svds:>6.2f}{row.products:>10.1f}  {stages}",
-            flush=True,
-        )
-        yield row
-
-
 def _measured(b: int, m: int, batches: int, data: str | None, device: torch.device, peak: float) -> Row:
     batches_measured = [_batch(seed, b, m, data, device) for seed in range(FIRST_SEED, FIRST_SEED + batches)]
 
@@ -149,7 +135,7 @@ def _measured(b: int, m: int, batches: int, data: str | None, device: torch.devi
         svds=median(lambda batch: batch.seconds / batch.svd),
         products=seconds * peak * 1e9 / operations,
         stages={
-            stage: statistics.median(batch.result.stats.seconds[stage] for batch in batches_measured)
+            stage: round(statistics.median(batch.result.stats.seconds[stage] for batch in batches_measured), 4)
             for stage in batches_measured[0].result.stats.seconds
         },
     )

@@ -57,7 +57,7 @@ def kinds(described: str) -> set[str]:
 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the page."""
-    heads = (
+    heads = [
         "network",
         "b",
         "the audit recovers",
@@ -65,7 +65,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         "preflight: could reveal",
         "preflight: simulated",
         "seconds",
-    )
+    ]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
         network = ZOO[row["network"]]

@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from jaxtyping import install_import_hook
 
@@ -20,11 +21,14 @@ with install_import_hook("spearpp", "checking.check"):
 import pytest
 import torch
 from hypothesis import settings
+from torch import nn
 
+from clients import weighted
 from spearpp import simulate
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Inversion
+from spearpp.linalg import sphere
 from spearpp.metrics import Score
 from spearpp.simulate import Batch, LayerGradient
 
@@ -41,6 +45,19 @@ settings.load_profile("noisy")
 
 def pytest_runtest_setup() -> None:
     checking.CALLS.clear()
+
+
+def true_points(problem: Problem, batch: Batch) -> torch.Tensor:
+    """Q⁻¹, one p a row, from the inputs: X̂ᵀ = Q⁻¹ R."""
+    inputs = batch.inputs.double()
+    if problem.seen.has_bias:
+        inputs = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)], dim=1)
+    return inputs @ torch.linalg.pinv(problem.factors.right)
+
+
+def true_directions(problem: Problem, batch: Batch) -> torch.Tensor:
+    """The unit q_i, one a row."""
+    return sphere.retract(torch.linalg.inv(true_points(problem, batch)).T)
 
 
 @dataclass(frozen=True)
@@ -66,13 +83,7 @@ class Client:
         return self.batch.inputs.double() @ self.seen.weight.double().T + self.seen.bias.double()
 
     def true_directions(self, problem: Problem) -> torch.Tensor:
-        """The unit q_i, one a row, from the inputs: X̂ᵀ = Q⁻¹ R."""
-        inputs = self.batch.inputs.double()
-        if problem.seen.has_bias:
-            inputs = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=inputs.dtype)], dim=1)
-        right = problem.factors.right
-        inverse = inputs @ torch.linalg.pinv(right)
-        return torch.nn.functional.normalize(torch.linalg.inv(inverse).T)
+        return true_directions(problem, self.batch)
 
     @property
     def columns_of_d(self) -> torch.Tensor:
@@ -86,6 +97,22 @@ class Client:
 
 
 MakeClient = Callable[..., Client]
+Value = TypeVar("Value")
+
+
+def present(value: Value | None) -> Value:
+    """Return a value that must not be None."""
+    assert value is not None
+    return value
+
+
+def batch_and_model(
+    b: int, features: int, hidden: list[int], *, seed: int = 0, bias: bool = True, dtype: torch.dtype = torch.float32
+) -> tuple[Batch, nn.Sequential]:
+    """A batch of random inputs and a network of ten classes, drawn from one generator."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = simulate.random_batch(b, features=features, generator=generator)
+    return batch, simulate.mlp(features, hidden, 10, bias=bias, generator=generator, dtype=dtype)
 
 
 @pytest.fixture(scope="session")
@@ -114,14 +141,15 @@ def graded(
     importance: torch.Tensor, m: int, n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> tuple[Batch, list[LayerGradient]]:
     """Two layers of a client whose samples count unequally, as those do that a network is more or less sure of."""
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(len(importance), features=n, generator=generator)
-    model = simulate.mlp(n, [m, m], 10, generator=generator, dtype=dtype)
-    losses = torch.nn.functional.cross_entropy(model(batch.inputs.to(dtype)), batch.labels, reduction="none")
-    layers = [layer for layer in model if isinstance(layer, torch.nn.Linear)][:2]
-    gradients = torch.autograd.grad((losses * importance).mean(), [p for each in layers for p in each.parameters()])
-    pairs = zip(gradients[::2], gradients[1::2], layers, strict=True)
-    return batch, [LayerGradient(g, c, layer.weight.detach(), layer.bias.detach()) for g, c, layer in pairs]
+    batch, model = batch_and_model(len(importance), n, [m, m], seed=seed, dtype=dtype)
+    return batch, weighted(model, batch, importance)[:2]
+
+
+@pytest.fixture(scope="module")
+def nothing() -> spearpp.AuditResult:
+    """An audit that cannot be applied, because of Dropout behind an activation other than ReLU."""
+    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Dropout(0.5), nn.Linear(60, 4))
+    return spearpp.audit(simulate.FedSGD()(model, simulate.random_batch(5, features=30, classes=4)), model)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from spearpp.linalg import sphere
 from spearpp.linalg.kernels.gated import reference
 from spearpp.linalg.kernels.paper import reference as paper_reference
 from spearpp.search import RiemannianAdam
-from spearpp.search.gated.descent import EPSILON, Effort, _schedule, descend_many
+from spearpp.search.gated.descent import EPSILON, Effort, _schedule, descend
+from spearpp.search.gated.objective import Gates
 
 RATE = 0.1
 FULL = 1e-6
@@ -61,7 +62,8 @@ def far(case: Case, device: torch.device) -> tuple[float, float, float]:
 
     rows, gates, basis, points = problem(case)
     effort = Effort(case.steps, 4, case.epsilon)
-    expected, wanted = descend_many(rows, gates, basis, points.clone(), effort, RATE)
+    steps = descend(Gates(rows, gates, basis), points.clone(), effort, RATE)
+    expected, wanted = steps.points, steps.directions
     ends = points.float().to(device)
     directions = persistent.descend(
         rows.float().to(device),

@@ -11,10 +11,11 @@ from scipy.stats import binom, poisson
 from torch import nn
 
 import spearpp
-from conftest import Client, MakeClient
+from clients import weighted
+from conftest import Client, MakeClient, batch_and_model, present
 from spearpp import simulate
-from spearpp.inversion.evidence import EXACT, certify, chance_of_zeros
-from spearpp.inversion.evidence.evidence import UNLUCKY, most_by_chance
+from spearpp.inversion.evidence import EXACT, UNLUCKY, chance_of_zeros, most_by_chance
+from spearpp.inversion.evidence.one_layer import certify
 from spearpp.inversion.evidence.patterns import widened
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
@@ -110,20 +111,14 @@ def test_under_noise_what_is_certified_is_still_exact(make_client: MakeClient, l
 
 
 @pytest.mark.parametrize("weight", [1e-2, 1e-4, 1e-5, 1e-6])
-def test_weak_samples_are_certified_only_if_exact(make_client: MakeClient, weight: float) -> None:
+def test_weak_samples_are_certified_only_if_exact(weight: float) -> None:
     """Two of six samples with a small loss: their columns of D drown in the rounding of the others."""
     certified = 0
     for seed in range(4):
-        client = make_client(6, 100, 60, seed=seed)
-        generator = torch.Generator().manual_seed(seed)
-        batch = simulate.random_batch(6, features=60, generator=generator)
-        model = simulate.mlp(60, [100, 100], 10, generator=generator)
-        importance = torch.tensor([1, 1, 1, 1, weight, weight])
-        losses = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
-        parameters = list(model.parameters())[:2]
-        gradients = torch.autograd.grad((losses * importance).mean(), parameters)
-        result = spearpp.invert(*gradients, *(p.detach() for p in parameters), search=LITTLE)
-        score = client.score(result)
+        batch, model = batch_and_model(6, 60, [100, 100], seed=seed)
+        seen = weighted(model, batch, torch.tensor([1, 1, 1, 1, weight, weight]))[0]
+        result = spearpp.invert(*seen, search=LITTLE)
+        score = spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation)
         wrong = [
             i
             for i in torch.nonzero(result.certified)[:, 0].tolist()
@@ -141,11 +136,9 @@ def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
     """
     others = 0
     for seed in range(4):
-        generator = torch.Generator().manual_seed(seed)
-        batch = simulate.random_batch(4, features=60, generator=generator)
+        batch, model = batch_and_model(4, 60, [100, 100], seed=seed)
         inputs = batch.inputs.clone()
         inputs[1] = 3 * inputs[0]
-        model = simulate.mlp(60, [100, 100], 10, generator=generator)
         dict(model.named_parameters())["0.bias"].data.zero_()
         seen = simulate.fedsgd(model, Batch(inputs, batch.labels, batch.normalisation))[0]
         result = spearpp.invert(*seen, search=LITTLE)
@@ -158,16 +151,13 @@ def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
 def test_a_bias_gradient_of_zero_gives_no_infinity(make_client: MakeClient) -> None:
     for seed in range(8):
         seen = make_client(1, 60, 30, seed=seed).seen
-        assert seen.grad_bias is not None
-        result = spearpp.invert(seen.grad_weight, 0 * seen.grad_bias, seen.weight, seen.bias, search=LITTLE)
+        result = spearpp.invert(seen.grad_weight, 0 * present(seen.grad_bias), seen.weight, seen.bias, search=LITTLE)
         assert bool(torch.isfinite(result.inputs).all())
         assert not bool(result.certified.any())
 
 
 def test_a_pruned_neuron_does_not_spoil_the_certificate() -> None:
-    generator = torch.Generator().manual_seed(0)
-    batch = simulate.random_batch(6, features=40, generator=generator)
-    model = simulate.mlp(40, [100, 100], 10, generator=generator)
+    batch, model = batch_and_model(6, 40, [100, 100])
     dict(model.named_parameters())["2.weight"].data[:, :3] = 0
     result = spearpp.invert(*simulate.fedsgd(model, batch)[0], search=LITTLE)
     assert result.score < 1.0
@@ -180,11 +170,10 @@ def test_the_error_is_the_error(make_client: MakeClient) -> None:
     for level in (1e-7, 1e-6):
         client = make_client(6, 200, 100, dtype=torch.float64)
         result = spearpp.invert(*noisy(client.seen, level), search=LITTLE)
-        assert result.evidence is not None
         order = client.score(result).assignment
         truth = client.batch.inputs.double()
         deviation = (result.inputs[order] - truth).square().mean(1).sqrt() / truth.square().mean(1).sqrt()
-        ratio = deviation / result.evidence.error[order]
+        ratio = deviation / present(result.evidence).error[order]
         assert bool(((ratio > 0.05) & (ratio < 1.5)).all())
 
 
@@ -204,31 +193,24 @@ def test_the_stated_error_covers_the_length_of_large_inputs(activation: nn.Modul
         result = spearpp.invert(*first, search=LITTLE)
     else:
         result = spearpp.invert(*first, following=Following.of_layers("gelu", later))
-    assert result.evidence is not None
     assert bool(result.certified.all())
     inputs = result.inputs.double()
     errors = torch.cdist(inputs, batch.inputs).amin(1) / torch.linalg.vector_norm(inputs, dim=1)
     # The stated error is at least four standard deviations, so this is about a quarter.
-    assert float((errors / result.evidence.error).square().mean().sqrt()) <= 0.4
+    assert float((errors / present(result.evidence).error).square().mean().sqrt()) <= 0.4
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_stated_error_covers_the_errors_of_all_other_directions(seed: int) -> None:
     """With nearly as many samples as features, weak samples mix into strong ones."""
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(38, features=40, generator=generator)
-    model = simulate.mlp(40, [300], 10, generator=generator)
+    batch, model = batch_and_model(38, 40, [300], seed=seed)
     weights = torch.ones(38)
     weights[:3] = 30.0
-    grad_weight, grad_bias, weight, bias = weighted(model, batch, weights)[0]
-    grad_weight = grad_weight + 3e-8 * torch.randn(grad_weight.shape, generator=generator)
-    grad_bias = grad_bias + 3e-8 * torch.randn(grad_bias.shape, generator=generator)
-    truth = Suggested(batch.inputs, batch.labels)
-    result = spearpp.invert(grad_weight, grad_bias, weight, bias, search=truth, batch_size=38)
-    assert result.evidence is not None
+    seen = noisy(weighted(model, batch, weights)[0], 3e-8, seed)
+    result = spearpp.invert(*seen, search=Suggested(batch.inputs, batch.labels), batch_size=38)
     assert bool(result.certified.all())
     distance = torch.cdist(result.inputs.double(), batch.inputs.double()).amin(1)
-    assert bool((distance <= result.evidence.error * torch.linalg.vector_norm(result.inputs, dim=1)).all())
+    assert bool((distance <= present(result.evidence).error * torch.linalg.vector_norm(result.inputs, dim=1)).all())
 
 
 @given(st.integers(2, 12), st.integers(30, 200), st.data())
@@ -283,18 +265,6 @@ def test_evidence_has_one_row_for_each_input(client: Client) -> None:
     assert float(result.evidence.details["chance"].max()) < 1e-9
 
 
-def weighted(model: nn.Sequential, batch: Batch, weights: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """(dL/dW, dL/db, W, b) of every Linear layer, where samples count unequally."""
-    losses = nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
-    linear = [layer for layer in model if isinstance(layer, nn.Linear)]
-    parameters = [each for layer in linear for each in (layer.weight, layer.bias)]
-    gradients = torch.autograd.grad((losses * weights).mean(), parameters)
-    return [
-        (gradients[2 * i], gradients[2 * i + 1], layer.weight.detach(), layer.bias.detach())
-        for i, layer in enumerate(linear)
-    ]
-
-
 def certified_wrongly(result: Inversion, batch: Batch) -> list[float]:
     """The PSNR of certified inputs that are none."""
     psnrs = [
@@ -345,6 +315,7 @@ def test_weights_of_another_network_are_no_error() -> None:
     generator = torch.Generator().manual_seed(0)
     model = simulate.mlp(30, [40, 40], 10, generator=generator)
     seen = simulate.fedsgd(model, simulate.random_batch(3, features=30, generator=generator))[0]
-    assert seen.bias is not None
-    result = spearpp.invert(seen.grad_weight, seen.grad_bias, -seen.weight, -seen.bias, search=Gated(starts=512))
+    result = spearpp.invert(
+        seen.grad_weight, seen.grad_bias, -seen.weight, -present(seen.bias), search=Gated(starts=512)
+    )
     assert not bool(result.certified.any())

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import spearpp
+from clients import gradient_of
+from conftest import present
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing.claims import Kind, Known, weigh
 from spearpp.auditing.replay import replay
@@ -29,8 +31,7 @@ def batch_of(samples: int, features: int = 60, classes: int = 10, seed: int = 0)
 
 
 def update_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, *, reduction: str = "mean") -> ClientUpdate:
-    loss = nn.functional.cross_entropy(model(inputs), labels, reduction=reduction)
-    return ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+    return gradient_of(nn.functional.cross_entropy(model(inputs), labels, reduction=reduction), model)
 
 
 def kinds(result: spearpp.AuditResult) -> list[Kind]:
@@ -73,8 +74,7 @@ class TestCounting:
         for told in (8, None):
             result = spearpp.audit(update_of(model, inputs, labels), model, batch_size=told, budget=4)
             found = result.layers[0]
-            assert found.inversion is not None
-            for x, claim in zip(found.inversion.inputs, found.claims, strict=True):
+            for x, claim in zip(present(found.inversion).inputs, found.claims, strict=True):
                 if claim.kind is Kind.ONE:
                     assert distance(x, inputs) <= max(3 * claim.error, 1e-6)
 
@@ -129,9 +129,8 @@ class TestErrors:
             model = mlp(60, 150, 60, classes, seed=seed)
             result = spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=6)
             found = result.layers[0]
-            assert found.inversion is not None
             assert [each.kind for each in found.claims] == [Kind.ONE] * 6
-            for x, claim in zip(found.inversion.inputs, found.claims, strict=True):
+            for x, claim in zip(present(found.inversion).inputs, found.claims, strict=True):
                 assert distance(x, batch.inputs) <= 3 * claim.error
                 assert claim.error < 1e-3
 
@@ -140,8 +139,7 @@ class TestErrors:
         model, batch = mlp(60, 120, 60, 10), batch_of(10)
         importance = torch.cat([torch.ones(8), torch.full((2,), 1e-7)])
         losses = nn.functional.cross_entropy(model(batch.inputs), batch.labels, reduction="none")
-        gradients = torch.autograd.grad((losses * importance).mean(), list(model.parameters()))
-        result = spearpp.audit(ClientUpdate.from_gradients(model, list(gradients)), model)
+        result = spearpp.audit(gradient_of((losses * importance).mean(), model), model)
         assert len(result.inputs) >= 8
         for x in result.inputs:
             assert distance(x, batch.inputs) < 1e-2
@@ -152,7 +150,7 @@ class TestOtherLosses:
         model, batch = mlp(60, 150, 80, 10), batch_of(6)
         targets = (torch.rand(6, 10, generator=torch.Generator().manual_seed(3)) < 0.3).float()
         loss = nn.functional.binary_cross_entropy_with_logits(model(batch.inputs), targets)
-        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+        update = gradient_of(loss, model)
         assert kinds(spearpp.audit(update, model, batch_size=6)) == [Kind.ONE] * 6
         for each in spearpp.audit(update, model).layers[0].claims:
             assert each.kind is Kind.ONE_OR_MEAN
@@ -162,7 +160,7 @@ class TestOtherLosses:
         loss = nn.functional.mse_loss(
             model(batch.inputs), torch.randn(6, 1, generator=torch.Generator().manual_seed(3))
         )
-        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+        update = gradient_of(loss, model)
         untold, told = (spearpp.audit(update, model, batch_size=size) for size in (None, 6))
         assert kinds(untold) == [Kind.ONE_OR_MEAN] * 6
         assert all(math.isinf(each.apart) for each in untold.layers[0].claims)
@@ -174,7 +172,7 @@ class TestOtherLosses:
         inputs = 285 + 0.1 * torch.randn(5, 20, generator=torch.Generator().manual_seed(1))
         targets = torch.randn(5, 1, generator=torch.Generator().manual_seed(2))
         loss = nn.functional.mse_loss(model(inputs), targets)
-        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+        update = gradient_of(loss, model)
         result = spearpp.audit(update, model)
         assert result.verdict == "NOT_FOUND"
         assert result.fitting == 1
@@ -183,7 +181,7 @@ class TestOtherLosses:
     def test_a_client_with_one_sample_leaks_it_whatever_the_loss(self) -> None:
         model, batch = mlp(20, 100, 1), batch_of(1, features=20)
         loss = nn.functional.mse_loss(model(batch.inputs), torch.ones(1, 1))
-        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+        update = gradient_of(loss, model)
         result = spearpp.audit(update, model, batch_size=1)
         assert kinds(result) == [Kind.ONE]
         assert distance(result.inputs[0], batch.inputs) < 1e-6

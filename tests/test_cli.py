@@ -2,21 +2,21 @@
 
 import json
 import os
-import pty
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
+from tools.pictures import terminal
 from torch import nn
 
+from clients import train
+from conftest import batch_and_model, present
 from spearpp import AuditResult, ClientUpdate, audit, invert, score, simulate
 from spearpp.cli import main
 from spearpp.cli.models import chain
@@ -75,17 +75,22 @@ def test_simulate_audit_score_and_report_again(simulated: Path, capsys: pytest.C
     assert 'class="records"' in Path("found/report.html").read_text()
 
 
-def test_two_checkpoints_without_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def trained(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+    """Write before.pt and after.pt of one step of SGD."""
+    torch.save(model.state_dict(), "before.pt")
+    torch.save(train(model, inputs, labels), "after.pt")
+
+
+def trained_on_digits() -> Batch:
+    """Write both checkpoints of a client with six digits, and return the digits."""
     generator = torch.Generator().manual_seed(4)
     batch = simulate.digits(6, generator=generator)
-    before = simulate.mlp(64, [90, 90], 10, generator=generator)
-    after = simulate.mlp(64, [90, 90], 10, generator=generator)
-    after.load_state_dict(before.state_dict())
-    loss = nn.functional.cross_entropy(after(batch.inputs), batch.labels)
-    loss.backward()
-    torch.optim.SGD(after.parameters(), lr=0.1).step()
-    torch.save(before.state_dict(), "before.pt")
-    torch.save(after.state_dict(), "after.pt")
+    trained(simulate.mlp(64, [90, 90], 10, generator=generator), batch.inputs, batch.labels)
+    return batch
+
+
+def test_two_checkpoints_without_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch = trained_on_digits()
     assert main(["audit", "before.pt", "after.pt", "--lr", "0.1"]) == 0
     assert "LEAKS: 6 of 6 training inputs" in capsys.readouterr().out
     recovered = AuditResult.load(folder / "audit-after").inputs
@@ -290,39 +295,12 @@ def test_every_client_can_be_played() -> None:
         ClientUpdate.load("mine/update.safetensors")
 
 
-def test_ctrl_c_keeps_what_was_certified() -> None:
+def test_ctrl_c_keeps_what_was_certified(folder: Path) -> None:
     """On a terminal of its own: a search that would take minutes is ended after its first finds."""
-    generator = torch.Generator().manual_seed(0)
-    batch = simulate.random_batch(97, features=150, generator=generator)
-    model = simulate.mlp(150, [200, 200], 10, generator=generator)
+    batch, model = batch_and_model(97, 150, [200, 200])
     simulate.FedSGD()(model, batch).save("update.safetensors")
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "spearpp", "audit", "update.safetensors", "--budget", "10m", "--out", "found"],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "160"},
-    )
-    os.close(follower)
-    shown, interrupted, deadline = b"", False, time.monotonic() + 240
-    while time.monotonic() < deadline:
-        ready, _, _ = select.select([leader], [], [], 1)
-        try:
-            shown += os.read(leader, 65536) if ready else b""
-        except OSError:  # the terminal is closed
-            break
-        if not interrupted and b"round " in shown:
-            process.send_signal(signal.SIGINT)
-            interrupted = True
-        if process.poll() is not None and not ready:
-            break
-    process.kill() if process.poll() is None else None
-    code = process.wait()
-    os.close(leader)
-    text = shown.decode(errors="replace")
-    assert interrupted, text
+    command = "spearpp audit update.safetensors --budget 10m --out found"
+    text, code = terminal(folder, command, interrupt_at=b"round ")
     assert code == 130, text
     assert "interrupted: the report contains the samples certified so far" in text
     assert "found " in text  # the live line
@@ -336,9 +314,7 @@ def test_ctrl_c_keeps_what_was_certified() -> None:
 
 
 def test_an_interrupt_during_a_search_keeps_its_finds() -> None:
-    generator = torch.Generator().manual_seed(3)
-    batch = simulate.random_batch(80, features=120, generator=generator)
-    model = simulate.mlp(120, [200, 200], 10, generator=generator)
+    batch, model = batch_and_model(80, 120, [200, 200], seed=3)
     first, following, _ = simulate.fedsgd(model, batch)
 
     def stop(state: Progress) -> None:
@@ -393,21 +369,14 @@ def test_help_has_examples_and_completion_is_offered(
     ):
         assert main(arguments) == 0
         assert says in capsys.readouterr().out
-    installed = shutil.which("spearpp", path=str(Path(sys.executable).parent))
-    assert installed is not None
+    installed = present(shutil.which("spearpp", path=str(Path(sys.executable).parent)))
     done = subprocess.run([installed, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
     assert done.stdout.startswith("spearpp ")
     assert done.returncode == 0
 
 
 def test_swapped_and_equal_checkpoints_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
-    generator = torch.Generator().manual_seed(4)
-    batch = simulate.digits(6, generator=generator)
-    model = simulate.mlp(64, [90, 90], 10, generator=generator)
-    torch.save(model.state_dict(), "before.pt")
-    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    torch.save(model.state_dict(), "after.pt")
+    trained_on_digits()
     assert main(["audit", "before.pt", "after.pt", "--model", "mlp"]) == 0
     assert "swapped" not in capsys.readouterr().out
     assert main(["audit", "after.pt", "before.pt", "--model", "mlp"]) == 0
@@ -474,9 +443,7 @@ def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    generator = torch.Generator().manual_seed(0)
-    batch = simulate.random_batch(5, features=20, generator=generator)
-    model = simulate.mlp(20, [60, 60], 10, generator=generator)
+    batch, model = batch_and_model(5, 20, [60, 60])
     monkeypatch.setattr(sys.modules["spearpp.auditing.judge"], "replay_alone", stop)
     result = audit(simulate.FedSGD()(model, batch), model)
     assert result.interrupted
@@ -484,18 +451,10 @@ def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.
     assert result.layers[0].labels is None
 
 
-class _Convolution(nn.Module):
+def _convolution() -> nn.Module:
     """A network whose Linear layers receive features, not the model's inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(1, 2, 3, padding=1)
-        self.hidden = nn.Linear(128, 60)
-        self.out = nn.Linear(60, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        features = self.convolution(x.reshape(-1, 1, 8, 8)).relu().flatten(1)
-        return self.out(self.hidden(features).relu())
+    front = nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*front, nn.Linear(128, 60), nn.ReLU(), nn.Linear(60, 4))
 
 
 class _Tokens(nn.Module):
@@ -510,28 +469,20 @@ class _Tokens(nn.Module):
         return self.out(self.hidden(x).relu()).mean(1)
 
 
-def _trained(model: nn.Module, inputs: torch.Tensor) -> None:
-    """Write before.pt and after.pt of one step of SGD."""
-    torch.save(model.state_dict(), "before.pt")
-    nn.functional.cross_entropy(model(inputs), torch.arange(len(inputs)) % 4).backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    torch.save(model.state_dict(), "after.pt")
-
-
-@pytest.mark.parametrize("network", [_Convolution, _Tokens])
+@pytest.mark.parametrize("network", [_convolution, _Tokens])
 def test_a_truth_of_features_or_tokens_does_not_end_the_audit(
-    network: type[nn.Module], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    network: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
-    inputs = torch.rand(3, 1, 8, 8) if network is _Convolution else torch.randn(3, 2, 40)
-    _trained(network(), inputs)
+    inputs = torch.rand(3, 1, 8, 8) if network is _convolution else torch.randn(3, 2, 40)
+    trained(network(), inputs, torch.arange(3))
     torch.save({"inputs": inputs}, "truth.pt")
     monkeypatch.setitem(sys.modules, "nets", sys.modules[__name__])
     command = ["audit", "before.pt", "after.pt", "--model", f"nets:{network.__name__}", "--truth", "truth.pt"]
     assert main([*command, "--out", "found", "--budget", "20"]) == 0
     printed = capsys.readouterr()
     assert json.loads(Path("found/report.json").read_text())["verdict"] == "LEAKS"
-    if network is _Convolution:
+    if network is _convolution:
         assert "Not compared with the true batch: features were recovered" in printed.err
         assert main(["score", "found", "truth.pt"]) == 2
         assert "cannot be compared" in capsys.readouterr().err

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import spearpp
+from conftest import batch_and_model
 from spearpp import AuditResult, report, simulate
 from spearpp.auditing.folder import DOCUMENT
 from spearpp.cli import main
@@ -31,16 +30,8 @@ TODAY = datetime.date(2026, 11, 18)
 
 @pytest.fixture(scope="module")
 def leak() -> AuditResult:
-    generator = torch.Generator().manual_seed(4)
-    batch = simulate.random_batch(5, features=30, generator=generator)
-    model = simulate.mlp(30, [60, 60], 10, generator=generator)
+    batch, model = batch_and_model(5, 30, [60, 60], seed=4)
     return spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=5)
-
-
-@pytest.fixture(scope="module")
-def nothing() -> AuditResult:
-    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Dropout(0.5), nn.Linear(60, 4))
-    return spearpp.audit(simulate.FedSGD()(model, simulate.random_batch(5, features=30, classes=4)), model)
 
 
 def accepting(most: int = 5, until: datetime.date = TODAY, sha256: str | None = None, leak: str = "inputs/0") -> Config:

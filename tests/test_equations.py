@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 import spearpp
+from clients import distances, gradient_of, layers_of
+from conftest import present
 from spearpp import search, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.errors import OptionError
@@ -23,7 +25,7 @@ from spearpp.model.following import Following
 from spearpp.model.rest import Rest
 from spearpp.search.equations.finish import repeated
 from spearpp.simulate import Batch
-from spearpp.types import LayerTensors, select_rows
+from spearpp.types import select_rows
 from spearpp.update import ClientUpdate
 
 FEATURES, WIDTH = 40, 60
@@ -43,28 +45,12 @@ def network(activation: nn.Module, hidden: int = 2, seed: int = 0) -> nn.Sequent
     return nn.Sequential(*layers, nn.Linear(WIDTH, 10))
 
 
-def layers_of(model: nn.Sequential, loss: torch.Tensor) -> list[LayerTensors]:
-    """Return gradients and weights of all Linear layers."""
-    linear = [module for module in model if isinstance(module, nn.Linear)]
-    gradients = torch.autograd.grad(loss, [each for module in linear for each in (module.weight, module.bias)])
-    return [
-        (gradients[2 * i], gradients[2 * i + 1], module.weight.detach(), module.bias.detach())
-        for i, module in enumerate(linear)
-    ]
-
-
 def stated(result: Inversion) -> torch.Tensor:
-    assert result.evidence is not None
-    return result.evidence.error
+    return present(result.evidence).error
 
 
 def errors(result: Inversion | None, batch: Batch) -> torch.Tensor:
-    """The relative distance of each recovered input to the nearest sample; inf if two inputs have the same one."""
-    assert result is not None
-    distances = torch.cdist(result.inputs.double(), batch.inputs.double())
-    nearest = (distances / torch.linalg.vector_norm(batch.inputs.double(), dim=1)).min(1)
-    assert len(set(nearest.indices.tolist())) == len(result.inputs)
-    return nearest.values
+    return distances(present(result).inputs, batch)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +102,7 @@ class Gated(nn.Module):
 
 def normalised() -> nn.Module:
     norm = nn.BatchNorm1d(WIDTH)
-    assert norm.running_var is not None
-    norm.running_var.fill_(0.5)
+    present(norm.running_var).fill_(0.5)
     hidden = (nn.Linear(FEATURES, WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.SELU())
     return nn.Sequential(*hidden, nn.Linear(WIDTH, 10)).eval()
 
@@ -127,12 +112,11 @@ def test_any_part_that_acts_on_each_sample(build: Net) -> None:
     torch.manual_seed(3)
     model, batch = build(), batch_of(12)
     loss = functional.cross_entropy(model(batch.inputs), batch.labels)
-    update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+    update = gradient_of(loss, model)
     result = spearpp.audit(update, model, batch_size=12)
     assert result.verdict is Verdict.LEAKS
     assert result.layers[0].recovered == 12
-    assert result.replay is not None
-    assert result.replay.difference < 1e-5
+    assert present(result.replay).difference < 1e-5
     assert bool((errors(result.layers[0].inversion, batch) < 1e-3).all())
 
 
@@ -144,7 +128,7 @@ def test_other_losses(loss: str) -> None:
     value = functional.mse_loss(outputs, targets)
     if loss == "bce":
         value = functional.binary_cross_entropy_with_logits(outputs, targets)
-    first, *later = layers_of(model, value)
+    first, *later = layers_of(value, model)
     result = spearpp.invert(*first, following=Following.of_layers("gelu", later, loss))
     assert int(result.certified.sum()) == 12
     assert bool((errors(result, batch) <= stated(result)).all())
@@ -159,7 +143,7 @@ def update_with(loss: str, model: nn.Sequential, batch: Batch) -> ClientUpdate:
         "bce": functional.binary_cross_entropy_with_logits(outputs, targets),
         "unknown": (outputs - targets).abs().pow(1.5).mean(),
     }[loss]
-    return ClientUpdate.from_gradients(model, list(torch.autograd.grad(value, list(model.parameters()))))
+    return gradient_of(value, model)
 
 
 class TestAuditsWithALoss:
@@ -182,11 +166,9 @@ class TestAuditsWithALoss:
         model, batch = network(nn.ReLU()), batch_of(8)
         update = update_with("mse", model, batch)
         result = spearpp.audit(update, model, batch_size=8, loss="mse")
-        assert result.replay is not None
-        assert result.replay.difference < 1e-5
+        assert present(result.replay).difference < 1e-5
         nearest = torch.cdist(result.inputs, batch.inputs).argmin(1)
-        assert result.layers[0].labels is not None
-        assert torch.equal(result.layers[0].labels, batch.labels[nearest])
+        assert torch.equal(present(result.layers[0].labels), batch.labels[nearest])
 
     @pytest.mark.parametrize(("real", "given"), [("mse", "cross-entropy"), ("bce", "mse"), ("unknown", "bce")])
     def test_another_loss(self, real: str, given: str) -> None:
@@ -208,7 +190,7 @@ class TestAuditsWithALoss:
         model = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1))
         batch = batch_of(8)
         value = loss(model(batch.inputs), torch.randn(8, 1))
-        update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(value, list(model.parameters()))))
+        update = gradient_of(value, model)
         result = spearpp.audit(update, model)
         assert result.layers[0].recovered == 8
         assert bool((errors(result.layers[0].inversion, batch) <= 1e-3).all())
@@ -216,7 +198,7 @@ class TestAuditsWithALoss:
     def test_the_name_is_checked(self) -> None:
         model = network(nn.GELU())
         with pytest.raises(OptionError, match="expected cross-entropy, mse, bce, unknown"):
-            spearpp.audit(gradients_of(model, batch_of(5)), model, loss="hinge")
+            spearpp.audit(simulate.FedSGD()(model, batch_of(5)), model, loss="hinge")
 
 
 def test_an_unknown_loss_leaves_the_forward_equations() -> None:
@@ -348,7 +330,7 @@ class TestWhereTheEquationsDoNotHold:
     def test_another_loss(self) -> None:
         model, batch = network(nn.GELU(), hidden=1), batch_of(12)
         targets = functional.one_hot(batch.labels, 10).float()
-        first, *later = layers_of(model, functional.mse_loss(model(batch.inputs), targets))
+        first, *later = layers_of(functional.mse_loss(model(batch.inputs), targets), model)
         result = spearpp.invert(*first, following=Following.of_layers("gelu", later), search=FEW)
         assert int(result.certified.sum()) == 0
 
@@ -376,7 +358,7 @@ def test_random_gradients_of_rank_one_are_no_leak() -> None:
             sent[f"{name}.weight"] = torch.outer(sent[f"{name}.bias"], torch.randn(columns, generator=generator))
     result = spearpp.audit(ClientUpdate.from_gradients(model, sent), model, batch_size=1)
     assert result.verdict == Verdict.NOT_FOUND
-    honest = spearpp.audit(gradients_of(model, batch_of(1)), model, batch_size=1)
+    honest = spearpp.audit(simulate.FedSGD()(model, batch_of(1)), model, batch_size=1)
     assert honest.verdict == Verdict.LEAKS
 
 
@@ -398,7 +380,7 @@ def test_tokens_of_a_transformer_layer() -> None:
     encoder.linear1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     x = torch.randn(3, 6, 24)
     loss = functional.cross_entropy(model(x), torch.tensor([1, 2, 3]))
-    update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+    update = gradient_of(loss, model)
     result = spearpp.audit(update, model)
     found = next(each for each in result.layers if each.layer.name == "0.linear1")
     tokens = seen[0].reshape(-1, 24)
@@ -451,20 +433,15 @@ class InPlace(nn.Module):
         return self.last(torch.tanh_(self.second(hidden)))
 
 
-def gradients_of(model: nn.Module, batch: Batch) -> ClientUpdate:
-    loss = functional.cross_entropy(model(batch.inputs), batch.labels)
-    return ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
-
-
 def test_activations_in_place() -> None:
     torch.manual_seed(0)
     model, batch = InPlace(), batch_of(12)
-    result = spearpp.audit(gradients_of(model, batch), model, batch_size=12)
+    result = spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=12)
     assert result.layers[0].recovered == 12
 
 
 def test_the_equations_respect_the_limit_of_memory() -> None:
     model, batch = network(nn.GELU()), batch_of(5)
-    result = spearpp.audit(gradients_of(model, batch), model, memory=150_000)
+    result = spearpp.audit(simulate.FedSGD()(model, batch), model, memory=150_000)
     assert result.layers[0].inversion is None
     assert "takes too much memory" in result.layers[0].reason

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import spearpp
+from clients import gradient_of
+from conftest import present
 from spearpp import simulate
 from spearpp.auditing import AuditResult, Claim, Kind
 from spearpp.model.following import Following
-from spearpp.update import ClientUpdate
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -34,7 +35,7 @@ def audited(
     model: nn.Module, x: Tensor, loss: Loss, batch_size: int | None = None, *, starts: int | None = None
 ) -> AuditResult:
     """Audit within three seconds, or with a number of starts, so that a busy machine finds the same inputs."""
-    update = ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss(model(x)), list(model.parameters()))))
+    update = gradient_of(loss(model(x)), model)
     if starts is None:
         return spearpp.audit(update, model, batch_size=batch_size, budget=3)
     return spearpp.audit(update, model, batch_size=batch_size, search=spearpp.search.Equations(starts))
@@ -105,8 +106,7 @@ def test_an_odd_network_does_not_tell_x_from_its_negative(outputs: int, batch_si
     model = network(30, [60, 60], outputs, nn.Tanh(), seed=0, bias=False)
     loss = entropy(y) if outputs == 2 else (lambda out: functional.mse_loss(out[:, 0], y.float()))
     result = audited(model, x, loss, batch_size, starts=64)
-    inversion = result.layers[0].inversion
-    assert inversion is not None
+    inversion = present(result.layers[0].inversion)
     cosines = functional.normalize(inversion.inputs, dim=1) @ functional.normalize(x, dim=1).T
     recovered = torch.tensor([claim.recovered for claim in result.layers[0].claims], dtype=torch.bool)
     assert bool((cosines.amax(1)[recovered] > 0.999).all())

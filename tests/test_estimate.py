@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import spearpp
+from conftest import present
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing.estimate import Estimate, estimate
 
@@ -37,8 +38,7 @@ def told(result: AuditResult) -> list[str]:
     [(0.1, 1, 0.0), (0.01, 1, 0.0), (0.1, 2, 0.0), (0.01, 2, 0.9), (0.1, 3, 0.5), (0.1, 5, 0.9), (0.01, 5, 0.0)],
 )
 def test_rate_steps_and_momentum_come_apart_where_the_weights_move(rate: float, steps: int, momentum: float) -> None:
-    found = audited(trained(rate, steps, momentum)).estimated
-    assert found is not None
+    found = present(audited(trained(rate, steps, momentum)).estimated)
     assert found.steps == steps
     assert found.lr == pytest.approx(rate, rel=1e-3)
     assert found.momentum is None if steps == 1 else found.momentum == pytest.approx(momentum, abs=1e-3)
@@ -50,8 +50,7 @@ def test_one_step_with_momentum_is_one_of_plain_sgd() -> None:
 
 
 def test_of_tiny_steps_the_product_is_told_alone() -> None:
-    found = audited(trained(0.001, 2, 0.0)).estimated
-    assert found is not None
+    found = present(audited(trained(0.001, 2, 0.0)).estimated)
     assert (found.lr, found.steps, found.momentum) == (None, None, None)
     assert found.product == pytest.approx(0.002, rel=1e-2)
     assert "does not determine lr, steps and momentum separately" in str(found)

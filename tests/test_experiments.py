@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, t
 
+from conftest import present
 from spearpp import simulate
 from spearpp.cli import main
 from spearpp.errors import DataError, OptionError
@@ -38,7 +39,7 @@ from spearpp.experiments import (
 from spearpp.experiments.attack import pixels_of
 from spearpp.experiments.cell import canonical, decode, encode
 from spearpp.experiments.defence import AXES, Defence
-from spearpp.experiments.frontier import Plan, bisect, sentence
+from spearpp.experiments.frontier import Plan, measure_line, sentence
 from spearpp.experiments.intervals import mean, wilson
 from spearpp.experiments.rounds import RoundsAttack
 from spearpp.plotting import Axis, Point, Series, draw
@@ -163,8 +164,7 @@ class TestStore:
         with Store(tmp_path / "a.sqlite") as one, Store(tmp_path / "a.sqlite") as two:
             assert one.put(cell, {"value": 1}, {})
             assert not two.put(cell, {"value": 2}, {})
-            found = two.get(cell)
-            assert found is not None
+            found = present(two.get(cell))
             assert found.result == {"value": 1}
             assert two.missing([cell, cell]) == []
 
@@ -368,13 +368,14 @@ def test_reports_say_what_was_measured_in_every_form(tmp_path: Path) -> None:
             store.put(cell, result | {"accurate": index > 0, "mean_psnr": 30.0 + index}, {"device": "cpu: <x>"})
         found = reproduce.collect(table, store)
     assert found.results[0].batches < found.results[0].wanted
-    line = rendering.lines(found)[0]
+    line = dict(rendering.lines(found)[0])
     low, high = binomtest(2, 3).proportion_ci(0.95, "wilson")
-    assert line[5] == f"67 % ({100 * low:.0f} to {100 * high:.0f})"
-    assert line[7].startswith("31.0 (28.5 to 33.5)")
-    assert line[9:13] == ("3 of 4", "1,000,000", "7", "2.00")
+    assert line["accuracy (95 %)"] == f"67 % ({100 * low:.0f} to {100 * high:.0f})"
+    assert line["PSNR (95 %)"].startswith("31.0 (28.5 to 33.5)")
+    assert [line[name] for name in ("batches", "starts: at most", "median")] == ["3 of 4", "1,000,000", "7"]
+    assert line["seconds"] == "2.00"
     text, page = rendering.markdown(found), rendering.page(found)
-    for shown in (*line, "5 batches are not measured yet"):
+    for shown in (*line, *line.values(), "5 batches are not measured yet"):
         assert shown in text
         assert shown in page
     assert "cpu: &lt;x&gt;" in page
@@ -427,9 +428,8 @@ class TestDefences:
 
         plan = Plan(seeds=5, trainings=0)
         with Store(tmp_path / "a.sqlite") as store:
-            found = bisect(AXES["noise"], Defence(batch=8, width=100), plan, store, rule)
-        assert found.stop is not None
-        assert 3e-4 <= found.stop.defence.noise < 3e-4 * 1.3
+            found = measure_line(AXES["noise"], None, Defence(batch=8, width=100), plan, store, rule)
+        assert 3e-4 <= present(found.stop).defence.noise < 3e-4 * 1.3
         assert len(measured) < 5 * 20
         noises = [point.defence.noise for point in found.points]
         assert noises == sorted(noises)
@@ -446,7 +446,9 @@ class TestDefences:
                 store.put(cell, {"b": 8, "recovered": 8, "exact": True, "mean_psnr": 60.0}, {})
 
         with Store(tmp_path / "a.sqlite") as store:
-            found = bisect(AXES["keep"], Defence(batch=8, width=100), Plan(seeds=2, trainings=0), store, leak)
+            found = measure_line(
+                AXES["keep"], None, Defence(batch=8, width=100), Plan(seeds=2, trainings=0), store, leak
+            )
         assert "recovery to 25 dB does not stop down to share kept = 0.001: 100% of 2 batches" in sentence(found)
 
     def test_noise_costs_accuracy(self) -> None:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import typer
 
+from processes import python
 from spearpp.cli.running import Session
 from spearpp.errors import OptionError
 from spearpp.experiments import Attack, Cell, Failed, Local, Ray, Source, Store, cells_of, run
@@ -142,14 +143,8 @@ def test_results_of_other_code_are_stale_and_not_mixed(tmp_path: Path) -> None:
     for name, told in expected.items():
         changed = tmp_path / "other" / "spearpp" / name
         changed.write_text(changed.read_text() + "\n# changed\n")
-        done = subprocess.run(  # noqa: S603
-            [sys.executable, "-c", textwrap.dedent(look), str(path)],
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "other")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert " ".join(done.stdout.split()) == told, done.stderr
+        printed = python("-c", textwrap.dedent(look), path, PYTHONPATH=str(tmp_path / "other"))
+        assert " ".join(printed.split()) == told
     with Store(path) as store:
         assert count(path) == 4  # both are kept
         assert store.missing(cells) == []
@@ -212,7 +207,7 @@ class Terminated:
 
     ended = False
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
         del cells
         event = threading.Event()
         condition: Any = vars(event)["_cond"]
@@ -248,7 +243,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
 class OtherVersion:
     """An engine whose worker runs another version of the code."""
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
         return (Done(cell, {"exact": True}, {}, code="0+other") for cell in cells)
 
     def close(self) -> None: ...

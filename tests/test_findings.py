@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from conftest import present
 from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
 from spearpp.auditing.replay import forward
 from spearpp.cli.models import chain
@@ -188,8 +189,7 @@ def test_a_spent_budget_ends_a_round_and_leaves_a_result() -> None:
     update = simulate.FedSGD()(model, batch)
     for budget in (1e-3, 0.3):
         result = audit(update, model, budget=budget)
-        first = result.layers[0].inversion
-        assert first is not None
+        first = present(result.layers[0].inversion)
         assert first.stats.stopped.startswith("the time budget was spent") or first.certified.all()
         for found in result.inputs:
             assert float((batch.inputs - found).norm(dim=1).min()) < 0.1 * float(found.norm())

@@ -5,7 +5,6 @@ import pickle
 import random
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -34,6 +33,8 @@ from flwr.serverapp.strategy import (
 
 import forking
 import spearpp
+from clients import train
+from processes import python
 from spearpp import AuditResult, simulate
 from spearpp.auditing.folder import DOCUMENT, read_document
 from spearpp.errors import OptionError
@@ -63,35 +64,29 @@ def arrays_of(message: Message) -> ArrayRecord:
     return message.content.array_records["arrays"]
 
 
+def trained(message: Message, model: nn.Module, batch: Batch, **options: Any) -> dict[str, Any]:
+    """The weights of a message after training on a batch."""
+    model.load_state_dict(arrays_of(message).to_torch_state_dict())
+    weights = train(model, batch.inputs, batch.labels, rate=RATE, **options)
+    return {name: each.numpy() for name, each in weights.items()}
+
+
 def step(message: Message, node: int) -> dict[str, Any]:
     """What a FedSGD-like client sends: its weights after one step with the whole batch."""
-    model, batch = net(), data(node)
-    model.load_state_dict(arrays_of(message).to_torch_state_dict())
-    loss = nn.functional.cross_entropy(model(batch.inputs), batch.labels)
-    loss.backward()
-    torch.optim.SGD(model.parameters(), lr=RATE).step()
-    return {name: each.numpy() for name, each in model.state_dict().items()}
+    return trained(message, net(), data(node))
 
 
-def client(train: Train = step, mods: list[Any] | None = None) -> ClientApp:
+def client(send: Train = step, mods: list[Any] | None = None) -> ClientApp:
     app = ClientApp(mods=mods)
 
     @app.train()
     def fit(message: Message, context: Context) -> Message:
-        arrays = train(message, int(context.node_config["partition-id"]))
+        arrays = send(message, int(context.node_config["partition-id"]))
         record = ArrayRecord({name: Array(each) for name, each in arrays.items()})
         metrics = MetricRecord({"num-examples": 6, "train_loss": 2.3})
         return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
 
     return app
-
-
-try:  # newer releases: a message knows the run it is of
-    from flwr.supercore.task_identity import TaskIdentity
-except ImportError:
-    pass
-else:
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
 
 class Loop(InProcess):
@@ -141,17 +136,9 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     pytest.importorskip("ray", reason="Flower's simulation is not installed: pip install 'flwr[simulation]'")
     out = tmp_path_factory.mktemp("flower")
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "run.py", "--out", str(out), "--keep"],
-        cwd=ROOT / "examples" / "flower",
-        env={**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(ROOT / "examples" / "flower"), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return out, done.stdout
+    example = ROOT / "examples" / "flower"
+    paths = os.pathsep.join([str(example), *sys.path])
+    return out, python("run.py", "--out", out, "--keep", cwd=example, PYTHONPATH=paths, **quiet)
 
 
 def test_in_flowers_simulation_audits_do_not_change_the_model(simulation: tuple[Path, str]) -> None:
@@ -253,14 +240,7 @@ def test_what_was_found_is_in_metrics_and_reports(tmp_path: Path) -> None:
 
 def steps(message: Message, node: int) -> dict[str, Any]:
     """Two steps with the whole batch, with momentum."""
-    model, batch = net(), data(node)
-    model.load_state_dict(arrays_of(message).to_torch_state_dict())
-    optimiser = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-    for _ in range(2):
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
-        optimiser.step()
-    return {name: each.detach().numpy() for name, each in model.state_dict().items()}
+    return trained(message, net(), data(node), steps=2, momentum=0.9)
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -303,12 +283,7 @@ def few_neurons() -> nn.Sequential:
 
 
 def same_data_every_round(message: Message, node: int) -> dict[str, Any]:
-    model = few_neurons()
-    batch = simulate.digits(24, generator=torch.Generator().manual_seed(node))
-    model.load_state_dict(arrays_of(message).to_torch_state_dict())
-    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
-    torch.optim.SGD(model.parameters(), lr=RATE).step()
-    return {name: each.numpy() for name, each in model.state_dict().items()}
+    return trained(message, few_neurons(), simulate.digits(24, generator=torch.Generator().manual_seed(node)))
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -487,11 +462,7 @@ def test_faulty_replies_are_logged_and_the_federation_goes_on(tmp_path: Path, ca
 
 
 def job(name: str) -> Job:
-    model, batch = net(), data(1)
-    before = {key: each.clone() for key, each in model.state_dict().items()}
-    nn.functional.cross_entropy(model(batch.inputs), batch.labels).backward()
-    torch.optim.SGD(model.parameters(), lr=RATE).step()
-    return Job(name, before, dict(model.state_dict()))
+    return Job(name, net().state_dict(), train(net(), data(1).inputs, data(1).labels, rate=RATE))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -672,5 +643,4 @@ for extra in ("flower", "nvflare"):
     else:
         raise AssertionError(extra)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
-    assert done.returncode == 0, done.stderr
+    python("-c", code)

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from processes import python
 from spearpp import ClientUpdate, Verdict, audit, simulate
 from spearpp.cli import main
 from spearpp.errors import DataError
@@ -204,4 +203,4 @@ for wrong in ("x", 3, iter([])):
     assert "expected a module, a state dict or a list" in error_of(spearpp.ClientUpdate.from_weights, model, wrong)
     assert "expected a module, a state dict or a list" in error_of(spearpp.ClientUpdate.from_gradients, model, wrong)
 """
-    subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603
+    python("-c", script)

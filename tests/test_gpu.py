@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import spearpp
-from conftest import MakeClient
+from conftest import MakeClient, batch_and_model
 from spearpp import simulate
 from spearpp.search import KernelSampling, ProjectedGradient, RiemannianAdam, Search
 from spearpp.search.losses import LogCosh
@@ -59,10 +59,8 @@ def test_memory_does_not_grow_with_the_number_of_starts(make_client: MakeClient,
 
 
 def test_two_layers_bring_a_large_batch_back_on_the_device(cuda: torch.device) -> None:
-    generator = torch.Generator().manual_seed(0)
-    batch = simulate.random_batch(70, features=120, generator=generator)
-    model = simulate.mlp(120, [200, 200], 10, generator=generator).to(cuda)
-    first, following, _ = simulate.fedsgd(model, batch)
+    batch, model = batch_and_model(70, 120, [200, 200])
+    first, following, _ = simulate.fedsgd(model.to(cuda), batch)
     result = spearpp.invert(*first, next_grad_weight=following.grad_weight, next_weight=following.weight)
     assert result.missing == 0
     assert bool(result.certified.all())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import spearpp
-from conftest import Client, MakeClient
+from conftest import Client, MakeClient, batch_and_model
 from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, RankError, ShapeError
 from spearpp.inversion.result import Progress
@@ -165,9 +165,7 @@ def test_half_precision_wires_still_leak(make_client: MakeClient, dtype: torch.d
 
 
 def test_an_inner_layer_gives_its_features() -> None:
-    generator = torch.Generator().manual_seed(0)
-    batch = simulate.random_batch(6, features=40, generator=generator)
-    model = simulate.mlp(40, [80, 120], 10, generator=generator)
+    batch, model = batch_and_model(6, 40, [80, 120])
     result = spearpp.invert(*simulate.fedsgd(model, batch)[1], search=QUICK)
     features = model[:2](batch.inputs).detach()
     assert result.score == 1.0
@@ -200,18 +198,14 @@ class TestEdges:
         assert spearpp.score(result.inputs, torch.nn.functional.normalize(client.batch.inputs)).exact
 
     def test_dead_neurons_do_not_matter(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        batch = simulate.random_batch(6, features=40, generator=generator)
-        model = simulate.mlp(40, [150, 60], 10, generator=generator)
+        batch, model = batch_and_model(6, 40, [150, 60])
         dict(model.named_parameters())["0.bias"].data[:50] = -100.0
         result = spearpp.invert(*simulate.fedsgd(model, batch)[0], search=QUICK)
         assert result.score == 1.0
         assert spearpp.score(result.inputs, batch.inputs, normalisation=batch.normalisation).exact
 
     def test_a_sample_that_fires_nothing_is_not_there(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        batch = simulate.random_batch(6, features=40, generator=generator)
-        model = simulate.mlp(40, [100, 100], 10, generator=generator)
+        batch, model = batch_and_model(6, 40, [100, 100])
         dict(model.named_parameters())["0.weight"].data[:, 0] = -10.0  # a direction that silences every neuron
         inputs = batch.inputs.clone()
         inputs[:, 0] = torch.tensor([0.0, 0.01, -0.01, 0.02, 0.0, 50.0])
@@ -231,10 +225,8 @@ class TestEdges:
         assert "gradient is zero" in result.stats.stopped
 
     def test_repeated_samples_merge(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        batch = simulate.random_batch(6, features=40, generator=generator)
+        batch, model = batch_and_model(6, 40, [100, 100])
         inputs = batch.inputs[[0, 1, 2, 3, 4, 4]]
-        model = simulate.mlp(40, [100, 100], 10, generator=generator)
         seen = simulate.fedsgd(model, simulate.Batch(inputs, batch.labels, batch.normalisation))[0]
         result = spearpp.invert(*seen, search=QUICK)
         assert result.batch_size == 5

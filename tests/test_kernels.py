@@ -4,15 +4,14 @@ import importlib.util
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import MakeClient
+from conftest import MakeClient, present
 from descents import CASES, DESCENTS, RATE, ROW_SHAPES, ROWWISE, Case, arguments, descent, far, problem
+from processes import python
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import gated as kernels
 from spearpp.linalg.kernels.gated import reference
@@ -20,7 +19,7 @@ from spearpp.linalg.kernels.paper import for_descent
 from spearpp.linalg.kernels.paper import reference as whole_descent
 from spearpp.linalg.recording import repeat
 from spearpp.search import RiemannianAdam
-from spearpp.search.gated.descent import Effort, descend, descend_many
+from spearpp.search.gated.descent import Effort, descend
 from spearpp.search.gated.objective import Gates
 from spearpp.search.losses import L1, LogCosh, SparsityLoss
 
@@ -53,10 +52,7 @@ def interpreted() -> dict[str, dict[str, list[float]]]:
         pytest.skip("Triton is not installed")
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, str(here / "interpreted.py")]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)  # noqa: S603
-    assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, list[float]]] = json.loads(done.stdout)
+    found: dict[str, dict[str, list[float]]] = json.loads(python(here / "interpreted.py", PYTHONPATH=paths))
     return found
 
 
@@ -102,23 +98,25 @@ def test_the_kernel_for_all_steps_is_taken_for_small_problems_and_gives_one_resu
     assert kernels.for_all_steps(points, 4000, 200) is None
     assert kernels.for_all_steps(points.double(), 200, 20) is None
     effort = Effort(case.steps, 4, case.epsilon)
-    (first, q), (again, _) = (descend_many(rows, gates, basis, points.clone(), effort, RATE) for _ in range(2))
-    assert torch.equal(first, again)
+    first, again = (descend(Gates(rows, gates, basis), points.clone(), effort, RATE) for _ in range(2))
+    assert torch.equal(first.points, again.points)
     for i in range(case.updates):
         alone = descend(Gates(rows[i], gates[i], basis[i]), points[i].clone(), effort, RATE)
-        torch.testing.assert_close(alone.points, first[i], rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(sphere.retract(alone.directions), sphere.retract(q[i]), rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(alone.points, first.points[i], rtol=1e-3, atol=1e-3)
+        q, expected = sphere.retract(alone.directions), sphere.retract(first.directions[i])
+        torch.testing.assert_close(q, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_many_updates_descend_as_each_does_alone() -> None:
     case = Case(2, 60, 7, 5, 9)
     rows, gates, basis, points = problem(case)
     effort = Effort(case.steps, 4, 1e-4)
-    ends, directions = descend_many(rows, gates, basis, points.clone(), effort, RATE)
+    ends = descend(Gates(rows, gates, basis), points.clone(), effort, RATE)
     for i in range(case.updates):
         alone = descend(Gates(rows[i], gates[i], basis[i]), points[i].clone(), effort, RATE)
         assert len(alone.points) == len(points[i])  # none goes another's way in so few steps
-        torch.testing.assert_close((ends[i], directions[i]), (alone.points, alone.directions), rtol=1e-9, atol=1e-9)
+        ours = ends.points[i], ends.directions[i]
+        torch.testing.assert_close(ours, (alone.points, alone.directions), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.gpu
@@ -194,8 +192,7 @@ def test_the_fused_descent_does_what_the_reference_does(
 ) -> None:
     """A sign may turn where y is nearly zero, rarely in so few steps; rough slopes fall either way more often."""
     ours, expected = (descent(b, m, starts, steps=4, device=cuda) for _ in range(2))
-    fused = for_descent(ours[1], smooth=width > 0)
-    assert fused is not None
+    fused = present(for_descent(ours[1], smooth=width > 0))
     fused.descend(*ours, width, (0.9, 0.999), 1e-8, fine)
     whole_descent.descend(*expected, width, (0.9, 0.999), 1e-8, fine)
     apart = torch.linalg.vector_norm(ours[1] - expected[1], dim=1)

@@ -3,8 +3,6 @@
 import copy
 import os
 import pickle
-import subprocess
-import sys
 import weakref
 import zipfile
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import spearpp
+from processes import python
 from spearpp import ClientUpdate, Verdict, check, find_layers, simulate
 from spearpp.auditing.plan import INVERTED
 from spearpp.cli import main
@@ -308,11 +307,4 @@ def test_a_large_layer_is_never_in_memory_as_a_whole_while_it_is_checked(tmp_pat
         write(tmp_path / f"before.{kind}", before)
         write(tmp_path / f"after.{kind}", after)
     package = str(Path(spearpp.__file__).parent.parent)
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", LOOK, str(tmp_path), *kinds],
-        env=os.environ | {"PYTHONPATH": package},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert float(done.stdout) < 130
+    assert float(python("-c", LOOK, tmp_path, *kinds, PYTHONPATH=package)) < 130

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import spearpp
-from conftest import Client, MakeClient
+from conftest import Client, MakeClient, present
 from spearpp import simulate
 from spearpp.errors import NonFiniteError, ShapeError
 from spearpp.inversion import many
-from spearpp.inversion.factors import decompose_many
+from spearpp.inversion.factors.batched import decompose_many
 from spearpp.inversion.many import one_round, stack
 from spearpp.inversion.result import Inversion
 from spearpp.search import Gated
@@ -62,15 +62,13 @@ class TestOneRound:
         layers: list[LayerTensors] = []
         for seed in range(3):
             seen = make_client(5, 120, 60, seed=seed).seen
-            assert seen.bias is not None
-            assert seen.grad_bias is not None
             dead = torch.arange(120) >= 100 + seed
             layers.append(
                 (
                     seen.grad_weight.masked_fill(dead[:, None], 0),
-                    seen.grad_bias.masked_fill(dead, 0),
+                    present(seen.grad_bias).masked_fill(dead, 0),
                     seen.weight,
-                    seen.bias.masked_fill(dead, -1e3),
+                    present(seen.bias).masked_fill(dead, -1e3),
                 )
             )
         found = together(layers)
@@ -135,14 +133,14 @@ class TestOneRound:
             dense = torch.randn(6, m, 6, generator=generator) @ torch.randn(6, 6, n, generator=generator)
             sparse = (torch.rand(6, m, n, generator=generator) < 0.05).float()
             for gradients in (dense.double(), sparse.double(), dense.round().double()):
-                for alike in decompose_many(gradients, torch.finfo(torch.float32).eps):
-                    factored += len(alike.which)
-                    left = alike.factors.left
+                for which, factors in decompose_many(gradients, torch.finfo(torch.float32).eps):
+                    factored += len(which)
+                    left = factors.left
                     apart = left.mT @ left - torch.eye(left.shape[2], dtype=torch.float64)
                     assert float(apart.abs().max()) < 1e-9
-                    assert alike.factors.spectrum.shape[1] == min(m, n)
-                    rest = torch.linalg.matrix_norm(gradients[alike.which] - left @ alike.factors.right)
-                    tail = torch.linalg.vector_norm(alike.factors.spectrum[:, left.shape[2] :], dim=1)
+                    assert factors.spectrum.shape[1] == min(m, n)
+                    rest = torch.linalg.matrix_norm(gradients[which] - left @ factors.right)
+                    tail = torch.linalg.vector_norm(factors.spectrum[:, left.shape[2] :], dim=1)
                     torch.testing.assert_close(rest, tail, rtol=1e-3, atol=1e-6 * float(gradients.norm()))
         assert factored >= 12
 
@@ -188,18 +186,12 @@ class TestMany:
             spearpp.invert_many([(seen.grad_weight.T, seen.grad_bias, seen.weight, seen.bias)])
 
 
-def moved_to(seen: simulate.LayerGradient, device: torch.device) -> LayerTensors:
-    assert seen.grad_bias is not None
-    assert seen.bias is not None
-    return seen.grad_weight.to(device), seen.grad_bias.to(device), seen.weight.to(device), seen.bias.to(device)
-
-
 @pytest.mark.gpu
 def test_a_gpu_does_them_together(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     model = simulate.mlp(300, [200, 200], 10, generator=generator)
     batches = [simulate.random_batch(12, features=300, generator=generator) for _ in range(20)]
-    layers = [moved_to(simulate.fedsgd(model, batch)[0], cuda) for batch in batches]
+    layers = [simulate.fedsgd(model, batch)[0].to(cuda) for batch in batches]
     alone: list[int] = []
 
     def counted(*layer: torch.Tensor, search: Gated, generator: torch.Generator) -> Inversion:

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import spearpp
-from conftest import graded
+from conftest import batch_and_model, graded, present, true_directions, true_points
 from spearpp import simulate
 from spearpp.errors import DtypeError, NonFiniteError, ShapeError
-from spearpp.inversion.evidence import certify_two_layers
-from spearpp.inversion.evidence.two_layers import chance_of_another
+from spearpp.inversion.evidence.two_layers import certify_two_layers, chance_of_another
 from spearpp.inversion.matches import Matches, SolvedInputs, confirm, forward_noise, no_matches, outside, solve_inputs
 from spearpp.inversion.next_layer import NextLayer, few_outputs, read_next_layer
 from spearpp.inversion.observation import observe
@@ -80,15 +79,12 @@ class Pair:
 
     @property
     def next_layer(self) -> NextLayer:
-        assert self.problem.next_layer is not None
-        return self.problem.next_layer
+        return present(self.problem.next_layer)
 
     @property
     def points(self) -> torch.Tensor:
         """The true p, one a row."""
-        ones = torch.ones(len(self.batch.inputs), 1, dtype=torch.float64)
-        inputs = torch.cat([self.batch.inputs.double(), ones], dim=1)
-        return sphere.retract(inputs @ torch.linalg.pinv(self.problem.factors.right))
+        return sphere.retract(true_points(self.problem, self.batch))
 
     @property
     def settled(self) -> SolvedInputs:
@@ -97,9 +93,7 @@ class Pair:
 
 
 def pair(b: int, m: int, n: int = 150, seed: int = 0, bias: bool = True, hidden: list[int] | None = None) -> Pair:
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(b, features=n, generator=generator)
-    model = simulate.mlp(n, hidden or [m, m], 10, bias=bias, generator=generator)
+    batch, model = batch_and_model(b, n, hidden or [m, m], seed=seed, bias=bias)
     return Pair(batch, simulate.fedsgd(model, batch))
 
 
@@ -142,9 +136,7 @@ class TestStages:
         assert float((back.directions * q).sum(1).abs().min()) > 1 - 1e-6
 
     def test_a_neuron_that_noise_hides_is_decided_backwards(self) -> None:
-        generator = torch.Generator().manual_seed(4)
-        batch = simulate.random_batch(40, features=150, generator=generator)
-        model = simulate.mlp(150, [100, 100], 10, generator=generator)
+        batch, model = batch_and_model(40, 150, [100, 100], seed=4)
         first = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
         with torch.no_grad():  # input i is at the kink of neuron i: rounding decides whether it fires
             first.bias[:40] = -(first.weight[:40].double() * batch.inputs.double()).sum(1).float()
@@ -172,8 +164,7 @@ class TestStages:
         generator = torch.Generator().manual_seed(0)
         nearest: list[int] = []
         while not rounds.over:
-            new = rounds.run(rounds.size, generator).matches
-            assert new is not None
+            new = present(rounds.run(rounds.size, generator).matches)
             cosine, which = (new.points @ truth.points.T).max(1) if len(new) else (torch.zeros(0), torch.zeros(0))
             assert bool((cosine > 1 - 1e-9).all())
             nearest += which.long().tolist()
@@ -192,8 +183,7 @@ class TestRecovery:
     def test_each_input_is_exact_without_the_others(self) -> None:
         truth = pair(45, 100)
         result = truth.invert(Gated(starts=64, round_starts=64))
-        assert result.evidence is not None
-        assert result.evidence.layers == 2
+        assert present(result.evidence).layers == 2
         found = len(result.inputs)
         assert 3 <= found < 45
         assert result.missing == 45 - int(result.certified.sum())
@@ -234,8 +224,7 @@ class TestCertificates:
         """What one round sees of a batch."""
         truth = pair(40, 100)
         rounds = TwoLayerRounds(truth.problem, truth.next_layer, 64, torch.float32)
-        seen = rounds.run(64, torch.Generator().manual_seed(0)).matches
-        assert seen is not None
+        seen = present(rounds.run(64, torch.Generator().manual_seed(0)).matches)
         return truth, seen, solve_inputs(truth.problem, truth.next_layer, seen.points, seen, own=True)
 
     def test_the_truth_is_certified_and_nothing_near_it(self) -> None:
@@ -284,8 +273,7 @@ class TestCertificates:
         result = Pair(truth.batch, wire).invert(Gated(starts=2048))
         assert 0 < int(result.certified.sum()) < 20
         assert result.certified.tolist() == sorted(result.certified.tolist(), reverse=True)
-        assert result.evidence is not None
-        assert torch.equal(result.evidence.exact, result.certified)
+        assert torch.equal(present(result.evidence).exact, result.certified)
 
     def test_without_equations_to_spare_anything_may_be_chance(self) -> None:
         problem = pair(60, 100, n=200).problem
@@ -332,8 +320,7 @@ class TestNoNextLayer:
         result = truth.invert(Gated(starts=1024))
         assert (result.next_layer == "used") == (kind == "plain")
         assert truth.score(result).exact
-        assert result.evidence is not None
-        assert result.evidence.layers == 1
+        assert present(result.evidence).layers == 1
 
     @pytest.mark.parametrize("width", [8, 12, 14])
     def test_a_narrow_layer_is_none(self, width: int) -> None:
@@ -447,12 +434,10 @@ class TestFewOutputs:
         truth = self.client()
         problem = pose(observe(*truth.layers[0]), sparsity=0.1)
         second = truth.layers[1]
-        outputs = read_next_layer(second.grad_weight, second.weight, problem.preactivations).outputs
-        assert outputs is not None
+        outputs = present(read_next_layer(second.grad_weight, second.weight, problem.preactivations).outputs)
         rounds = BackwardRounds(problem, outputs, 64, torch.float32, no_pairs(problem))
         new = rounds.run(128, torch.Generator().manual_seed(0)).directions
-        inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
-        q = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
+        q = true_directions(problem, truth.batch)
         assert len(new) >= 10
         assert float((new @ q.T).abs().amax(1).min()) > 1 - 1e-9
 
@@ -460,18 +445,15 @@ class TestFewOutputs:
         truth = self.client()
         problem = pose(observe(*truth.layers[0]), sparsity=0.1)
         second = truth.layers[1]
-        outputs = read_next_layer(second.grad_weight, second.weight, problem.preactivations).outputs
-        assert outputs is not None
-        inputs = torch.cat([truth.batch.inputs.double(), torch.ones(30, 1, dtype=torch.float64)], dim=1)
-        q = torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T
+        outputs = present(read_next_layer(second.grad_weight, second.weight, problem.preactivations).outputs)
+        q = torch.linalg.inv(true_points(problem, truth.batch)).T
         assert bool(sent_back(problem, outputs, sphere.retract(q)).all())
         assert not bool(sent_back(problem, outputs, sphere.retract(q - q.roll(1, 0))).any())
         assert sent_back(problem, outputs, q[:0]).shape == (0,)
 
     def test_one_output_against_another(self) -> None:
         second = self.client().layers[1]
-        outputs = few_outputs(observe(second.grad_weight, None, second.weight, None), 30)
-        assert outputs is not None
+        outputs = present(few_outputs(observe(second.grad_weight, None, second.weight, None), 30))
         sent = outputs.between()
         assert sent.shape == (10, 160)
         torch.testing.assert_close(torch.linalg.vector_norm(sent, dim=1), torch.ones(10, dtype=torch.float64))

@@ -1,8 +1,5 @@
 """Audits inside NVFlare: real DXOs, shareables, contexts and filter chains; one job in its own simulator."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,8 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.filters.svt_privacy import SVTPrivacy
 
 import spearpp
+from clients import train
+from processes import python
 from spearpp import AuditResult, simulate
 from spearpp.auditing.folder import read_document
 from spearpp.errors import OptionError
@@ -43,9 +42,7 @@ def trained(weights: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The weights after one step with the whole batch."""
     model = net()
     model.load_state_dict(weights)
-    nn.functional.cross_entropy(model(BATCH.inputs), BATCH.labels).backward()
-    torch.optim.SGD(model.parameters(), lr=RATE).step()
-    return dict(model.state_dict())
+    return train(model, BATCH.inputs, BATCH.labels, rate=RATE)
 
 
 class Site:
@@ -192,18 +189,9 @@ def test_a_server_need_not_wait(tmp_path: Path) -> None:
 def test_in_the_simulator_one_site_leaks_and_one_defends_itself(tmp_path: Path) -> None:
     """The example for users: two sites, two rounds, audited on the server."""
     example = ROOT / "examples" / "nvflare"
-    out, own = tmp_path / "audits", {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = ["job.py", "--out", str(out), "--workspace", str(tmp_path / "work"), "--keep", "--salt", "s"]
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, *command],
-        cwd=example,
-        env=own,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    out = tmp_path / "audits"
+    command = ("job.py", "--out", out, "--workspace", tmp_path / "work", "--keep", "--salt", "s")
+    python(*command, cwd=example, OMP_NUM_THREADS="1")
     names = Pseudonyms("s")
     for number in ("round-0001", "round-0002"):
         leaked = AuditResult.load(out / number / names.of("site-1"))

@@ -1,25 +1,22 @@
 """The package as a new user sees it: imports, the example of README, the wheel, citations and versions."""
 
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import spearpp
+from processes import python
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a new interpreter, without the checkers of this suite."""
-    return subprocess.run(  # noqa: S603
-        [sys.executable, "-c", textwrap.dedent(code), *arguments], capture_output=True, text=True, check=False
-    )
+def run(code: str, *arguments: str) -> str:
+    """Run code in a new interpreter, without the checkers of this suite, and return what it printed."""
+    return python("-c", textwrap.dedent(code), *arguments)
 
 
 def test_import_and_inversion_need_torch_numpy_and_scipy_alone() -> None:
-    done = run(
+    run(
         """
         import importlib.abc, sys
         import torch, numpy, scipy.optimize
@@ -51,7 +48,6 @@ def test_import_and_inversion_need_torch_numpy_and_scipy_alone() -> None:
             raise AssertionError("a string passed for a search")
         """
     )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_example_of_the_readme_has_five_lines() -> None:
@@ -102,7 +98,7 @@ def test_every_error_is_a_spear_error() -> None:
 
 
 def test_the_version_and_the_import_do_not_wait_for_torch() -> None:
-    done = run(
+    printed = run(
         """
         import sys
         import spearpp
@@ -118,29 +114,15 @@ def test_the_version_and_the_import_do_not_wait_for_torch() -> None:
             raise AssertionError
         """
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"spearpp {spearpp.__version__}\n"
+    assert printed == f"spearpp {spearpp.__version__}\n"
 
 
 def test_the_wheel_alone_holds_everything_that_the_core_and_the_report_need(tmp_path: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
-    for command in (
-        (*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT)),
-        (
-            *pip,
-            "install",
-            "--no-deps",
-            "--no-index",
-            "--find-links",
-            str(tmp_path),
-            "--target",
-            str(tmp_path / "lib"),
-            "spearpp",
-        ),
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        assert done.returncode == 0, done.stderr
-    done = run(
+    pip = ("-m", "pip", "--disable-pip-version-check", "--quiet")
+    python(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, ROOT)
+    place = ("--no-index", "--find-links", tmp_path, "--target", tmp_path / "lib")
+    python(*pip, "install", "--no-deps", *place, "spearpp")
+    printed = run(
         """
         import sys
         sys.path.insert(0, sys.argv[1])
@@ -153,7 +135,7 @@ def test_the_wheel_alone_holds_everything_that_the_core_and_the_report_need(tmp_
         str(tmp_path / "lib"),
         str(tmp_path / "report"),
     )
-    assert done.stdout == "True\n", done.stderr
+    assert printed == "True\n"
     metadata = next((tmp_path / "lib").glob("spearpp-*.dist-info")) / "METADATA"
     assert f"Version: {spearpp.__version__}\n" in metadata.read_text()
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import spearpp
-from conftest import Client, MakeClient
+from clients import layers_of
+from conftest import Client, MakeClient, batch_and_model
 from spearpp import simulate
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
@@ -18,10 +19,8 @@ from spearpp.search.gated.peel import peel
 
 def bright(b: int, m: int, seed: int = 0, *, common: float = 1.0, bias: bool = True) -> Client:
     """Inputs with a large common part, as pixels in [0, 1] have: neurons fire for nearly all of them or nearly none."""
-    generator = torch.Generator().manual_seed(seed)
-    batch = simulate.random_batch(b, features=200, generator=generator)
+    batch, model = batch_and_model(b, 200, [m, m], seed=seed, dtype=torch.float64, bias=bias)
     batch = replace(batch, inputs=batch.inputs.abs() + common)
-    model = simulate.mlp(200, [m, m], 10, generator=generator, dtype=torch.float64, bias=bias)
     return Client(batch, simulate.fedsgd(model, batch)[0])
 
 
@@ -118,13 +117,10 @@ def test_what_rows_gave_away_is_returned_where_the_rest_is_not_found() -> None:
 def test_a_faint_sample_in_anothers_row_does_not_hide_its_own_direction() -> None:
     """Of class weights from 1e-3 to 1 some rows hold a strong sample and a faint one, and pass for the strong one's."""
     for seed in (0, 1):
-        generator = torch.Generator().manual_seed(seed)
-        batch = simulate.random_batch(12, features=60, generator=generator)
-        model = simulate.mlp(60, [150, 100], 10, generator=generator)
+        batch, model = batch_and_model(12, 60, [150, 100], seed=seed)
         weights = torch.logspace(-3, 0, 10)
         loss = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, weight=weights)
-        weight, bias = list(model.parameters())[:2]
-        seen = (*torch.autograd.grad(loss, [weight, bias]), weight.detach(), bias.detach())
+        seen = layers_of(loss, model)[0]
         assert len(peel(pose(observe(*seen), sparsity=0.1))) >= 1
         assert bool(spearpp.invert(*seen, search=Gated(starts=2048)).certified.all())
 

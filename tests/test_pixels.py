@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import spearpp
+from clients import gradient_of
 from spearpp import AuditResult, ClientUpdate
 from spearpp.auditing import LayerAudit
 from spearpp.auditing.claims import Kind
@@ -52,13 +53,12 @@ def pictures(count: int, seed: int = 0, side: int = SIDE) -> Tensor:
     return 2 * functional.avg_pool2d(noise, 3, 1)
 
 
-def update_of(model: nn.Module, inputs: Tensor, *, train: bool = False, seed: int = 0) -> ClientUpdate:
-    """One gradient of the mean cross-entropy, with labels that differ."""
+def update_of(model: nn.Module, inputs: Tensor, labels: Tensor | None = None, *, train: bool = False) -> ClientUpdate:
+    """One gradient of the mean cross-entropy, by default with labels that differ."""
     model.train(train)
-    torch.manual_seed(seed)
-    labels = torch.arange(len(inputs)) % CLASSES
-    loss = functional.cross_entropy(model(inputs), labels)
-    return ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
+    torch.manual_seed(0)
+    labels = torch.arange(len(inputs)) % CLASSES if labels is None else labels
+    return gradient_of(functional.cross_entropy(model(inputs), labels), model)
 
 
 def from_features(result: AuditResult) -> list[LayerAudit]:
@@ -238,7 +238,7 @@ class TestAudit:
 
     def test_a_sample_that_occurs_twice_is_not_called_one_sample(self) -> None:
         model, inputs = pooled(), pictures(3)[[0, 1, 2, 2]]
-        update = _with_labels(model, inputs, torch.tensor([0, 1, 2, 2]))
+        update = update_of(model, inputs, torch.tensor([0, 1, 2, 2]))
         result = spearpp.audit(update, model, batch_size=4)
         (entry,) = from_features(result)
         assert sorted(claim.kind for claim in entry.claims) == [Kind.ONE, Kind.ONE, Kind.SEVERAL]
@@ -291,11 +291,6 @@ class TestAudit:
         result = spearpp.audit(update_of(model, inputs), model)
         assert not from_features(result)
         assert "no input of shape 1x12x12" in result.layers[0].reason
-
-
-def _with_labels(model: nn.Module, inputs: Tensor, labels: Tensor) -> ClientUpdate:
-    loss = functional.cross_entropy(model(inputs), labels)
-    return ClientUpdate.from_gradients(model, list(torch.autograd.grad(loss, list(model.parameters()))))
 
 
 def _flip(x: Tensor) -> Tensor:

@@ -19,9 +19,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import nn
 
 import spearpp
+from clients import gradient_of
+from conftest import batch_and_model, present
 from spearpp import AuditResult, SpearError, Verdict, pictures, report, simulate
 from spearpp.auditing import Kind
 from spearpp.auditing.folder import DOCUMENT, NUMBERS
@@ -53,12 +54,6 @@ def records() -> Audited:
     return spearpp.audit(simulate.FedSGD()(model, batch), model), batch
 
 
-@pytest.fixture(scope="module")
-def nothing() -> AuditResult:
-    model = nn.Sequential(nn.Linear(30, 60), nn.GELU(), nn.Dropout(0.5), nn.Linear(60, 4))
-    return spearpp.audit(simulate.FedSGD()(model, simulate.random_batch(5, features=30, classes=4)), model)
-
-
 def same(a: AuditResult, b: AuditResult) -> bool:
     """Whether two audits hold the same."""
     tensors = all(
@@ -83,9 +78,7 @@ def test_a_saved_audit_comes_back_as_it_was(tmp_path: Path, photographs: Audited
 
 
 def test_what_two_layers_certify_comes_back_too(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(3)
-    batch = simulate.random_batch(44, features=60, generator=generator)
-    model = simulate.mlp(60, [100, 100], 10, generator=generator)
+    batch, model = batch_and_model(44, 60, [100, 100], seed=3)
     result = spearpp.audit(simulate.FedSGD()(model, batch), model, budget=20)
     assert result.layers[0].recovered == 44
     result.save(tmp_path)
@@ -253,12 +246,9 @@ def test_records_are_shown_under_their_names_on_their_own_scale(tmp_path: Path, 
 def test_labels_of_two_classes_are_told_by_the_sign(records: Audited) -> None:
     result, truth = records
     assert result.best is not None
-    assert result.best.inversion is not None
-    assert result.best.labels is not None
-    order = spearpp.score(result.best.inversion.inputs, truth.inputs).assignment
-    assert torch.equal(result.best.labels[order], truth.labels)
-    assert result.replay is not None
-    assert result.replay.difference < 1e-5
+    order = spearpp.score(present(result.best.inversion).inputs, truth.inputs).assignment
+    assert torch.equal(present(result.best.labels)[order], truth.labels)
+    assert present(result.replay).difference < 1e-5
 
 
 def test_a_truth_of_another_shape_is_not_compared_and_the_report_says_so(tmp_path: Path, photographs: Audited) -> None:
@@ -351,8 +341,7 @@ def test_inputs_that_fit_without_proof_are_never_silent(tmp_path: Path) -> None:
     inputs = 285 + 0.1 * torch.randn(5, 64, generator=generator)
     model = simulate.mlp(64, [100], 1, generator=generator)
     loss = torch.nn.functional.mse_loss(model(inputs), torch.randn(5, 1, generator=generator))
-    gradients = list(torch.autograd.grad(loss, list(model.parameters())))
-    result = spearpp.audit(spearpp.ClientUpdate.from_gradients(model, gradients), model)
+    result = spearpp.audit(gradient_of(loss, model), model)
     assert (result.verdict, result.fitting) == ("NOT_FOUND", 1)
     assert "1 input fits the gradient of layer 0" in result.summary
     page = report.write(tmp_path, result).read_text()

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import spearpp
+from clients import distances
+from conftest import present, true_directions
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.auditing.plan import make_plan
@@ -31,6 +33,7 @@ from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.solutions import no_pairs
 from spearpp.linalg import sphere
+from spearpp.model import Layer
 from spearpp.search import Gated, Suggested
 from spearpp.search.gated.over_rounds import BackwardOverRounds, solve_columns
 from spearpp.search.gated.signals import SignalsOfRounds
@@ -51,16 +54,13 @@ def samples(count: int, seed: int = 1) -> Batch:
     return simulate.random_batch(count, features=FEATURES, generator=torch.Generator().manual_seed(seed))
 
 
+def layer_of(model: nn.Module, updates: list[ClientUpdate]) -> Layer:
+    """The layer whose rounds are joined."""
+    return present(first_layer([make_plan(each, Task(model, memory=None)) for each in updates]))
+
+
 def some(batch: Batch, rows: Sequence[int]) -> Batch:
     return batch.pick(torch.tensor(list(rows)))
-
-
-def errors(result: AuditResult, batch: Batch) -> torch.Tensor:
-    """The relative distance of each recovered input to the nearest sample; every sample is recovered at most once."""
-    distances = torch.cdist(result.inputs.double(), batch.inputs.double())
-    nearest = (distances / torch.linalg.vector_norm(batch.inputs.double(), dim=1)).min(1)
-    assert len(set(nearest.indices.tolist())) == len(result.inputs)
-    return nearest.values
 
 
 @pytest.mark.parametrize(("activation", "m", "b"), [(nn.ReLU(), 40, 24), (nn.GELU(), 30, 25)])
@@ -70,20 +70,16 @@ def test_rounds_give_what_no_single_round_gives(activation: nn.Module, m: int, b
     result = spearpp.audit(updates, model, batch_size=b, budget=30)
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == b
-    assert bool((errors(result, batch) < 1e-3).all())
-    assert result.replay is not None
-    assert result.replay.difference < 1e-4
-    history = result.history
-    assert history is not None
+    assert bool((distances(result.inputs, batch) < 1e-3).all())
+    assert present(result.replay).difference < 1e-4
+    history = present(result.history)
     assert history.recovered_alone < b
     assert history.samples == b
     assert all(each == (0, 1, 2, 3) for each in history.present)
     assert 0 < min(history.known_from) <= max(history.known_from) <= 3
     assert history.known_after(3) == b
-    best = result.best
-    assert best is not None
-    assert best.labels is not None
-    assert best.labels.sort().values.tolist() == batch.labels.sort().values.tolist()
+    best = present(result.best)
+    assert present(best.labels).sort().values.tolist() == batch.labels.sort().values.tolist()
 
 
 def test_samples_that_come_and_go_are_found_in_their_rounds() -> None:
@@ -91,10 +87,9 @@ def test_samples_that_come_and_go_are_found_in_their_rounds() -> None:
     windows = [range(4 * index, 4 * index + 12) for index in range(3)]
     updates = simulate.play_rounds(model, simulate.FedSGD(), [some(batch, rows) for rows in windows], rate=RATE)
     result = spearpp.audit(updates, model, budget=20)
-    history = result.history
-    assert history is not None
+    history = present(result.history)
     assert len(result.inputs) >= 12
-    assert bool((errors(result, batch) < 1e-3).all())
+    assert bool((distances(result.inputs, batch) < 1e-3).all())
     nearest = torch.cdist(result.inputs.double(), batch.inputs.double()).argmin(1).tolist()
     for rounds, sample in zip(history.present, nearest, strict=True):
         assert set(rounds) == {index for index, rows in enumerate(windows) if sample in rows}
@@ -105,9 +100,7 @@ def test_other_data_in_each_round_claims_nothing_that_is_no_sample() -> None:
     updates = simulate.play_rounds(
         model, simulate.FedSGD(), [some(batch, range(12 * index, 12 * index + 12)) for index in range(4)]
     )
-    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
-    assert layer is not None
-    joined = join_rounds(layer, dict(enumerate(updates)), Task(model, budget=4))
+    joined = joined_rounds(model, updates, seconds=4)
     assert joined.audited is None or not len(joined.audited.inputs)
 
 
@@ -118,7 +111,7 @@ def test_rounds_of_small_batches_are_united() -> None:
     assert result.history is not None
     assert "every round alone gave all of its samples" in result.history.outcome
     assert len(result.inputs) == 12
-    assert bool((errors(result, batch) < 1e-3).all())
+    assert bool((distances(result.inputs, batch) < 1e-3).all())
     assert sorted(result.history.present) == [*[(0,)] * 3, *[(0, 1)] * 3, *[(1,)] * 6]
 
 
@@ -129,7 +122,7 @@ def test_local_training_and_other_clients_between_the_rounds() -> None:
     result = spearpp.audit(updates, model, budget=20)
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == 14
-    assert bool((errors(result, batch) < 1e-2).all())
+    assert bool((distances(result.inputs, batch) < 1e-2).all())
 
 
 def test_momentum_and_another_learning_rate_in_each_round() -> None:
@@ -146,9 +139,7 @@ def test_momentum_and_another_learning_rate_in_each_round() -> None:
 
 
 def joined_rounds(model: nn.Module, updates: list[ClientUpdate], seconds: float) -> Joined:
-    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
-    assert layer is not None
-    return join_rounds(layer, dict(enumerate(updates)), Task(model, budget=seconds))
+    return join_rounds(layer_of(model, updates), dict(enumerate(updates)), Task(model, budget=seconds))
 
 
 @pytest.mark.parametrize(("rate", "certified"), [(0.0, 0), (1e-6, 0), (RATE, 6)])
@@ -156,8 +147,7 @@ def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified
     """Six samples and twelve neurons are too few for a certificate, however often the same gradient arrives."""
     model, batch = network(nn.ReLU(), 12), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 8, rate=rate)
-    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
-    assert layer is not None
+    layer = layer_of(model, updates)
     found = spearpp.invert(
         *joined_tensors(layer, updates), rounds=8, one_step=True, search=Suggested(batch.inputs, batch.labels)
     )
@@ -168,8 +158,7 @@ def test_rounds_of_a_server_that_does_not_move_count_once(rate: float, certified
 def test_repeated_rows_are_those_of_equal_rounds() -> None:
     model, batch = network(nn.ReLU(), 12), samples(6)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
-    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
-    assert layer is not None
+    layer = layer_of(model, updates)
     tensors = joined_tensors(layer, [updates[0], updates[1], updates[0]])
     problem = replace(pose(observe(*tensors)), rounds=3)
     first, second, third = problem.repeated_rows.chunk(3)
@@ -222,15 +211,14 @@ def test_an_input_has_the_error_of_its_own_round() -> None:
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 2, rate=RATE)
     coarse = {name: each.half().float() for name, each in updates[0].gradients.items()}
     updates[0] = replace(updates[0], gradients=coarse)
-    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
-    assert layer is not None
+    layer = layer_of(model, updates)
     alone = [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates]
     union = unite(layer, [*alone], not_joined("this test does not join the rounds"))
-    assert union.audited is not None
-    stated = torch.tensor([each.error for each in union.audited.claims if each.recovered])
-    distances = torch.cdist(union.audited.inputs.double(), batch.inputs.double()).amin(1)
+    audited = present(union.audited)
+    stated = torch.tensor([each.error for each in audited.claims if each.recovered])
+    distances = torch.cdist(audited.inputs.double(), batch.inputs.double()).amin(1)
     assert len(stated) == 6
-    assert bool((distances <= 3 * stated * torch.linalg.vector_norm(union.audited.inputs, dim=1)).all())
+    assert bool((distances <= 3 * stated * torch.linalg.vector_norm(audited.inputs, dim=1)).all())
 
 
 @pytest.fixture(name="columns", scope="module")
@@ -238,15 +226,11 @@ def problem_and_columns() -> tuple[Problem, FewOutputs, torch.Tensor]:
     """Four rounds of a client with 40 samples, and the true directions."""
     model, batch = network(nn.ReLU(), 60), samples(40)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 4, rate=RATE)
-    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
-    assert layer is not None
+    layer = layer_of(model, updates)
     problem = replace(pose(observe(*joined_tensors(layer, updates)), sparsity=0.1), rounds=4, one_step=True)
     gradients, weights = (torch.cat([get(each) for each in updates], 1) for get in (_second_gradient, _second_weight))
-    outputs = read_next_layer(gradients, weights, problem.preactivations, rounds=4).outputs
-    assert outputs is not None
-    inputs = torch.cat([batch.inputs.double(), torch.ones(40, 1, dtype=torch.float64)], dim=1)
-    true = sphere.retract(torch.linalg.inv(inputs @ torch.linalg.pinv(problem.factors.right)).T)
-    return replace(problem, outputs=outputs), outputs, true
+    outputs = present(read_next_layer(gradients, weights, problem.preactivations, rounds=4).outputs)
+    return replace(problem, outputs=outputs), outputs, true_directions(problem, batch)
 
 
 def test_reflections_over_rounds_find_new_columns_and_no_others(
@@ -295,8 +279,7 @@ def test_signals_over_rounds_are_a_set_that_contains_their_starts(outputs: int, 
     generator = torch.Generator().manual_seed(0)
     weight, gradient = torch.randn(2, outputs, 80, generator=generator, dtype=torch.float64)
     gradient = gradient - gradient.mean(0) * (outputs == 10)
-    few = few_outputs(observe(gradient, None, weight, None), 50, 4)
-    assert few is not None
+    few = present(few_outputs(observe(gradient, None, weight, None), 50, 4))
     assert few.span.shape == (80, 4 * dimensions)
     signals = SignalsOfRounds(few, torch.float64)
     starts = signals.starts(8, generator, torch.float64)
@@ -322,8 +305,7 @@ def test_an_output_layer_over_rounds() -> None:
     result = spearpp.audit(updates, model, batch_size=8, budget=10)
     assert result.verdict is not Verdict.NOT_APPLICABLE
     assert all(claim.kind is not Kind.APPROXIMATE for claim in result.layers[0].claims)
-    assert result.layers[0].inversion is not None
-    found = result.layers[0].inversion.inputs
+    found = present(result.layers[0].inversion).inputs
     assert float(torch.cdist(found.double(), batch.inputs.double()).amin(1).max()) < 1e-2
 
 
@@ -342,8 +324,7 @@ def test_layers_behind_a_frozen_backbone_count_as_first_layers() -> None:
 def test_the_most_different_rounds_are_chosen_if_memory_is_short() -> None:
     model, batch = network(nn.GELU(), 20), samples(10)
     updates = simulate.play_rounds(model, simulate.FedSGD(), [batch] * 6, rate=RATE)
-    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
-    assert layer is not None
+    layer = layer_of(model, updates)
     assert choose_rounds(layer, updates, None) == list(range(6))
     three = choose_rounds(layer, updates, 3 * 52 * 20 * FEATURES)
     assert len(three) == 3
@@ -451,8 +432,7 @@ class TestFolders:
         assert "composed ε of these steps" in page
         assert json.loads((out / "report.json").read_text())["dp"]["epsilon"] == epsilon
         stored = AuditResult.load(out)
-        assert stored.history is not None
-        assert len(stored.history.known_from) == 25
+        assert len(present(stored.history).known_from) == 25
         assert main(["audit"]) == 2
         assert main(["audit", str(folder / "0.safetensors"), "--rounds", str(folder)]) == 2
 
@@ -508,7 +488,6 @@ def test_two_rounds_with_other_samples_are_replayed_only_if_the_last_gives_some(
     first = simulate.FedSGD()(model, samples(4))
     noise = replace(first, gradients={name: torch.randn_like(each) for name, each in first.gradients.items()})
     result = spearpp.audit([first, noise], model, batch_size=4, budget=20)
-    assert result.history is not None
-    assert result.history.rounds[0].verdict == "LEAKS"
+    assert present(result.history).rounds[0].verdict == "LEAKS"
     assert result.verdict is Verdict.LEAKS
     assert len(result.inputs) == 4

@@ -1,7 +1,5 @@
 """Simulated clients and data: gradients follow the chain rule, data equals its source, bad files are rejected."""
 
-import contextlib
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import present
 from spearpp import simulate
 from spearpp.errors import DataError, OptionError
 from spearpp.update.files import read_tensors
@@ -110,8 +109,7 @@ def test_photographs_are_really_photographs() -> None:
 
 
 def test_names_of_columns_come_along() -> None:
-    names = simulate.breast_cancer(2).feature_names
-    assert names is not None
+    names = present(simulate.breast_cancer(2).feature_names)
     assert len(names) == 30
 
 
@@ -155,22 +153,6 @@ class TestCifarFiles:
         with pytest.raises(DataError, match="arrays x and y"):
             simulate.cifar10(1, path=missing)
 
-    def test_pickled_objects_are_not_loaded(self, tmp_path: Path) -> None:
-        trap = numpy.empty(1, dtype=object)
-        trap[0] = _Trap(tmp_path / "sprung")
-        with pytest.raises(DataError, match="can run code and are not loaded"):
-            simulate.cifar10(1, path=self.write(tmp_path / "c.npz", x=trap, y=trap))
-        assert not (tmp_path / "sprung").exists()
-
-    def test_damaged_files_are_refused(self, tmp_path: Path) -> None:
-        good = self.write(tmp_path / "d.npz", x=numpy.zeros((2, 3, 32, 32), numpy.uint8), y=numpy.zeros(2))
-        whole = good.read_bytes()
-        for keep in (0, 10, len(whole) // 2, len(whole) - 10):
-            cut = tmp_path / f"cut{keep}.npz"
-            cut.write_bytes(whole[:keep])
-            with pytest.raises(DataError):
-                simulate.cifar10(1, path=cut)
-
     def test_a_file_that_unpacks_to_too_much_is_refused_before_it_does(self, tmp_path: Path) -> None:
         bomb = tmp_path / "bomb.npz"
         with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -190,24 +172,3 @@ class TestCifarFiles:
             archive.write(header, "y.npy")
         with pytest.raises(DataError, match="claims an array"):
             simulate.cifar10(1, path=claims)
-
-    @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), min_size=1, max_size=12))
-    def test_whatever_is_flipped_there_is_one_error_or_none(self, flips: list[tuple[int, int]]) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            good = self.write(Path(folder) / "e.npz", x=numpy.arange(20, dtype=numpy.uint8), y=numpy.zeros(2))
-            data = bytearray(good.read_bytes())
-            for place, value in flips:
-                data[place % len(data)] = value
-            good.write_bytes(bytes(data))
-            with contextlib.suppress(DataError):
-                read_tensors(good)
-
-
-class _Trap:
-    """Writes a file when unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return Path.touch, (self.path,)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import present
 from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing.folder import DOCUMENT
 from spearpp.cli import main
@@ -36,6 +37,11 @@ def watching(places: tuple[Path, Path]) -> Watch:
     return Watch(places[0], Settings(out=places[1], redact="none"))
 
 
+def once(places: tuple[Path, Path], *options: str) -> list[str]:
+    """A command that audits every file of the folder and ends."""
+    return ["watch", str(places[0]), "--out", str(places[1]), "--once", "--interval", "0.01", *options]
+
+
 def reports(out: Path) -> list[str]:
     return sorted(each.parent.name for each in out.glob(f"*/{DOCUMENT}"))
 
@@ -47,8 +53,7 @@ def test_a_file_is_audited_once_it_has_stopped_to_change(places: tuple[Path, Pat
     assert watch.look() == [], "it may still be written to"
     (outcome,) = watch.look()
     assert outcome.leaks
-    assert outcome.folder is not None
-    assert len(AuditResult.load(outcome.folder).inputs) == 4
+    assert len(AuditResult.load(present(outcome.folder)).inputs) == 4
     assert watch.look() == []
     assert watch.settled()
 
@@ -116,8 +121,7 @@ def test_a_watch_killed_over_a_report_leaves_none_half_written(places: tuple[Pat
     for name in before:
         if not name.startswith(SCRATCH):
             AuditResult.load(places[1] / name)
-    again = ["watch", str(places[0]), "--out", str(places[1]), "--interval", "0.01", "--once"]
-    assert main(again) == 0
+    assert main(once(places)) == 0
     assert len(reports(places[1])) == 8
     assert not list(places[1].glob(f"{SCRATCH}*"))
     assert [len(AuditResult.load(places[1] / name).inputs) for name in reports(places[1])] == [4] * 8
@@ -145,8 +149,8 @@ def test_files_without_weights_take_those_sent(places: tuple[Path, Path], capsys
     torch.save(sent.weights, places[0].parent / "round.pt")
     after = {name: each - 0.1 * sent.gradients[name] for name, each in sent.weights.items()}
     torch.save(after, places[0] / "client.pt")
-    common = [str(places[0]), "--out", str(places[1]), "--interval", "0.01", "--once", "--model", "mlp"]
-    command = ["watch", *common, "--before", str(places[0].parent / "round.pt"), "--lr", "0.1", "--fail-on", "leak"]
+    before = str(places[0].parent / "round.pt")
+    command = once(places, "--model", "mlp", "--before", before, "--lr", "0.1", "--fail-on", "leak")
     assert main(command) == 1
     assert "LEAKS: 4 of 4" in capsys.readouterr().out
     assert main(command) == 1, "what is known to leak still does"
@@ -195,17 +199,7 @@ def test_a_restart_of_the_gate_counts_an_expired_acceptance_again(
 ) -> None:
     update().save(places[0] / "a.safetensors")
     config = places[0].parent / "spearpp.toml"
-    command = [
-        "watch",
-        str(places[0]),
-        "--out",
-        str(places[1]),
-        "--once",
-        "--interval",
-        "0.01",
-        "--config",
-        str(config),
-    ]
+    command = once(places, "--config", str(config))
     accept = "[audit]\nfail_on = 'leak'\n[[accept]]\nleak = 'inputs/0'\nmost = 4\nreason = 'test'\nexpires = "
     config.write_text(accept + "9999-01-01")
     assert main(command) == 0
@@ -225,7 +219,7 @@ def test_a_restart_of_the_gate_counts_an_expired_acceptance_again(
 def test_a_gate_passes_neither_an_empty_folder_nor_an_update_that_cannot_be_tested(
     places: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["watch", str(places[0]), "--out", str(places[1]), "--once", "--interval", "0.01", "--fail-on"]
+    command = once(places, "--fail-on")
     assert main([*command, "leak"]) == 2
     assert "no update file was found in" in capsys.readouterr().err
     assert main([*command, "never"]) == 0
@@ -250,11 +244,11 @@ def test_the_command_uses_the_batch_size_and_prints_each_line_once(
     update().save(places[0] / "a.safetensors")
     config = places[0].parent / "spearpp.toml"
     config.write_text("[audit]\nmodel = 'mlp'\nbatch_size = 4\nloss = 'mse'\n")
-    command = ["watch", str(places[0]), "--out", str(places[1]), "--once", "--interval", "0.01"]
-    assert main([*command, "--config", str(config), "--loss", "unknown", "--out", str(places[1] / "other")]) == 0
+    other = (places[0], places[1] / "other")
+    assert main(once(other, "--config", str(config), "--loss", "unknown")) == 0
     assert "The loss is unknown" in next((places[1] / "other").rglob(DOCUMENT)).read_text()
     capsys.readouterr()
-    assert main([*command, "--config", str(config)]) == 0
+    assert main(once(places, "--config", str(config))) == 0
     assert "The audit used the given loss, mse" in next(places[1].glob(f"*/{DOCUMENT}")).read_text()
     printed = capsys.readouterr().out
     assert printed.count("LEAKS") == 1

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 import spearpp
+from conftest import present
 from spearpp import simulate
 from spearpp.dp import StatedDP, compare
 from spearpp.report.junit import junit
@@ -188,16 +189,14 @@ def test_junit_skips_a_leak_that_was_accepted_and_fails_once_it_expired() -> Non
     }
     for status, tag in (("accepted", "skipped"), ("expired", "failure"), ("exceeded", "failure")):
         root = ElementTree.fromstring(junit({**content, "leaks": [{**leak, "status": status}]}))  # noqa: S314
-        found = root.find(f"./testsuite/testcase/{tag}")
-        assert found is not None
+        found = present(root.find(f"./testsuite/testcase/{tag}"))
         assert "test data" in found.get("message", "")
 
 
 def test_junit_does_not_fail_and_does_not_reassure_where_nothing_was_found() -> None:
     content = content_of(simulate.DPSGD(0.5, 0.25))
     assert content["verdict"] != "LEAKS"
-    suite = ElementTree.fromstring(junit(content)).find("testsuite")  # noqa: S314
-    assert suite is not None
+    suite = present(ElementTree.fromstring(junit(content)).find("testsuite"))  # noqa: S314
     assert suite.get("failures") == "0"
     assert int(suite.get("skipped", "")) == sum(each["inversion"] is None for each in content["layers"])
 

@@ -30,8 +30,8 @@ TIMEOUT_SECONDS = 240
 """Time after which the output of a command is no longer read. Design choice: no command takes that long."""
 
 
-def terminal(folder: Path, command: str, *, interrupt_at: bytes = b"") -> str:
-    """Run a command and return the final content of the terminal as ANSI text.
+def terminal(folder: Path, command: str, *, interrupt_at: bytes = b"") -> tuple[str, int]:
+    """Run a command on a terminal of its own. Return all that it wrote there, as ANSI text, and its exit code.
 
     Args:
         folder: working directory.
@@ -61,11 +61,12 @@ def terminal(folder: Path, command: str, *, interrupt_at: bytes = b"") -> str:
             interrupt_at = b""
         if process.poll() is not None and not ready:
             break
-    process.wait(timeout=60)
-    return _final_screen(shown.decode())
+    code = process.wait(timeout=60)
+    os.close(leader)
+    return shown.decode(), code
 
 
-def _final_screen(text: str) -> str:
+def final_screen(text: str) -> str:
     """Return the text without lines that were drawn over. Of the progress line, the last state remains."""
     frames = re.split(r"(?:\r?\x1b\[2K|\x1b\[1A\x1b\[2K)+", text.replace("\r\n", "\n"))
     kept = [frame for frame in frames if frame.strip("\r\n\x1b[?25lh ")]
@@ -76,8 +77,9 @@ def _final_screen(text: str) -> str:
     return "\n".join(line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n"))
 
 
-def draw(name: str, command: str, text: str) -> None:
-    """Draw a terminal as SVG."""
+def draw(folder: Path, name: str, command: str, *, interrupt_at: bytes = b"") -> None:
+    """Run a command, and draw the terminal at its end as SVG."""
+    text = final_screen(terminal(folder, command, interrupt_at=interrupt_at)[0])
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=COLUMNS, force_terminal=True, file=nowhere)
         console.print(f"$ {command}", style="bold", highlight=False)
@@ -119,20 +121,16 @@ def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        command = "spearpp demo"
-        draw("demo", command, terminal(folder, command))
+        draw(folder, "demo", "spearpp demo")
         terminal(folder, "spearpp simulate --client fedavg --epochs 2 --mini-batch 8 --samples 24 --out mine")
-        command = "spearpp audit mine/update.safetensors --model mlp"
-        draw("audit", command, terminal(folder, command))
+        draw(folder, "audit", "spearpp audit mine/update.safetensors --model mlp")
         (folder / "client7.safetensors").write_bytes((folder / "mine" / "update.safetensors").read_bytes()[:100_000])
-        command = "spearpp audit client7.safetensors"
-        draw("bad-file", command, terminal(folder, command))
+        draw(folder, "bad-file", "spearpp audit client7.safetensors")
         generator = torch.Generator().manual_seed(0)
         batch = simulate.photographs(97, generator=generator)
         model = simulate.mlp(3072, [200, 200], 10, generator=generator)
         simulate.FedSGD()(model, batch).save(folder / "large.safetensors")
-        command = "spearpp audit large.safetensors --budget 10m"
-        draw("interrupted", command, terminal(folder, command, interrupt_at=b"round 3"))
+        draw(folder, "interrupted", "spearpp audit large.safetensors --budget 10m", interrupt_at=b"round 3")
         page(folder / "demo" / "report.html", "report-1280", 1280, 1500, "light")
         page(folder / "demo" / "report.html", "report-390", 390, 1500, "dark")
         page(federation(folder), "timeline", 1280, 900, "light")

@@ -83,7 +83,10 @@ class Config:
             DataError: If the file cannot be read, is not valid TOML, or has invalid entries. The message names every
                 invalid entry, one on each line.
         """
-        content = _parse(Path(path))
+        try:
+            content = tomllib.loads(read_file(Path(path), MAX_BYTES).decode())
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not valid TOML: {error}", hint=EXAMPLE) from error
         faults: list[str] = []
         audit = _table(content, "audit", AUDIT_FIELDS, faults)
         thresholds = _table(content, "thresholds", dict.fromkeys(LEAK_KINDS, COUNT), faults)
@@ -95,14 +98,6 @@ class Config:
             message = f"{path} has invalid entries:{listed}" if len(faults) > 1 else f"{path}: {faults[0]}"
             raise DataError(message, hint=EXAMPLE)
         return cls(str(path), audit, thresholds, accepted)
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    """Return the TOML document in a file."""
-    try:
-        return tomllib.loads(read_file(path, MAX_BYTES).decode())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid TOML: {error}", hint=EXAMPLE) from error
 
 
 def seconds(text: str) -> float | None:

@@ -137,7 +137,12 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Size:
-    """Width, height and margins of a plot in pixels. The height does not include the legend."""
+    """Width, height and margins of a plot in pixels. The height does not include the legend.
+
+    Args:
+        embedded: whether the plot is part of a page that has its own caption and colours. Such a plot has neither a
+            visible heading nor a background, and its legend has room for larger text.
+    """
 
     width: int = 720
     height: int = 400
@@ -145,6 +150,7 @@ class Size:
     right: int = 20
     top: int = 44
     bottom: int = 56
+    embedded: bool = False
 
     @property
     def inner_right(self) -> int:
@@ -167,7 +173,6 @@ def draw(
     note: str = "",
     spread: float | None = None,
     size: Size | None = None,
-    embedded: bool = False,
 ) -> str:
     """Draw a plot and return it as an SVG element.
 
@@ -181,8 +186,6 @@ def draw(
         spread: pixels between markers of neighbouring series at the same x. By default ``INTERVAL_SPREAD`` if a point
             has an interval bar, and 0 otherwise.
         size: size and margins.
-        embedded: whether the plot is part of a page that has its own caption and colours. An embedded plot has
-            neither a visible heading nor a background.
     """
     size = size or Size()
     points = [point for each in series for point in each.points]
@@ -203,17 +206,17 @@ def draw(
         offset = spread * (marked.index(each) - (len(marked) - 1) / 2) if each.radius else 0.0
         parts += _series(each, colour, x_pixel, y_pixel, offset)
     legend = [pair for pair in coloured if pair[0].name]
-    line_height = EMBEDDED_LINE_HEIGHT if embedded else LEGEND_LINE_HEIGHT
+    line_height = EMBEDDED_LINE_HEIGHT if size.embedded else LEGEND_LINE_HEIGHT
     for index, (each, colour) in enumerate(legend):
         parts.append(_legend_entry(each, colour, size.left, size.height + line_height * index + 6))
     if note:
         y_note = size.height + line_height * len(legend) + 6
         parts.append(f'<text x="{size.left}" y="{y_note}" fill="#666666">{escape(note)}</text>')
     height = size.height + line_height * (len(legend) + bool(note))
-    return "\n".join([*_start(title, size, height, embedded), *parts, "</svg>", ""])
+    return "\n".join([*_start(title, size, height), *parts, "</svg>", ""])
 
 
-def _start(title: str, size: Size, height: int, embedded: bool) -> list[str]:
+def _start(title: str, size: Size, height: int) -> list[str]:
     """Return the start of the SVG element, with a background and a heading unless the plot is part of a page."""
     start = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size.width} {height}" role="img" class="plot" '
@@ -221,7 +224,7 @@ def _start(title: str, size: Size, height: int, embedded: bool) -> list[str]:
         f"<title>{escape(title)}</title>",
     ]
     background = f'<rect width="{size.width}" height="{height}" fill="#ffffff"/>'
-    return start if embedded else [*start, background, _heading(title, size)]
+    return start if size.embedded else [*start, background, _heading(title, size)]
 
 
 def _heading(title: str, size: Size) -> str:

@@ -11,8 +11,7 @@ from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
 from spearpp.auditing.vocabulary import Vocabulary
-from spearpp.inversion.evidence import WHOLE_NETWORK
-from spearpp.inversion.evidence.evidence import COLUMNS, Evidence
+from spearpp.inversion.evidence import COLUMNS, WHOLE_NETWORK, Evidence
 from spearpp.inversion.result import Inversion, Stats
 from spearpp.model import Layer
 from spearpp.types import Tensor

@@ -30,7 +30,7 @@ from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Inversion, Progress, Stats
-from spearpp.inversion.solutions import Solutions, coordinate_maps, no_solutions
+from spearpp.inversion.solutions import Solutions, no_solutions
 from spearpp.inversion.training import LocalTraining
 from spearpp.linalg import sphere
 from spearpp.linalg.time_limit import OutOfTimeError, time_limit
@@ -38,6 +38,7 @@ from spearpp.model import Layer, Sees
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.search.equations.rounds import run_rounds
+from spearpp.types import join_rows
 from spearpp.update import ClientUpdate
 
 MAX_SAMPLES = 32
@@ -141,8 +142,8 @@ def _search(
 ) -> tuple[Solutions, int]:
     """Solve the equations with the weights halfway. Return the solutions and the number of starts."""
     found, starts, rounds = no_solutions(posed.problem), 0, 0
-    for each in run_rounds(posed.problem, posed.network, generator, deadline):
-        found, starts, rounds = found.join(each.found), starts + each.starts, rounds + 1
+    for new, taken, _ in run_rounds(posed.problem, posed.network, generator, deadline):
+        found, starts, rounds = join_rows(found, new), starts + taken, rounds + 1
         if progress is not None:
             progress(Progress(posed.problem.batch_size, len(found), starts, starts, None, rounds))
     return found, starts
@@ -165,8 +166,8 @@ def _fit(posed: _Posed, found: Solutions, epochs: int, generator: torch.Generato
     if seen.observed.numel() < SPARE * (2 * b * b + 1):
         return None
     on_cpu = generator if generator.device.type == "cpu" else torch.Generator().manual_seed(0)
-    one = coordinate_maps(posed.problem)[1]
-    return fit_training(training, seen, found.coordinates, one, epochs, _rounding(posed), on_cpu)
+    basis = posed.problem.input_space[1]
+    return fit_training(training, seen, found.coordinates, basis, epochs, _rounding(posed), on_cpu)
 
 
 def _rounding(posed: _Posed) -> float:

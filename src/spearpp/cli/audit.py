@@ -1,6 +1,5 @@
 """``spearpp audit``: audit one update and write a report."""
 
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from spearpp.cli.console import (
     make_folder,
     output,
     print_gate,
+    print_json,
     print_result,
     progress,
     uninterrupted,
@@ -32,7 +32,7 @@ from spearpp.dp import DELTA, KAPPA, compare
 from spearpp.errors import OptionError
 from spearpp.model.embeddings import find_tables
 from spearpp.report.decision import decide
-from spearpp.report.presentation import shown_width, shows_features
+from spearpp.report.presentation import presented, shows_features
 from spearpp.simulate import Batch
 from spearpp.update import Kind
 from spearpp.update.rounds import load_rounds
@@ -122,7 +122,7 @@ def audit(
     place, folder = options.device_of(device), out or Path(f"audit-{source[-1].resolve().stem}")
     make_folder(folder)
     result = run(history if rounds else history[-1], network, seed, place, quiet or as_json or as_sarif, settings)
-    presentation, batch, notes = displayable(result, batch, display)
+    presentation, notes = displayable(result, batch, display)
     dp = None if stated is None else compare(stated, history[-1], result, batch_size)
     with uninterrupted():
         page = reports.write(
@@ -145,7 +145,7 @@ def audit(
         )
     content = read_document(folder)
     if as_json or as_sarif:
-        typer.echo(json.dumps(reports.sarif(content) if as_sarif else content, indent=1))
+        print_json(reports.sarif(content) if as_sarif else content)
         print_gate(output(stderr=True), content, quiet=True)
     else:
         print_result(result, page, quiet, truth=batch, dp=dp)
@@ -209,10 +209,10 @@ def check_display(
 
 def displayable(
     result: AuditResult, truth: Batch | None, display: dict[str, Any]
-) -> tuple[reports.Presentation | None, Batch | None, list[str]]:
-    """Return the presentation and the true batch as far as they match what the audit recovered.
+) -> tuple[reports.Presentation | None, list[str]]:
+    """Return the presentation, as far as it matches what the audit recovered, and sentences about what does not match.
 
-    The display options are never a reason to lose a finished audit. The third value says what does not match.
+    The display options are never a reason to lose a finished audit.
     """
     presentation, notes = None, []
     why = None if truth is None else reports.why_not_compared(result, truth)
@@ -220,11 +220,10 @@ def displayable(
         notes.append(why)
     if not shows_features(result):
         try:
-            rows = None if truth is None else truth.as_rows(shown_width(result))
-            presentation = reports.Presentation.of(shown_width(result), rows, **display)
+            presentation = presented(result, truth, **display)
         except OptionError as error:
             notes.append(f"the display options were not used: {error}")
-    return presentation, truth, notes
+    return presentation, notes
 
 
 def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words: Words | None) -> None:

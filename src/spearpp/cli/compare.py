@@ -1,13 +1,12 @@
 """``spearpp compare``: say what changed between two audits."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from spearpp.auditing.folder import read_document
-from spearpp.cli.console import LEAK, output, safe
+from spearpp.cli.console import LEAK, output, print_json, safe
 from spearpp.report.changes import changes
 
 DIRECTIONS = {
@@ -44,7 +43,7 @@ def compare(
     """  # noqa: D301
     found = changes(read_document(before), read_document(after))
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        print_json(found.to_dict())
     else:
         console = output()
         console.print(f"{found.direction}: {DIRECTIONS[found.direction]}", style=STYLES[found.direction])

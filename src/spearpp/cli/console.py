@@ -1,5 +1,6 @@
 """Terminal output: progress while a command runs, the result of an audit, and the exit codes of the commands."""
 
+import json
 import signal
 import threading
 import time
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,6 +20,7 @@ from spearpp import AuditResult, Verdict
 from spearpp import report as reports
 from spearpp.auditing import LayerAudit
 from spearpp.auditing.checks import Finding
+from spearpp.auditing.document import plain
 from spearpp.auditing.folder import read_document
 from spearpp.dp import Comparison
 from spearpp.errors import DataError
@@ -61,6 +64,11 @@ def output(*, stderr: bool = False) -> Console:
     """
     console = Console(highlight=False, stderr=stderr)
     return console if console.is_terminal else Console(highlight=False, stderr=stderr, width=PIPE_WIDTH, soft_wrap=True)
+
+
+def print_json(content: Any) -> None:
+    """Print a value as JSON. Numbers that are not finite become null."""
+    typer.echo(json.dumps(plain(content), indent=1))
 
 
 def make_folder(folder: Path) -> None:
@@ -213,8 +221,7 @@ def print_gate(console: Console, content: Mapping[str, Any], quiet: bool) -> Non
     gate = content["gate"]
     option = f"(--fail-on {gate['fail_on']})"
     if gate["passed"] is False:
-        why = why_refused(content["leaks"], gate["thresholds"], gate["fail_on"])
-        console.print(f"gate: failed: {safe(why)} {option}", style="bold red")
+        console.print(f"gate: failed: {safe(why_refused(content['leaks'], gate))} {option}", style="bold red")
     elif gate["passed"] and not quiet:
         console.print(f"gate: passed {option}")
 

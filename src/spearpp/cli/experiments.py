@@ -17,7 +17,7 @@ from spearpp.errors import OptionError
 from spearpp.experiments import frontier_report, rendering
 from spearpp.experiments import reproduce as tables
 from spearpp.experiments.defence import AXES, Axis, Defence
-from spearpp.experiments.frontier import Line, Plan, bisect, sentence, sweep
+from spearpp.experiments.frontier import Line, Plan, measure_line, sentence
 from spearpp.experiments.source import Source
 from spearpp.experiments.table import TABLES, Method, Scale, Table, load, parse_starts
 from spearpp.search import Gated
@@ -107,7 +107,7 @@ def reproduce(
 def _show_table(table: Table, session: Session, out: Path | None) -> None:
     """Print a table and write its files."""
     found = tables.collect(table, session.store)
-    session.table(f"{table.name}: {table.title}", rendering.COLUMNS, rendering.lines(found))
+    session.table(f"{table.name}: {table.title}", rendering.lines(found))
     for note in rendering.notes(found):
         session.say(note)
     files: dict[str, str | bytes] = {}
@@ -205,12 +205,9 @@ def frontier(
     found: list[Line] = []
     with Session(store, engine, address, workers, device, gpus) as session:
         for each in defences:
-            if values is None:
-                found.append(bisect(first, each, plan, session.store, session.measure))
-            else:
-                found.append(sweep(first, values, each, plan, session.store, session.measure))
-            line = found[-1]
-            session.table(frontier_report.headline(line), frontier_report.columns(line), frontier_report.lines(line))
+            line = measure_line(first, values, each, plan, session.store, session.measure)
+            found.append(line)
+            session.table(frontier_report.headline(line), frontier_report.lines(line))
         for line in found:
             session.say(sentence(line) + ".")
         _write(_frontier_files(found, others[0][0].name if others else None), out, session)

@@ -1,16 +1,14 @@
 """``spearpp layers``: list the Linear layers of an update."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from spearpp import check, find_layers
-from spearpp.auditing.document import plain
 from spearpp.cli import options
 from spearpp.cli.audit import read_update
-from spearpp.cli.console import output, print_findings, print_layers
+from spearpp.cli.console import output, print_findings, print_json, print_layers
 from spearpp.cli.models import with_model
 
 
@@ -33,8 +31,8 @@ def layers(
     found = find_layers(network, received)
     findings = check(received, found)
     if as_json:
-        content = {"update": repr(received), "layers": [asdict(each) for each in found]}
-        typer.echo(json.dumps(plain({**content, "findings": [asdict(each) for each in findings]}), indent=1))
+        listed = {"layers": [asdict(each) for each in found], "findings": [asdict(each) for each in findings]}
+        print_json({"update": repr(received), **listed})
         return
     console = output()
     console.print(repr(received), markup=False)

@@ -1,6 +1,5 @@
 """``spearpp preflight``: say what an update of a model could reveal, before any training."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
@@ -9,10 +8,9 @@ import typer
 from rich.table import Table
 
 from spearpp import Verdict
-from spearpp.auditing.document import plain
 from spearpp.cli import options
 from spearpp.cli.audit import exit_code
-from spearpp.cli.console import VERDICT_STYLES, output, safe
+from spearpp.cli.console import VERDICT_STYLES, output, print_json, safe
 from spearpp.cli.models import named_model
 from spearpp.errors import OptionError
 from spearpp.preflight import Optimiser, Preflight
@@ -65,7 +63,7 @@ def preflight(
     if as_json:
         simulated = {"verdict": str(result.verdict), "summary": result.summary, "caveats": result.caveats}
         content = {"layers": [asdict(each) for each in found.forecasts], "batch": batch, "simulated": simulated}
-        typer.echo(json.dumps(plain({**content, "advice": found.advice}), indent=1))
+        print_json({**content, "advice": found.advice})
         raise typer.Exit(exit_code(result, fail_on))
     console = output()
     if not quiet:

@@ -11,7 +11,7 @@ from spearpp.auditing.folder import read_document
 from spearpp.cli import options
 from spearpp.cli.console import output
 from spearpp.report.pdf import print_pdf
-from spearpp.report.presentation import shown_width, shows_features
+from spearpp.report.presentation import presented
 from spearpp.simulate import Batch
 
 
@@ -38,9 +38,7 @@ def report(
     presentation = None
     batch = None if truth is None else Batch.load(truth)
     if any(display.values()) or batch is not None:
-        result = AuditResult.load(folder)
-        rows = None if batch is None or shows_features(result) else batch.as_rows(shown_width(result))
-        presentation = reports.Presentation.of(shown_width(result), rows, **display)
+        presentation = presented(AuditResult.load(folder), batch, **display)
     page = reports.rerender(folder, truth=batch, presentation=presentation, redact=redact)
     console = output()
     console.print(f"report: {page}", markup=False)

@@ -22,6 +22,7 @@ from spearpp.experiments.engine import Engine, Failed, run
 from spearpp.experiments.engine import Progress as RunProgress
 from spearpp.experiments.local import Local
 from spearpp.experiments.ray import Ray
+from spearpp.experiments.rendering import Cells
 from spearpp.experiments.store import Store
 
 EngineName = Literal["local", "ray"]
@@ -76,14 +77,14 @@ class Session:
         if kind is None and self._failed:
             raise typer.Exit(1)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    def table(self, title: str, rows: Sequence[Cells]) -> None:
         """Print a table to standard output."""
         table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for index, name in enumerate(columns):
+        for index, (name, _) in enumerate(rows[0]):
             left = index == 0
             table.add_column(escape(name), justify="left" if left else "right", overflow="fold", min_width=3 + 8 * left)
         for row in rows:
-            table.add_row(*(escape(cell) for cell in row))
+            table.add_row(*(escape(text) for _, text in row))
         self.results.print(table)
 
     def say(self, text: str) -> None:

@@ -1,6 +1,5 @@
 """``spearpp score``: compare recovered inputs with the true batch."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 import spearpp
 from spearpp import AuditResult
-from spearpp.cli.console import output
+from spearpp.cli.console import output, print_json
 from spearpp.errors import DataError
 from spearpp.metrics import PAPER_PSNR
 from spearpp.simulate import Batch
@@ -39,7 +38,7 @@ def score(
     batch = batch.as_rows(inputs.shape[1]) or batch  # if the sizes differ, the score raises the error
     compared = spearpp.score(inputs, batch.inputs, normalisation=batch.normalisation, threshold=threshold)
     if as_json:
-        typer.echo(json.dumps(compared.to_dict(), indent=1))
+        print_json(compared.to_dict())
         return
     console = output()
     for index, (row, psnr) in enumerate(zip(compared.assignment.tolist(), compared.psnr.tolist(), strict=True)):

@@ -1,5 +1,6 @@
 """``spearpp simulate``: simulate a client and write its update."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -97,7 +98,17 @@ def simulate(
     generator = torch.Generator().manual_seed(seed)
     batch: Batch = DATA[data](samples, generator=generator)
     model = mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
-    simulated = _client(client, epochs, mini_batch, lr, momentum, clip, noise, noise_multiplier)
+    if noise and client != "dpsgd":
+        raise OptionError(f"--noise {noise:g} --client {client}: --noise is for dpsgd, --noise-multiplier for opacus")
+    if noise_multiplier and client != "opacus":
+        raise OptionError(f"--noise-multiplier {noise_multiplier:g} --client {client}: this option is for opacus")
+    clients_by_name: dict[ClientName, Callable[[], Client]] = {
+        "fedsgd": FedSGD,
+        "fedavg": lambda: FedAvg(epochs, mini_batch, lr, momentum=momentum),
+        "dpsgd": lambda: DPSGD(clip, noise),
+        "opacus": lambda: OpacusDPSGD(clip, noise_multiplier),
+    }
+    simulated = clients_by_name[client]()
     if clients > 1:
         simulated = SumOfClients(simulated, clients)
     if keep < 1:
@@ -113,27 +124,6 @@ def simulate(
     console.print(f"{sent}: {update!r}", markup=False)
     console.print(f"{truth}: {len(batch.inputs)} samples, only for comparison", markup=False)
     console.print(f"next: spearpp audit {sent} --model mlp --truth {truth}", markup=False)
-
-
-def _client(
-    name: ClientName,
-    epochs: int,
-    mini_batch: int,
-    lr: float,
-    momentum: float,
-    clip: float,
-    noise: float,
-    noise_multiplier: float,
-) -> Client:
-    if noise and name != "dpsgd":
-        raise OptionError(f"--noise {noise:g} --client {name}: --noise is for dpsgd, --noise-multiplier for opacus")
-    if noise_multiplier and name != "opacus":
-        raise OptionError(f"--noise-multiplier {noise_multiplier:g} --client {name}: this option is for opacus")
-    if name == "fedavg":
-        return FedAvg(epochs, mini_batch, lr, momentum=momentum)
-    if name == "dpsgd":
-        return DPSGD(clip, noise)
-    return OpacusDPSGD(clip, noise_multiplier) if name == "opacus" else FedSGD()
 
 
 def _widths(text: str) -> list[int]:

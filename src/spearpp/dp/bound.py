@@ -89,7 +89,8 @@ class StatedDP:
         every_step = float(ndtr(ndtri(self.kappa) + math.sqrt(self.steps) / self.noise_multiplier))
         if self.sample_rate == 1 or self.noise_multiplier < MIN_NOISE:
             return every_step
-        return min(every_step, self._bound_of_subsampled_steps())
+        subsampled = np.exp(EPSILONS) * self.kappa + self._losses().get_delta_for_epsilon(EPSILONS)
+        return min(1.0, every_step, float(np.min(subsampled)))
 
     @property
     def epsilon(self) -> float:
@@ -111,9 +112,6 @@ class StatedDP:
         """
         if self.sample_rate < 1:
             _accounting()
-
-    def _bound_of_subsampled_steps(self) -> float:
-        return min(1.0, float(np.min(np.exp(EPSILONS) * self.kappa + self._losses().get_delta_for_epsilon(EPSILONS))))
 
     def _losses(self) -> Any:
         """The distribution of the privacy loss of all subsampled steps together."""

@@ -19,7 +19,7 @@ from spearpp.inversion.invert import invert
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import pose
 from spearpp.inversion.result import Inversion
-from spearpp.inversion.selection import Selection, recover
+from spearpp.inversion.selection import Selection, inputs_at
 from spearpp.linalg.nullspace import kernel_vectors
 from spearpp.metrics import PAPER_PSNR, Score, score
 from spearpp.search import Gated, Search
@@ -197,7 +197,8 @@ def with_true_masks(seen: LayerGradient, batch: Batch) -> Tensor:
     silent = batch.inputs.to(seen.weight) @ seen.weight.T + seen.bias <= 0
     rows = left / noise.clamp_min(torch.finfo(noise.dtype).tiny)[:, None] * noise.max()
     directions = torch.cat([kernel_vectors(part[:, :, None] * rows)[0] for part in silent.split(MASKS_PER_CHUNK)])
-    return recover(problem, Selection.of(problem, directions, silent))
+    chosen = Selection.of(problem, directions, silent)
+    return inputs_at(problem, chosen.points, chosen.zeros)
 
 
 def pixels_of(images: str, b: int) -> tuple[Tensor, Tensor]:

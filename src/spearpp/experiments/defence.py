@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spearpp.errors import OptionError
@@ -185,8 +185,7 @@ class Axis:
 
     def on(self, defence: Defence, value: float) -> Defence:
         """Return the defence with this parameter set to a value."""
-        types = {each.name: str(each.type) for each in fields(Defence)}
-        changed: Any = int(value) if "int" in types[self.name] else float(value)
+        changed: Any = int(value) if self.whole else float(value)
         return replace(defence, **{self.name: changed})
 
     def of(self, defence: Defence) -> float:

@@ -1,6 +1,7 @@
 """Measures the cells that a store does not hold yet, with an engine: processes on this machine, or a Ray cluster."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,8 +37,8 @@ Outcome = Done | Failed
 class Engine(Protocol):
     """Measures cells in any order."""
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Yield each cell as soon as it is measured. Closing the iterator stops the remaining work."""
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
+        """Yield each cell as soon as it is measured. Closing the generator stops the remaining work."""
         ...
 
     def close(self) -> None:
@@ -101,8 +102,7 @@ def run(
     report()
     if not missing:
         return failed
-    outcomes = engine.run(missing)
-    try:
+    with closing(engine.run(missing)) as outcomes:
         for outcome in outcomes:
             if isinstance(outcome, Failed):
                 failed.append(outcome)
@@ -113,8 +113,4 @@ def run(
                 store.put(outcome.cell, outcome.result, outcome.versions)
             done += 1
             report()
-    finally:
-        close = getattr(outcomes, "close", None)
-        if close is not None:
-            close()
     return failed

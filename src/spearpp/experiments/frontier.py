@@ -101,47 +101,37 @@ Measure = Callable[[Sequence[Cell]], None]
 """Measures those of the given cells that the store does not hold."""
 
 
-def bisect(axis: Axis, defence: Defence, plan: Plan, store: Store, measure: Measure) -> Line:
-    """Find the value of a parameter at which recovery stops.
+def measure_line(
+    axis: Axis, values: Sequence[float] | None, defence: Defence, plan: Plan, store: Store, measure: Measure
+) -> Line:
+    """Measure values of a parameter, and the network without the defence.
 
-    The first round measures five values over the whole range. Each further round measures three values between the
-    strongest value that leaks and the weakest value from which on recovery stops. The search ends when the two differ
-    by less than ``RESOLUTION``, or by 1 for whole numbers.
+    Without given values, find the value at which recovery stops. The first round then measures five values over the
+    whole range. Each further round measures three values between the strongest value that leaks and the weakest value
+    from which on recovery stops. The search ends when the two differ by less than ``RESOLUTION``, or by 1 for whole
+    numbers.
 
     Args:
         axis: the parameter.
+        values: the values to measure; None searches.
         defence: values of all other parameters.
         plan: how to measure a point.
         store: where the results are.
         measure: measures missing cells.
     """
-    values = [axis.weak, *axis.between(axis.weak, axis.strong, FIRST_VALUES - 2), axis.strong]
+    wanted = [axis.weak, *axis.between(axis.weak, axis.strong, FIRST_VALUES - 2), axis.strong]
+    wanted = wanted if values is None else sorted(set(values), reverse=not axis.rising)
     known: dict[float, Point] = {}
-    while True:
-        new = [value for value in values if value not in known]
-        points = evaluate([axis.on(defence, value) for value in new], axis, plan, store, measure)
-        known |= dict(zip(new, points, strict=True))
+    while wanted:
+        points = evaluate([axis.on(defence, value) for value in wanted], axis, plan, store, measure)
+        known |= dict(zip(wanted, points, strict=True))
         order = sorted(known, reverse=not axis.rising)
-        stop = _stop([known[value] for value in order], plan.level)
-        if stop is None or stop == 0:
-            break
-        weak, strong = order[stop - 1], order[stop]
-        values = axis.between(weak, strong, VALUES_PER_ROUND)
-        if not values or max(strong / weak, weak / strong) < RESOLUTION:
-            break
-    return line(axis, [known[value] for value in order], defence, plan, store, measure)
-
-
-def sweep(axis: Axis, values: Sequence[float], defence: Defence, plan: Plan, store: Store, measure: Measure) -> Line:
-    """Measure the given values of a parameter. The arguments are those of ``bisect``."""
-    order = sorted(set(values), reverse=not axis.rising)
-    points = evaluate([axis.on(defence, value) for value in order], axis, plan, store, measure)
-    return line(axis, points, defence, plan, store, measure)
-
-
-def line(axis: Axis, points: Sequence[Point], defence: Defence, plan: Plan, store: Store, measure: Measure) -> Line:
-    """Return the measured points with the one at which recovery stops, and measure the undefended network."""
-    stop = _stop(points, plan.level)
+        points, wanted = [known[value] for value in order], []
+        stop = _stop(points, plan.level)
+        if values is None and stop:  # neither None nor the first point
+            weak, strong = order[stop - 1], order[stop]
+            if max(strong / weak, weak / strong) >= RESOLUTION:
+                wanted = axis.between(weak, strong, VALUES_PER_ROUND)
     free = replace(defence, **{axis.name: getattr(Defence(), axis.name)})
     defends = axis.name not in ("batch", "width", "rounds")  # these have no value without effect
     undefended = evaluate([free], axis, plan, store, measure)[0] if defends and plan.trainings else None

@@ -10,18 +10,13 @@ from spearpp.auditing.document import plain
 from spearpp.experiments.cell import code_version
 from spearpp.experiments.frontier import Line, Point, sentence
 from spearpp.experiments.intervals import Interval
-from spearpp.experiments.rendering import document, html_table, markdown_table, share
+from spearpp.experiments.rendering import Cells, document, html_table, markdown_table, share
 from spearpp.plotting import Axis, ReferenceLine, Series, draw
 from spearpp.plotting import Point as Marker
 
-COLUMNS = (
-    *("b", "m", "parameter", "an input recovered (95 %)", "all inputs recovered (95 %)", "share of inputs"),
-    *("mean PSNR", "batches", "ε", "accuracy (95 %)"),
-)
 
-
-def lines(found: Line) -> list[tuple[str, ...]]:
-    """Return the texts of every point, in the order of ``COLUMNS``. The point without the defence comes first."""
+def lines(found: Line) -> list[Cells]:
+    """Return one row of a table for every point. The point without the defence comes first."""
     baseline = [] if found.undefended is None or found.undefended in found.points else [found.undefended]
     return [_line(found, point) for point in (*baseline, *found.points)]
 
@@ -66,7 +61,7 @@ def markdown(found: Sequence[Line]) -> str:
     """Return all frontiers as a Markdown page."""
     parts = ["# What stops recovery"]
     for each in found:
-        parts += [f"**{sentence(each)}.**", markdown_table(columns(each), lines(each))]
+        parts += [f"**{sentence(each)}.**", markdown_table(lines(each))]
     return "\n\n".join([*parts, *notes(found)]) + "\n"
 
 
@@ -74,8 +69,7 @@ def page(found: Sequence[Line], extra: Sequence[str] = ()) -> str:
     """Return all frontiers as one self-contained HTML page. ``extra`` are further plots."""
     body = ""
     for each in found:
-        table = html_table(columns(each), lines(each), [False] * len(lines(each)))
-        body += f"<p><b>{html.escape(sentence(each))}.</b></p>{plot(each)}{table}"
+        body += f"<p><b>{html.escape(sentence(each))}.</b></p>{plot(each)}{html_table(lines(each))}"
     body += "".join(extra) + "".join(f"<p>{html.escape(note)}</p>" for note in notes(found))
     return document("What stops recovery", body)
 
@@ -133,29 +127,22 @@ def _all(found: Sequence[Line], what: str) -> list[str]:
     return sorted(frozenset[str]().union(*(getattr(point, what) for each in found for point in each.points)))
 
 
-def columns(found: Line) -> tuple[str, ...]:
-    """Return ``COLUMNS`` with the symbol of the parameter."""
-    return (*COLUMNS[:2], found.axis.symbol, *COLUMNS[3:])
-
-
-def _line(found: Line, point: Point) -> tuple[str, ...]:
-    defence = point.defence
+def _line(found: Line, point: Point) -> Cells:
+    defence, accuracy = point.defence, share(point.accuracy)
+    if point.accuracy is not None and math.isnan(point.accuracy.low):
+        accuracy = f"{100 * point.accuracy.value:.1f} %"
     return (
-        str(defence.batch * defence.clients),
-        str(defence.width),
-        "none" if point is found.undefended else f"{found.axis.of(defence):g}",
-        share(point.any),
-        share(point.whole),
-        f"{100 * point.inputs:.0f} %",
-        f"{point.psnr:.1f}",
-        str(point.seeds),
-        "-" if point.epsilon is None else f"{point.epsilon:.3g}",
-        "-" if point.accuracy is None else _accuracy(point.accuracy),
+        ("b", str(defence.batch * defence.clients)),
+        ("m", str(defence.width)),
+        (found.axis.symbol, "none" if point is found.undefended else f"{found.axis.of(defence):g}"),
+        ("an input recovered (95 %)", share(point.any)),
+        ("all inputs recovered (95 %)", share(point.whole)),
+        ("share of inputs", f"{100 * point.inputs:.0f} %"),
+        ("mean PSNR", f"{point.psnr:.1f}"),
+        ("batches", str(point.seeds)),
+        ("ε", "-" if point.epsilon is None else f"{point.epsilon:.3g}"),
+        ("accuracy (95 %)", accuracy),
     )
-
-
-def _accuracy(interval: Interval) -> str:
-    return f"{100 * interval.value:.1f} %" if math.isnan(interval.low) else share(interval)
 
 
 def _markers(found: Line, what: str) -> tuple[Marker, ...]:

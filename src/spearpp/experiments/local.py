@@ -1,11 +1,11 @@
-"""Measures cells in a pool of processes on this machine, with one queue for each device."""
+"""Measures cells in processes on this machine."""
 
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from spearpp.experiments.engine import Done, Failed, Outcome, measure, worded
 ATTEMPTS = 2
 """A cell fails if its process is killed this many times. The first kill may have another cause, such as memory that
 other processes used. A second attempt tells."""
+KILLED = f"the process was killed {ATTEMPTS} times, perhaps because the machine ran out of memory"
 POLL_SECONDS = 0.2
 """How often a worker process checks whether to stop. Design choice: not noticeable to a user, and no load."""
 
@@ -36,7 +37,7 @@ class Local:
     devices: tuple[str, ...] = ("cpu",)
     workers: int = 1
     """Number of processes for each device."""
-    _queues: list["_Queue"] = field(default_factory=list, init=False, repr=False, compare=False)
+    _processes: list["_Process"] = field(default_factory=list, init=False, repr=False, compare=False)
     """Kept between runs, because a process takes seconds to start."""
 
     def __post_init__(self) -> None:
@@ -59,80 +60,63 @@ class Local:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return cls(devices, workers if workers is not None else cores if devices == ("cpu",) else 1)
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Measure the cells. A device takes the next cell when one of its processes is free."""
-        waiting = deque((cell, 1) for cell in cells)
-        queues = self._queues
-        if not queues:
-            queues += [_Queue(device, self.workers) for device in self.devices]
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
+        """Measure the cells. Each process takes the next cell when it is free."""
+        if not self._processes:
+            self._processes.extend(_Process(device) for _ in range(self.workers) for device in self.devices)
+        waiting, free = deque((cell, 1) for cell in cells), deque(self._processes)
+        running: dict[Future[Done], tuple[_Process, Cell, int]] = {}
         try:
-            while waiting or any(queue.running for queue in queues):
-                for queue in queues:
-                    queue.fill(waiting)
-                running = {future for queue in queues for future in queue.running}
-                finished = wait(running, return_when=FIRST_COMPLETED).done
-                for queue in queues:
-                    yield from queue.collect(finished, waiting)
+            while waiting or running:
+                while waiting and free:
+                    process, (cell, attempt) = free.popleft(), waiting.popleft()
+                    running[process.submit(cell)] = process, cell, attempt
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    process, cell, attempt = running.pop(future)
+                    free.append(process)
+                    error = future.exception()
+                    if error is None:
+                        yield future.result()
+                    elif not isinstance(error, BrokenProcessPool):
+                        yield Failed(cell, worded(error))
+                    else:
+                        process.restart()
+                        if attempt < ATTEMPTS:
+                            waiting.appendleft((cell, attempt + 1))
+                        else:
+                            yield Failed(cell, KILLED)
         finally:
-            if waiting or any(queue.running for queue in queues):
+            if waiting or running:
                 self.close()
 
     def close(self) -> None:
         """Stop the processes, even if they are measuring."""
-        while self._queues:
-            self._queues.pop().stop()
+        for process in self._processes:
+            process.stopping.set()
+        while self._processes:
+            self._processes.pop().pool.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclass
-class _Queue:
-    """The processes of one device, and the cells that they are measuring."""
+class _Process:
+    """One process of a device, which measures one cell at a time. If it dies, no other cell is affected."""
 
-    device: str
-    workers: int
-    running: dict[Future[Done], tuple[Cell, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = device
         self._start()
 
     def _start(self) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._stopping = spawn.Event()
-        self._pool = ProcessPoolExecutor(self.workers, spawn, initializer=_initialise, initargs=(self._stopping,))
+        self.stopping = spawn.Event()
+        self.pool = ProcessPoolExecutor(1, spawn, initializer=_initialise, initargs=(self.stopping,))
 
-    def fill(self, waiting: deque[tuple[Cell, int]]) -> None:
-        """Submit one cell for each free process. Cells that are not submitted are safe if a process dies."""
-        while waiting and len(self.running) < self.workers:
-            cell, attempt = waiting.popleft()
-            self.running[self._pool.submit(measure, cell, self.device)] = cell, attempt
+    def restart(self) -> None:
+        """Start a new process after the old one died."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._start()
 
-    def collect(self, finished: set[Future[Done]], waiting: deque[tuple[Cell, int]]) -> Iterator[Outcome]:
-        """Yield the finished cells. If a process died, start a new pool and try its unfinished cells again."""
-        broken = False
-        for future in [each for each in self.running if each in finished]:
-            cell, attempt = self.running.pop(future)
-            error = future.exception()
-            if error is None:
-                yield future.result()
-            elif not isinstance(error, BrokenProcessPool):
-                yield Failed(cell, worded(error))
-            else:
-                broken = True
-                if attempt < ATTEMPTS:
-                    waiting.appendleft((cell, attempt + 1))
-                else:
-                    yield Failed(
-                        cell, f"the process was killed {ATTEMPTS} times, perhaps because the machine ran out of memory"
-                    )
-        if broken:
-            waiting.extendleft((cell, attempt + 1) for cell, attempt in self.running.values())
-            self.running.clear()
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._start()
-
-    def stop(self) -> None:
-        """Stop the processes, even if they are measuring."""
-        self._stopping.set()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def submit(self, cell: Cell) -> Future[Done]:
+        """Measure a cell."""
+        return self.pool.submit(measure, cell, self.device)
 
 
 def _initialise(stopping: Event) -> None:

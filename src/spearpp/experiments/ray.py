@@ -4,7 +4,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class Ray:
         if self.gpus < 0:
             raise OptionError(f"gpus={self.gpus}: expected 0 or more")
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
         """Measure the cells. Submit a few more cells than the cluster can run, so that it stays busy."""
         ray = _ray()
         if not ray.is_initialized():

@@ -17,10 +17,8 @@ from spearpp.pictures import guess_shape, png
 from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.types import Float, Tensor
 
-COLUMNS = (
-    *("method", "b", "m", "paper: accuracy", "PSNR", "accuracy (95 %)", "all inputs", "PSNR (95 %)"),
-    *("certified (wrong)", "batches", "starts: at most", "median", "seconds"),
-)
+Cells = tuple[tuple[str, str], ...]
+"""One row of a table: the name of each column with its text. All rows of a table have the same columns."""
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;font-size:14px}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
 td:first-child,th:first-child{text-align:left}tr.ours{background:#eef5fb}img,svg{max-width:100%;height:auto}
@@ -30,8 +28,8 @@ IMAGES_PER_LINE = 21
 """Images in a line of a contact sheet. The 210 images of Figure 1 fill ten lines."""
 
 
-def lines(reproduction: Reproduction) -> list[tuple[str, ...]]:
-    """Return the texts of every row, in the order of ``COLUMNS``."""
+def lines(reproduction: Reproduction) -> list[Cells]:
+    """Return all rows of the table."""
     return [_line(each) for each in reproduction.results]
 
 
@@ -62,7 +60,7 @@ def notes(reproduction: Reproduction) -> list[str]:
 def markdown(reproduction: Reproduction) -> str:
     """Return the table as a Markdown page."""
     title = f"# {reproduction.table.name}: {reproduction.table.title}"
-    return "\n\n".join([title, markdown_table(COLUMNS, lines(reproduction)), *notes(reproduction)]) + "\n"
+    return "\n\n".join([title, markdown_table(lines(reproduction)), *notes(reproduction)]) + "\n"
 
 
 def page(reproduction: Reproduction, figures: Sequence[str] = ()) -> str:
@@ -73,30 +71,32 @@ def page(reproduction: Reproduction, figures: Sequence[str] = ()) -> str:
         figures: svg or img elements to show below the table.
     """
     ours = [result.row.ours for result in reproduction.results]
-    table = html_table(COLUMNS, lines(reproduction), ours)
+    table = html_table(lines(reproduction), ours)
     title = html.escape(f"{reproduction.table.name}: {reproduction.table.title}")
     below = "".join(f"<p>{html.escape(each)}</p>" for each in notes(reproduction))
     return document(title, f"{table}{below}{''.join(figures)}")
 
 
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(rows: Sequence[Cells]) -> str:
     """Return a table in Markdown.
 
-    >>> print(markdown_table(["b", "m"], [["20", "200"]]))
+    >>> print(markdown_table([(("b", "20"), ("m", "200"))]))
     | b | m |
     | --- | --- |
     | 20 | 200 |
     """
-    return "\n".join("| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows))
+    names = [name for name, _ in rows[0]]
+    texts = [[text for _, text in row] for row in rows]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (names, ["---"] * len(names), *texts))
 
 
-def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], ours: Sequence[bool]) -> str:
-    """Return a table in HTML. ``ours`` says which rows are highlighted."""
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in columns)
-    body = "".join(
-        f"<tr{' class=ours' if highlight else ''}>" + "".join(f"<td>{html.escape(each)}</td>" for each in row) + "</tr>"
-        for row, highlight in zip(rows, ours, strict=True)
-    )
+def html_table(rows: Sequence[Cells], ours: Sequence[bool] = ()) -> str:
+    """Return a table in HTML. ``ours`` says which rows are highlighted; by default, none is."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in rows[0])
+    body = ""
+    for row, highlight in zip(rows, ours or [False] * len(rows), strict=True):
+        cells = "".join(f"<td>{html.escape(text)}</td>" for _, text in row)
+        body += f"<tr{' class=ours' if highlight else ''}>{cells}</tr>"
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
@@ -120,7 +120,7 @@ def share(interval: Interval | None) -> str:
     return f"{100 * interval.value:.0f} % ({100 * interval.low:.0f} to {100 * interval.high:.0f})"
 
 
-def _line(each: Result) -> tuple[str, ...]:
+def _line(each: Result) -> Cells:
     setting, claim = each.row.setting, each.row.claim
     psnr = "-" if each.psnr is None else f"{each.psnr.value:.1f}"
     if each.psnr is not None and not math.isnan(each.psnr.low):
@@ -128,19 +128,19 @@ def _line(each: Result) -> tuple[str, ...]:
     if each.with_masks is not None:
         psnr += f"; with true patterns {each.with_masks:.1f}"
     return (
-        each.row.name + (f", {each.row.note}" if each.row.note else ""),
-        str(setting.b),
-        str(setting.m),
-        f"{claim.accuracy:g} %" if claim else "-",
-        f"{claim.psnr:.1f}" if claim else "-",
-        share(each.accuracy),
-        "-" if each.exact is None else f"{100 * each.exact.value:.0f} %",
-        psnr,
-        f"{each.certified} of {each.inputs} ({each.wrong})" if each.batches else "-",
-        f"{each.batches} of {each.wanted}",
-        f"{setting.search.starts:,}",
-        "-" if each.median_starts is None else f"{each.median_starts:,.0f}",
-        "-" if each.median_seconds is None else f"{each.median_seconds:.2f}",
+        ("method", each.row.name + (f", {each.row.note}" if each.row.note else "")),
+        ("b", str(setting.b)),
+        ("m", str(setting.m)),
+        ("paper: accuracy", f"{claim.accuracy:g} %" if claim else "-"),
+        ("PSNR", f"{claim.psnr:.1f}" if claim else "-"),
+        ("accuracy (95 %)", share(each.accuracy)),
+        ("all inputs", "-" if each.exact is None else f"{100 * each.exact.value:.0f} %"),
+        ("PSNR (95 %)", psnr),
+        ("certified (wrong)", f"{each.certified} of {each.inputs} ({each.wrong})" if each.batches else "-"),
+        ("batches", f"{each.batches} of {each.wanted}"),
+        ("starts: at most", f"{setting.search.starts:,}"),
+        ("median", "-" if each.median_starts is None else f"{each.median_starts:,.0f}"),
+        ("seconds", "-" if each.median_seconds is None else f"{each.median_seconds:.2f}"),
     )
 
 

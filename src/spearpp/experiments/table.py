@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import Attack
@@ -16,8 +16,8 @@ TABLES = ("table1", "table2", "table3", "table4", "figure1", "spear")
 """Names of the TOML files."""
 Scale = Literal["paper", "small"]
 Method = Literal["paper", "gated", "both"]
-SCALES: tuple[Scale, ...] = ("paper", "small")
-METHODS: tuple[Method, ...] = ("paper", "gated", "both")
+SCALES: tuple[Scale, ...] = get_args(Scale)
+METHODS: tuple[Method, ...] = get_args(Method)
 GATED_NAME = "gated (ours)"
 
 

@@ -31,7 +31,7 @@ Modules, in the order in which one layer passes through them:
 ``residuals``             these equations for many points at once; ``tangents`` has their derivatives
 ``loop``                  run a search from ``spearpp.search``, collect the directions that it proposes, and assemble
                           the inputs
-``pool``, ``selection``   keep sparse directions, and select the b that belong together (``swaps`` scores exchanges)
+``pool``, ``selection``   keep sparse directions, and select the b that belong together
 ``matches``               inputs that the next layer determines one by one
 ``solutions``             inputs that single rows of the gradient, or the network equations, determine one by one
 ``evidence``              certify recovered inputs without ground truth

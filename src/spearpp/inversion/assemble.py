@@ -5,15 +5,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.evidence import (
-    WHOLE_NETWORK,
-    Evidence,
-    agreement,
-    certify,
-    certify_together,
-    certify_two_layers,
-    chance_in_bits,
-)
+from spearpp.inversion.evidence import WHOLE_NETWORK, Evidence, chance_in_bits
+from spearpp.inversion.evidence.joint import certify_together
+from spearpp.inversion.evidence.one_layer import certify
+from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers
 from spearpp.inversion.loop import SearchOutcome
 from spearpp.inversion.matches import solve_inputs
 from spearpp.inversion.network import Network
@@ -24,7 +19,6 @@ from spearpp.inversion.selection import (
     inputs_at,
     least_noisy_first,
     polish,
-    recover,
     select,
 )
 from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, pattern_agrees
@@ -59,12 +53,11 @@ class Recovered:
         Otherwise L q must be zero at the neurons that the input leaves inactive, at more of them than chance explains.
         Inputs can fit despite Dropout, noise and samples that were not found.
         """
+        alone = problem.batch_size == 1  # the only input that the gradient allows
+        if self.evidence is not None and (alone or self.evidence.layers == WHOLE_NETWORK):
+            return self.evidence.holds
         found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
-        if self.evidence is not None and self.evidence.layers == WHOLE_NETWORK:
-            return self.evidence.holds
-        if problem.batch_size == 1 and self.evidence is not None:  # the only input that the gradient allows
-            return self.evidence.holds
-        if not len(self.directions) or problem.batch_size == 1:
+        if alone or not len(self.directions):
             return found
         weight, live = problem.seen.weight.to(self.inputs), problem.factors.live
         inputs = self.inputs[: len(self.directions)].double()
@@ -92,7 +85,7 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
         return best
     if not whole:
         chosen = polish(problem, select(problem, outcome.pool, order=least_noisy_first(problem, outcome.pool)))
-        best = _most_certified(best, _together(problem, chosen))
+        best = max(best, _together(problem, chosen), key=lambda each: int(each.certified.sum()))
         if outcome.pairs is not None and best.evidence is None:
             best = _peeled(problem, outcome.pairs, chosen.score) or best
     if problem.next_layer is None or not outcome.matches:
@@ -127,7 +120,7 @@ def _solved(problem: Problem, network: Network, found: Solutions) -> Recovered:
 
 def _together(problem: Problem, chosen: Selection, evidence: Evidence | None = None) -> Recovered:
     """Return the inputs that all directions give together, without evidence if some directions were not found."""
-    inputs = recover(problem, chosen)
+    inputs = inputs_at(problem, chosen.points, chosen.zeros)
     if chosen.full:
         evidence = evidence or certify(problem, chosen)
         return _certified_first(inputs, chosen.directions, evidence, chosen.score)
@@ -147,11 +140,6 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
         return None
     none = torch.zeros(int(fitting.sum()), dtype=torch.bool, device=units.device)
     return Recovered(inputs_at(problem, pairs.points[fitting], zeros[fitting]), none, units[fitting], None, score)
-
-
-def _most_certified(first: Recovered, other: Recovered) -> Recovered:
-    """Return the second result if it certifies more inputs than the first, else the first."""
-    return first if int(other.certified.sum()) <= int(first.certified.sum()) else other
 
 
 def _certified_first(inputs: Tensor, directions: Tensor, evidence: Evidence, score: float) -> Recovered:

@@ -11,7 +11,7 @@ import torch
 from spearpp.errors import OptionError
 from spearpp.inversion.assemble import Recovered, assemble, no_inputs
 from spearpp.inversion.levels import with_input_noise
-from spearpp.inversion.loop import SearchOutcome, contradicts, nothing_to_find, only_direction, search_loop
+from spearpp.inversion.loop import SearchOutcome, contradicts, search_loop, without_search
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import network_equations
 from spearpp.inversion.next_layer import read_next_layer
@@ -125,7 +125,7 @@ def invert(
             if problem.batch_size > 1 or contradicts(network, problem):
                 problem = replace(problem, network=network)
     if problem.batch_size == 0:
-        outcome, recovered = nothing_to_find(problem), no_inputs(problem)
+        outcome, recovered = without_search(problem), no_inputs(problem)
     else:
         problem = search.place(problem)
         outcome, recovered = _search(problem, search, generator, seconds, progress, clock)
@@ -146,7 +146,7 @@ def _search(
     deadline = math.inf if seconds is None else time.monotonic() + seconds
     with single_thread_if_small(left.numel(), left.device):
         if problem.batch_size == 1:
-            outcome = only_direction(problem)
+            outcome = without_search(problem)
         else:
             with time_limit(deadline):
                 outcome = search_loop(problem, search, generator, progress, clock, deadline)

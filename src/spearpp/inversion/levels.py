@@ -1,19 +1,16 @@
 """How far the vectors of a true sample may lie outside their spaces, beyond the noise of these spaces.
 
 ``Network.levels`` decides which points count as solutions. Two causes of larger levels are measured here, at inputs of
-typical size:
+typical size (``docs/method.md``, sections "Levels" and "Local training"):
 
-**Noise of the row space.** One sample is the point p with x̂ = V p, and the columns of V come from a noisy gradient.
-Noise of standard deviation σ in its entries moves x̂ by about σ ‖Σ⁻¹p‖ in every direction outside the row space, where Σ
-holds the singular values. The network therefore computes the vectors of a true sample from slightly wrong
-pre-activations. With DP noise this exceeds the noise of the other layers' spaces.
+**Noise of the row space.** Noise of standard deviation σ in the gradient moves x̂ = V p̄ by about σ ‖Σ⁻¹p̄‖ in every
+direction outside the row space, because the columns of V come from this gradient. The network then computes the vectors
+of a true sample from slightly wrong pre-activations. With DP noise this exceeds the noise of the other layers' spaces.
 
-**Weights that moved during local training.** A sample that is visited several times contributes Σ_e d(w_e) y(w_e)ᵀ to
-the gradient of a layer, with the weights w_e of its visits. To first order in the movement this is the contribution
-with the mean of these weights, which lies about halfway between the weights before and after the training. The
-equations of the network therefore hold approximately with the weights halfway. How far a vector lies outside its space
-grows with the change of the vector from the weights before the training to those after it. A share of this change is
-the level.
+**Weights that moved during local training.** To first order in the movement, a sample that is visited several times
+contributes to the gradients as if it were visited with the mean of the weights of its visits, which lies about halfway
+between the weights before and after the training. How far a vector lies outside its space with the weights halfway
+grows with the change of the vector by the whole movement. A share of this change is the level.
 """
 
 from collections.abc import Sequence
@@ -24,7 +21,8 @@ import torch
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import ROUNDING, Network
 from spearpp.inversion.observation import Observation, observe
-from spearpp.inversion.spans import Span, norm
+from spearpp.inversion.spans import Span
+from spearpp.linalg import sphere
 from spearpp.model.following import Following
 from spearpp.types import Float, Int, Tensor
 
@@ -64,7 +62,7 @@ def with_input_noise(network: Network, own: Factors, seen: Observation) -> Netwo
     found = {}
     for span, vectors, changed in pairs:
         outside = (changed - vectors) - ((changed - vectors) @ span.basis) @ span.basis.T
-        found[span] = float((norm(outside) / norm(vectors)).median()) / step
+        found[span] = float((sphere.norm(outside) / sphere.norm(vectors)).median()) / step
     preactivations = seen.weight @ own.rows.T
     amplified = noise * torch.linalg.pinv(preactivations) / own.singular_values[:, None]
     sensitive = tuple(replace(span, sensitivity=found.get(span, 0.0)) for span in network.spans)
@@ -89,9 +87,7 @@ def _typical_samples(seen: Observation, labels: int) -> tuple[Float[Tensor, "k c
 def halfway_network(path: Sequence[tuple[Observation, Following]], own: Factors) -> Network | None:
     """Return the equations with the weights halfway; None if no later layer has more neurons than there are samples.
 
-    Args:
-        path: the layer and the rest of the network, with the weights before, halfway and after the training.
-        own: the factors of the layer.
+    ``path`` has the layer and the rest of the network with the weights before, halfway and after the training.
     """
     seen, halfway = path[1]
     b, rest = own.batch_size, halfway.rest
@@ -131,4 +127,4 @@ def _changes(networks: list[Network], layers: list[Observation]) -> list[float]:
         return network.vectors(inputs @ layers[number].weight.T, labels, network.spans)
 
     parts = zip(vectors(0), vectors(1), vectors(2), strict=True)
-    return [float((norm(after - before) / norm(halfway)).median()) for before, halfway, after in parts]
+    return [float((sphere.norm(after - before) / sphere.norm(halfway)).median()) for before, halfway, after in parts]

@@ -19,7 +19,6 @@ from itertools import islice, permutations
 
 import torch
 
-from spearpp.inversion.solutions import affine
 from spearpp.inversion.training import LocalTraining, Visits, likely_orders, mixing_of, number_of_batches
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
@@ -94,7 +93,7 @@ def fit_training(
     training: LocalTraining,
     seen: Seen,
     points: Float[Tensor, "b r"],
-    one: Float[Tensor, "r"] | None,
+    basis: Float[Tensor, "r u"],
     epochs: int,
     rounding: float,
     generator: torch.Generator,
@@ -105,12 +104,11 @@ def fit_training(
         training: the network with the weights before the training, and the labels of the samples.
         seen: the update.
         points: coordinates of the samples, a few percent off.
-        one: the vector e with e·p = 1 for every sample; None for a layer without bias.
+        basis: directions in which the points may move (``Problem.input_space``).
         epochs: number of epochs.
         rounding: what the rounding of the weights in one step leaves unexplained, in the units of the residual.
         generator: source of randomness, on the CPU.
     """
-    basis = affine(torch.eye(points.shape[1], dtype=points.dtype, device=points.device), one)[1]
     relaxed = _solve(training, seen, _start(training, seen, points, epochs), basis, any_mixing=True)
     count = number_of_batches(relaxed.mixing[0])
     training = replace(training, passes=count)

@@ -12,25 +12,18 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence import (
-    Evidence,
-    certify,
-    certify_whole,
-)
+from spearpp.inversion.evidence import Evidence
+from spearpp.inversion.evidence.one_layer import certify, certify_whole
 from spearpp.inversion.matches import Matches
 from spearpp.inversion.network import Network
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Progress
-from spearpp.inversion.selection import (
-    Selection,
-    initial,
-    polish,
-    select,
-)
-from spearpp.inversion.solutions import Pairs, Solutions, coordinate_maps, no_solutions
+from spearpp.inversion.selection import Selection, initial, polish, select
+from spearpp.inversion.solutions import Pairs, Solutions, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Proposals, Search
+from spearpp.types import join_rows
 
 INTERRUPTED = "the search was interrupted"
 OUT_OF_TIME = "the time budget was spent"
@@ -66,9 +59,11 @@ class SearchOutcome:
         self.starts, self.steps = self.starts + proposed.starts, self.steps + proposed.steps
         self.rounds += 1
         if proposed.matches is not None:
-            self.matches = proposed.matches if self.matches is None else self.matches.join(proposed.matches)
+            self.matches = proposed.matches if self.matches is None else join_rows(self.matches, proposed.matches)
         if proposed.solutions is not None:
-            self.solutions = proposed.solutions if self.solutions is None else self.solutions.join(proposed.solutions)
+            self.solutions = (
+                proposed.solutions if self.solutions is None else join_rows(self.solutions, proposed.solutions)
+            )
         self.pairs = self.pairs if proposed.pairs is None else proposed.pairs
         before = len(self.pool)
         with clock("pool"):
@@ -126,32 +121,28 @@ def search_loop(
     return found
 
 
-def nothing_to_find(problem: Problem) -> SearchOutcome:
-    """Return the outcome for a gradient that is zero."""
-    why = "the gradient is zero: no sample activates a neuron of this layer"
-    return SearchOutcome(empty_pool(problem), stopped=why)
-
-
 def contradicts(network: Network, problem: Problem) -> bool:
     """Return whether later layers contradict the only input that a gradient of rank one allows.
 
     The input of a later layer is then far from the row space of its gradient. This needs no loss. Local training moves
     an input less. Some activations that are named wrongly move it as far, such as tanh for a sigmoid network.
     """
-    preactivations, one = coordinate_maps(problem)
     spans = [span for span in network.spans if not span.signals]
-    if one is None or not spans:  # without a bias, the scale of the input is unknown
+    if problem.one is None or not spans:  # without a bias, the scale of the input is unknown
         return False
-    z = (preactivations / one).T
+    z = (problem.of_coordinates / problem.one).T
     vectors = network.vectors(z, torch.zeros_like(z[:, 0], dtype=torch.long), spans)
     return any(float(span.share_outside(each)) > UNRELATED for span, each in zip(spans, vectors, strict=True))
 
 
-def only_direction(problem: Problem) -> SearchOutcome:
-    """Return the outcome for a gradient of rank one, which has a single direction.
+def without_search(problem: Problem) -> SearchOutcome:
+    """Return the outcome for a gradient of rank zero, which shows no sample, or of rank one, with a single direction.
 
     A problem of rank one has a network only if its equations contradict this direction.
     """
+    if problem.batch_size == 0:
+        why = "the gradient is zero: no sample activates a neuron of this layer"
+        return SearchOutcome(empty_pool(problem), stopped=why)
     why = "a single sample needs no search"
     if problem.network is not None:
         why = "the gradients of later layers contradict the only input that the gradient of this layer allows"

@@ -5,28 +5,28 @@ one round of the gated search for many layers in one batch: factorisation, desce
 and certificates. A layer is done if this round certifies its whole batch. All other layers are inverted one by one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from spearpp.errors import SpearError
-from spearpp.inversion.evidence import certify_many
-from spearpp.inversion.factors import SameRank, decompose_many
+from spearpp.inversion.evidence.one_layer import certify_many
+from spearpp.inversion.factors import Factors
+from spearpp.inversion.factors.batched import decompose_many
 from spearpp.inversion.invert import invert
-from spearpp.inversion.observation import Observation, observe
+from spearpp.inversion.observation import Observation, append_column, observe
 from spearpp.inversion.pool import solve_weighted, zero_weights
-from spearpp.inversion.problem import Problem
+from spearpp.inversion.problem import Problem, problem_of
 from spearpp.inversion.result import Clock, Inversion, Stats
-from spearpp.inversion.selection import inputs_at
-from spearpp.inversion.swaps import agreeing
-from spearpp.inversion.tolerance import tolerance
+from spearpp.inversion.selection import agreeing, inputs_at
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import MIN_BY_GRAM, smallest_eigenvector
 from spearpp.search import Gated
 from spearpp.search.gated import MIN_STARTS_GPU
 from spearpp.search.gated.accept import SAME, acceptable
-from spearpp.search.gated.descent import Effort, descend_many
+from spearpp.search.gated.descent import Effort, descend
+from spearpp.search.gated.objective import Gates
 from spearpp.search.gated.refine import concentrated, ranked, silent_neurons
 from spearpp.types import Bool, Float, Int, LayerTensors, Tensor, select_rows, to_device
 
@@ -134,18 +134,17 @@ def _signature(layer: LayerTensors) -> tuple[object, ...]:
 
 def stack(layers: Sequence[LayerTensors]) -> Observation:
     """Return the observations of layers of one shape, stacked along a first dimension."""
-    one = observe(*layers[0])
     grad_weight, weight = torch.stack([each[0] for each in layers]), torch.stack([each[2] for each in layers])
     return replace(
-        one,
-        gradient=_append_columns(grad_weight.detach().double(), [each[1] for each in layers]),
-        weight=_append_columns(weight.detach().double(), [each[3] for each in layers]),
+        observe(*layers[0]),
+        gradient=append_column(grad_weight, _stacked(each[1] for each in layers)),
+        weight=append_column(weight, _stacked(each[3] for each in layers)),
     )
 
 
-def _append_columns(matrices: Float[Tensor, "u m n"], columns: list[Tensor | None]) -> Float[Tensor, "u m columns"]:
+def _stacked(columns: Iterable[Tensor | None]) -> Tensor | None:
     given = [column for column in columns if column is not None]
-    return torch.cat([matrices, torch.stack(given).detach().double()[:, :, None]], dim=2) if given else matrices
+    return torch.stack(given) if given else None
 
 
 def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> Iterator[tuple[int, Inversion]]:
@@ -156,15 +155,10 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
     clock = Clock()
     with clock("decompose"):
         groups = decompose_many(seen.gradient, seen.gradient_epsilon)
-    for group in _split(groups):
-        grouped = replace(seen, gradient=seen.gradient[group.which], weight=seen.weight[group.which])
+    for which, factors in _split(groups):
+        grouped = replace(seen, gradient=seen.gradient[which], weight=seen.weight[which])
         with clock("decompose"):
-            problem = Problem(
-                grouped,
-                group.factors,
-                tolerance(grouped, group.factors, search.sparsity),
-                grouped.weight @ group.factors.right.mT,
-            )
+            problem = problem_of(grouped, factors, search.sparsity)
         with clock("search"):
             effort = search.efforts_for(problem)[0]
             points, directions = _descend(problem, search, effort, generator)
@@ -184,11 +178,11 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
             steps=STARTS * effort.steps,
             candidates=problem.batch_size,
             found=problem.batch_size,
-            seconds={stage: seconds / len(group.which) for stage, seconds in clock.seconds.items()},
+            seconds={stage: seconds / len(which) for stage, seconds in clock.seconds.items()},
             stopped="the whole batch was found",
             rounds=1,
         )
-        for i, place in enumerate(group.which[kept].tolist()):
+        for i, place in enumerate(which[kept].tolist()):
             if bool(evidence[i].exact.all()):
                 yield (
                     place,
@@ -209,13 +203,13 @@ def one_round(seen: Observation, search: Gated, generator: torch.Generator) -> I
                 )
 
 
-def _split(groups: list[SameRank]) -> Iterator[SameRank]:
+def _split(groups: list[tuple[Tensor, Factors]]) -> Iterator[tuple[Tensor, Factors]]:
     """Split each group so that the refinement of one part fits ``BYTES``."""
-    for group in groups:
-        _, m, b = group.factors.left.shape
+    for which, factors in groups:
+        _, m, b = factors.left.shape
         size = max(1, BYTES // (48 * SPARE * b * b * m))
-        for at in torch.arange(len(group.which), device=group.which.device).split(size):
-            yield SameRank(group.which[at], select_rows(group.factors, at))
+        for at in torch.arange(len(which), device=which.device).split(size):
+            yield which[at], select_rows(factors, at)
 
 
 def _descend(problem: Problem, search: Gated, effort: Effort, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -228,8 +222,8 @@ def _descend(problem: Problem, search: Gated, effort: Effort, generator: torch.G
     basis = torch.eye(b, dtype=search.dtype, device=left.device).expand(updates, b, b)
     starts = sphere.uniform(STARTS, b, generator, dtype=search.dtype, device=left.device)
     starts = starts.expand(updates, -1, -1).contiguous()
-    ends, directions = descend_many(left.to(search.dtype), gates, basis, starts, effort, search.rate)
-    return ends.double(), directions.double()
+    ends = descend(Gates(left.to(search.dtype), gates, basis), starts, effort, search.rate)
+    return ends.points.double(), ends.directions.double()
 
 
 def _choose(
@@ -252,8 +246,7 @@ def _choose(
     zeros = problem.zeros(solved).sum(-1)
     order = torch.where(accepted, zeros, -1).argsort(dim=-1, descending=True, stable=True)
     solved = torch.take_along_dim(solved, order[..., None], dim=1)
-    repeated = ((solved @ solved.mT).abs() > SAME).tril(-1).any(-1)
-    kept = accepted.gather(1, order) & ~repeated
+    kept = accepted.gather(1, order) & sphere.first_of_each(solved, SAME)
     first = kept.int().argsort(dim=-1, descending=True, stable=True)[:, :b]
     chosen = torch.take_along_dim(solved, first[..., None], dim=1)
     last, last_accepted = _last(problem, chosen[:, :-1])

@@ -15,7 +15,7 @@ from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.linalg.time_limit import check_time
-from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
+from spearpp.types import Bool, Float, Int, Tensor, replace_rows, select_rows
 
 SPREAD = 4.0
 """Factor between the error along the direction of p that is determined worst and the error along all directions.
@@ -52,10 +52,6 @@ class Matches:
     def __len__(self) -> int:
         return self.points.shape[0]
 
-    def join(self, other: "Matches") -> "Matches":
-        """Return these inputs followed by the other ones."""
-        return join_rows(self, other)
-
 
 def no_matches(problem: Problem) -> Matches:
     """Return an empty set of matches."""
@@ -68,8 +64,7 @@ def outside(preactivations: Float[Tensor, "k m"], activations: Float[Tensor, "m 
     """Return ‖(I - V Vᵀ) relu(z)‖ / ‖relu(z)‖, which is zero if and only if the activations lie in span(V)."""
     active = preactivations.clamp_min(0)
     residual = active - (active @ activations) @ activations.T
-    tiny = torch.finfo(active.dtype).tiny
-    return torch.linalg.vector_norm(residual, dim=1) / torch.linalg.vector_norm(active, dim=1).clamp_min(tiny)
+    return torch.linalg.vector_norm(residual, dim=1) / sphere.norm(active)
 
 
 def entry_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
@@ -88,9 +83,8 @@ def entry_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "
 def forward_noise(problem: Problem, next_layer: NextLayer, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """Return the share of relu(A p) that noise moves outside span(V), for the point p of a true input."""
     m, b = problem.preactivations.shape
-    size = torch.linalg.vector_norm((points @ problem.preactivations.T).clamp_min(0), dim=1)
-    tiny = torch.finfo(size.dtype).tiny
-    return entry_noise(problem, next_layer, points) * max(1, m - b) ** 0.5 / size.clamp_min(tiny)
+    size = sphere.norm((points @ problem.preactivations.T).clamp_min(0))
+    return entry_noise(problem, next_layer, points) * max(1, m - b) ** 0.5 / size
 
 
 def backward_noise(
@@ -128,13 +122,7 @@ def solve_inputs(
 
     The noise of both kinds of equations is known, and each equation is weighted by its noise. An input that activates
     few neurons is not determined by its own activations. The directions q of the other inputs then determine it.
-
-    Args:
-        problem: the layer.
-        next_layer: the equations of the next layer.
-        points: approximate points, whose activation patterns are used.
-        others: inputs that have been found.
-        own: whether ``others`` are the same inputs as ``points``. No point is then made orthogonal to its own q.
+    ``own`` says that ``others`` are the same inputs as ``points``. No point is then made orthogonal to its own q.
     """
     z = points @ problem.preactivations.T
     length = torch.linalg.vector_norm(z, dim=1)
@@ -270,7 +258,7 @@ def _confirm(
     weights = weights.expand(len(masks), -1)
     solved, norms = _solve_masked(next_layer.back, masks, problem.factors.left, orthogonal, weights)
     gradients = (solved[:, 0] @ next_layer.back.T) * masks
-    size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(gradients.dtype).tiny)
+    size = sphere.norm(gradients)
     backs, inside = solved[:, 0] / size[:, None], gradients @ problem.factors.left
     left_over = torch.linalg.vector_norm(gradients - inside @ problem.factors.left.T, dim=1) / size
     directions = sphere.retract(inside)
@@ -287,15 +275,8 @@ def _solve_masked(
 ) -> tuple[Float[Tensor, "k 2 b"], Float[Tensor, "k 2"]]:
     """Find the two best v with ‖M v‖ = 1 for which S ∘ (M v) lies in a fixed subspace and v is orthogonal to others.
 
-    Args:
-        matrix: M.
-        masks: S, one activation pattern for each problem.
-        fixed: orthonormal basis of the fixed subspace.
-        orthogonal: vectors to which v should be orthogonal.
-        weights: weight of each of these vectors in each problem.
-
-    Returns:
-        The best and the second best v of each problem, and their residuals (``min_masked_residual``).
+    ``weights`` has a weight for each of the orthogonal vectors and each activation pattern S. The residuals are those
+    of ``min_masked_residual``.
     """
     b = matrix.shape[1]
     span, triangle = torch.linalg.qr(matrix)

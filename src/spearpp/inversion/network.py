@@ -1,26 +1,21 @@
 """The equations of a network: conditions that every sample satisfies on its own, whatever the activation is.
 
-One sample is one unknown vector p̄, its coordinates: its input is x̂ = V p̄, where the orthonormal columns of V span the
-rows of the layer's gradient. The network then computes everything else from z = Ŵ V p̄. For every Linear layer l with
-the gradient Ĝ_l = D_l [Y_l 1], where the columns of D_l are the signals dℒ/dz and the rows of Y_l are the inputs of the
-layer:
+One sample is one unknown vector p̄, its coordinates: its input is x̂ = V p̄, where the orthonormal columns of V span
+the rows of the layer's gradient. The network then computes everything else from z = Ŵ V p̄. For every Linear layer l
+with the gradient Ĝ_l = D_l [Y_l 1], where the columns of D_l are the signals dℒ/dz and the rows of Y_l are the inputs
+of the layer:
 
 - **forward equations**: the input [y_l(p̄); 1] of every later layer lies in the row space of Ĝ_l;
-- **backward equations**: the signal d_l(p̄, label) of every layer, also of the layer itself, lies in the column space of
-  Ĝ_l. They need the loss and a label.
+- **backward equations**: the signal d_l(p̄, label) of every layer, also of the layer itself, lies in the column space
+  of Ĝ_l. They need the loss and a label.
 
 Each space has b dimensions, so an input with m entries must satisfy m + 1 - b forward equations, and a signal m - b
-backward equations. The unknowns are the b - 1 coordinates p̄; the last entry of x̂ is 1. With K hidden layers of
-width m there are about (2K - 1)(m - b) equations, so a batch is determined up to about b = m (2K - 1)/(2K).
+backward equations. The unknowns are the b - 1 coordinates p̄; the last entry of x̂ is 1. The spaces come from noisy
+gradients, so a level, and not a constant, decides which points satisfy the equations (``Span.share_and_level``).
 
-The spaces come from noisy gradients. For a true vector v = B c in the space with the orthonormal basis B, noise of
-standard deviation σ in the entries of Ĝ_l leaves a part of norm σ √(d - b) ‖Σ⁻¹c‖ outside, where d is the length of v
-and Σ holds the singular values. This level, and not a constant, decides which points satisfy the equations.
-
-**Several rounds.** If a client trains on the same samples in T rounds, the gradients and weights of a layer in all
-rounds form one layer with T·m neurons. Its signals are those of all rounds, one below the other, and they must lie in
-the column space of the stacked gradient: T·m - b backward equations, also where b exceeds m. Each round has its own
-weights after the layer. Later layers have other inputs in every round, so each round gives its own equations for them.
+**Several rounds.** The gradients and weights of a layer in T rounds form one layer with T·m neurons. Its signals are
+those of all rounds, one below the other. Each round has its own weights after the layer, and gives its own equations
+for later layers, whose inputs differ between the rounds. (``docs/method.md``, section "The network equations")
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +28,8 @@ from spearpp.errors import RankError
 from spearpp.inversion.chain import first_derivatives, signals_of
 from spearpp.inversion.factors import Factors, decompose
 from spearpp.inversion.observation import Observation, observe
-from spearpp.inversion.spans import Span, norm
+from spearpp.inversion.spans import Span
+from spearpp.linalg import sphere
 from spearpp.model.following import Following
 from spearpp.model.loss import Loss
 from spearpp.model.rest import Rest
@@ -195,7 +191,7 @@ class Network:
             return torch.ones_like(signals[0][:, 0])
         count = len(self.rests[0].layers)
         outputs = signals[count::count] if count else signals[0].chunk(len(self.rests), dim=1)
-        return 1 / torch.stack([norm(each) for each in outputs]).amin(0).clamp(max=1)
+        return 1 / torch.stack([sphere.norm(each) for each in outputs]).amin(0).clamp(max=1)
 
     def vectors_with_levels(
         self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"]
@@ -251,12 +247,7 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
     """Derive the equations of a network from the gradients of its later layers.
 
     A later layer gives equations only if its gradient has the rank of the batch: with fewer outputs than samples its
-    row space does not contain the single inputs.
-
-    Args:
-        rounds: the rest of the network after the inverted layer, with its gradients, for each round.
-        own: the factors of the inverted layer.
-        seen: the gradient and weights of the inverted layer.
+    row space does not contain the single inputs. ``own`` and ``seen`` belong to the inverted layer.
     """
     loss, outputs, count = rounds[0].loss, rounds[0].outputs, len(rounds[0].rest.layers)
     spans: list[Span] = []

@@ -8,10 +8,9 @@ are the activations y_i = relu(A p_i), and D₂ = dL/dZ₂. Let G₂ = L₂ Σ�
 - **backward equations**: d_i = S_i ∘ (W₂ᵀ d₂,i), where S_i is the activation pattern of input i and d₂,i = L₂ t_i is
   its gradient at the next layer. So S_i ∘ (B t_i) with B = W₂ᵀ L₂ lies in span(L), which gives m - b equations for t_i.
 
-Both say that a subspace, masked by one activation pattern, meets another subspace: span(A) meets span(V), and span(B)
-meets span(L). Both determine an input on its own, without the other inputs of the batch. The vectors of an input are
-also orthogonal to those of every other input j: q_i·p_j = 0 and t_i·Σ₂⁻¹c_j = 0, where y_j = V c_j. Inputs that have
-been found therefore restrict the search for the others.
+Both determine an input on its own, without the other inputs of the batch. The vectors of an input are also orthogonal
+to those of every other input j: q_i·p_j = 0 and t_i·Σ₂⁻¹c_j = 0, where y_j = V c_j. Inputs that have been found
+therefore restrict the search for the others.
 
 A next layer with fewer outputs than samples gives no such equations, but its weights alone restrict every column of D
 to a subspace of small dimension (``FewOutputs``).

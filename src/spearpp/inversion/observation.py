@@ -92,8 +92,8 @@ def observe(
     largest = _largest({prefix + name: tensor for name, tensor in present.items() if tensor is not None})
     magnitude = max(largest[prefix + name] for name in present if name.startswith("grad"))
     return Observation(
-        gradient=_scale_into_range(_append_column(grad_weight, grad_bias), magnitude),
-        weight=_append_column(weight, bias),
+        gradient=_scale_into_range(append_column(grad_weight, grad_bias), magnitude),
+        weight=append_column(weight, bias),
         has_bias=bias is not None,
         gradient_epsilon=max(torch.finfo(t.dtype).eps for t in (grad_weight, grad_bias) if t is not None),
         weight_epsilon=torch.finfo(weight.dtype).eps,
@@ -101,28 +101,27 @@ def observe(
     )
 
 
-def _append_column(matrix: Tensor, column: Tensor | None) -> Tensor:
+def append_column(
+    matrix: Float[Tensor, "*u m n"], column: Float[Tensor, "*u m"] | None
+) -> Float[Tensor, "*u m columns"]:
     """Return the matrix and the column side by side in float64.
 
     The result is filled in place, because a second float64 copy of a large layer may not fit into memory.
     """
     if column is None:
         return matrix.detach().double()
-    rows, columns = matrix.shape
-    joined = torch.empty(rows, columns + 1, dtype=torch.float64, device=matrix.device)
-    joined[:, :-1] = matrix.detach()
-    joined[:, -1] = column.detach()
+    *leading, columns = matrix.shape
+    joined = torch.empty(*leading, columns + 1, dtype=torch.float64, device=matrix.device)
+    joined[..., :-1] = matrix.detach()
+    joined[..., -1] = column.detach()
     return joined
 
 
 def _scale_into_range(gradient: Tensor, magnitude: float) -> Tensor:
     """Scale the gradient by a power of two if its squares would overflow or underflow in float64.
 
-    Scaling is exact and changes no result, because the scale of a loss is arbitrary.
-
-    Args:
-        gradient: the gradient.
-        magnitude: the largest absolute value in it.
+    Scaling is exact and changes no result, because the scale of a loss is arbitrary. ``magnitude`` is the largest
+    absolute value in the gradient.
     """
     if magnitude == 0 or 1 / MAX_MAGNITUDE < magnitude < MAX_MAGNITUDE:
         return gradient

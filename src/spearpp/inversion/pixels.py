@@ -1,10 +1,9 @@
 """From features to pixels: solve ψ(x) = f for the input x of a model, given the features f that a Linear layer saw.
 
-ψ is the front end of the model (``spearpp.model.front``). With ReLU and max-pooling ψ is piecewise linear, and every
-feature that depends on x gives one equation. Adam minimises ‖ψ(x) - f‖² for many pictures at once, with ReLU and
-max-pooling smoothed at first (``spearpp.model.smoothing``), which passes over their kinks. Gauss-Newton steps with the
-full Jacobian J = dψ/dx finish. A picture that ends in a local minimum is searched again, in turn from there and from a
-random picture: often most of it is right, and the smoothed operations and the large first steps of Adam move the rest.
+ψ is the front end of the model (``spearpp.model.front``), and every feature that depends on x gives one equation. Adam
+minimises ‖ψ(x) - f‖² for many pictures at once, with ReLU and max-pooling smoothed at first
+(``spearpp.model.smoothing``), which passes over their kinks. Gauss-Newton steps with the full Jacobian J = dψ/dx
+finish. A picture that ends in a local minimum is searched again.
 
 **Uniqueness.** Let e be the number of features that depend on x (rows of J that are not zero), and n the number of
 unknowns. If e ≤ n, or if J does not have rank n, other pictures have the same features, and x is not determined. The
@@ -14,11 +13,8 @@ depend on x. The error of x that this noise implies is
     ‖x - x*‖ ≈ ‖r‖ / √(e - n) · √(trace (JᵀJ)⁻¹).
 
 A front end with a symmetry, such as ψ(-x) = ψ(x), has distant pictures with equal features, and then none is
-determined. Therefore ψ consists of known operations only, does not combine values that the same weights computed in
-different ways (``spearpp.model.known``), no negated, mirrored, rotated or
-shifted solution may have the same features, and a few pictures are solved again from another start. Otherwise, a wrong
-picture satisfies the e - n extra equations only by chance: each of them holds to within the relative residual
-ρ = ‖r‖ / ‖f‖ with a probability of about ρ.
+determined. Therefore no negated, mirrored, rotated or shifted solution may have the same features, and a few pictures
+are solved again from another start. (``docs/method.md``, section "Features to pixels")
 """
 
 import math

@@ -61,22 +61,19 @@ def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"], *, solve
 
     A proposed direction is added if at least τ·m entries of L q look zero at the precision of a search, if at least τ·m
     entries are zero up to noise after the direction has been solved again in float64 (``refit``), and if neither the
-    direction nor its negative is in the pool.
-
-    Args:
-        pool: the candidates so far.
-        problem: the layer.
-        proposed: directions of any length, one row for each.
-        solved: whether the proposed directions are unit vectors that ``refit`` has already solved.
+    direction nor its negative is in the pool. ``solved`` says that the directions are unit vectors that ``refit`` has
+    already solved.
     """
+    left, tolerance, live = problem.factors.left, problem.tolerance, problem.factors.live
     found = proposed
     if not solved:
         found = sphere.retract(found.double())
-        found = torch.cat([_sparse_enough(problem, chunk) for chunk in _chunks(found, 24 * len(problem.factors.left))])
-        found = refit(problem, drop_neighbours(found))
+        chunks = found.split(chunk_size(found.device, 24 * len(left)))
+        enough = [(tolerance.look_zero(q @ left.T, q) & live).sum(1) >= tolerance.least_zeros for q in chunks]
+        found = refit(problem, drop_neighbours(found[torch.cat(enough)]))
     zeros = problem.zeros(found)
-    enough = (_live_count(problem, zeros) >= problem.tolerance.least_zeros).nonzero()[:, 0]
-    found, zeros = found[enough], zeros[enough]
+    sparse = ((zeros & live).sum(1) >= tolerance.least_zeros).nonzero()[:, 0]
+    found, zeros = found[sparse], zeros[sparse]
     new = _new_directions(pool, problem, found, zeros)
     if not len(new):
         return pool
@@ -92,8 +89,8 @@ def refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "
     is the largest entry that noise explains. The weights are computed again until they no longer change, at most three
     times.
     """
-    m, b = problem.factors.left.shape
-    return torch.cat([_refit(problem, chunk) for chunk in _chunks(directions, 24 * m * b)])
+    chunks = directions.split(chunk_size(directions.device, 24 * problem.factors.left.numel()))
+    return torch.cat([_refit(problem, chunk) for chunk in chunks])
 
 
 def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
@@ -163,18 +160,3 @@ def _same(problem: Problem, these: Tensor, those: Tensor) -> Bool[Tensor, "these
     """Return which pairs of directions are the same up to sign and noise."""
     sine = (1 - (these @ those.T).square()).clamp_min(0).sqrt()
     return sine <= problem.tolerance.angle(those)
-
-
-def _sparse_enough(problem: Problem, directions: Tensor) -> Tensor:
-    """Return the directions with enough entries of L q that look zero."""
-    near_zero = problem.tolerance.look_zero(directions @ problem.factors.left.T, directions)
-    return directions[_live_count(problem, near_zero) >= problem.tolerance.least_zeros]
-
-
-def _live_count(problem: Problem, zeros: Tensor) -> Int[Tensor, "k"]:
-    """Count the zeros of each direction among the neurons with a gradient."""
-    return (zeros & problem.factors.live).sum(1)
-
-
-def _chunks(directions: Tensor, row_bytes: int) -> tuple[Tensor, ...]:
-    return directions.split(chunk_size(directions.device, row_bytes))

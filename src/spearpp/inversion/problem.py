@@ -10,6 +10,8 @@ from spearpp.inversion.network import Network
 from spearpp.inversion.next_layer import FewOutputs, NextLayer
 from spearpp.inversion.observation import Observation
 from spearpp.inversion.tolerance import Tolerance, tolerance
+from spearpp.linalg import sphere
+from spearpp.linalg.nullspace import complement_of_basis
 from spearpp.types import Bool, Float, Tensor, to_device
 
 REPEATED_SINE, REPEATED_NOISE = 1e-3, 100.0
@@ -75,12 +77,27 @@ class Problem:
         return self.factors.left[self.factors.live]
 
     @cached_property
+    def of_coordinates(self) -> Float[Tensor, "m b"]:
+        """Ŵ V, which maps the coordinates p̄ of a sample to its pre-activations z."""
+        return self.preactivations / self.factors.singular_values
+
+    @property
+    def one(self) -> Float[Tensor, "b"] | None:
+        """The vector e with e · p̄ = 1 for every sample, whose x̂ = V p̄ ends in 1; None for a layer without bias."""
+        return self.factors.rows[:, -1] if self.seen.has_bias else None
+
+    @cached_property
+    def input_space(self) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
+        """Origin and orthonormal basis of the coordinates of all inputs, p̄ = origin + basis · t (``affine``)."""
+        left = self.factors.left
+        return affine(torch.eye(self.batch_size, dtype=left.dtype, device=left.device), self.one)
+
+    @cached_property
     def certain_rows(self) -> Float[Tensor, "*u m b"]:
         """ℓ_k / σ_k, scaled so that the longest row has length 1; zero for neurons without a gradient."""
         noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
         rows = self.factors.left / noise[..., None]
-        longest = torch.linalg.vector_norm(rows, dim=-1).amax(-1)
-        return rows / longest.clamp_min(torch.finfo(rows.dtype).tiny)[..., None, None]
+        return rows / sphere.norm(rows).amax(-1)[..., None, None]
 
     @cached_property
     def repeated_rows(self) -> Bool[Tensor, "*u m"]:
@@ -93,7 +110,7 @@ class Problem:
         if self.rounds == 1:
             return repeated
         left, spread = self.factors.left, torch.linalg.vector_norm(1 / self.factors.singular_values)
-        length = torch.linalg.vector_norm(left, dim=1).clamp_min(torch.finfo(left.dtype).tiny)
+        length = sphere.norm(left)
         rows = (left / length[:, None]).reshape(self.rounds, -1, left.shape[1])
         noise = (self.factors.row_noise * spread / length).reshape(self.rounds, -1)
         parts = repeated.reshape(self.rounds, -1)
@@ -106,18 +123,30 @@ class Problem:
 def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | None = None) -> Problem:
     """Factor the gradient of a layer and compute everything that a search needs.
 
-    Args:
-        seen: the gradient and the weights of the layer.
-        batch_size: b, or None to read it off the singular values.
-        sparsity: τ, the smallest share of zeros in L q for a direction q; None for the default (``default_sparsity``).
+    ``batch_size`` is that of ``decompose``, and ``sparsity`` that of ``tolerance``.
 
     Raises:
         RankError: if the rank of the gradient does not allow inversion.
     """
-    factors = decompose(seen, batch_size)
-    return Problem(
-        seen=seen,
-        factors=factors,
-        tolerance=tolerance(seen, factors, sparsity),
-        preactivations=seen.weight @ factors.right.T,
-    )
+    return problem_of(seen, decompose(seen, batch_size), sparsity)
+
+
+def problem_of(seen: Observation, factors: Factors, sparsity: float | None) -> Problem:
+    """Compute everything that a search needs from a gradient and its factors, or from several that are stacked."""
+    return Problem(seen, factors, tolerance(seen, factors, sparsity), seen.weight @ factors.right.mT)
+
+
+def affine(
+    space: Float[Tensor, "b k"], one: Float[Tensor, "b"] | None
+) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
+    """Return origin and basis of the coordinates p̄ in a space whose inputs end in 1: p̄ = origin + basis · t.
+
+    Both bases are orthonormal. ``one`` is the vector e with e · p̄ = 1; None for a layer without bias, whose
+    coordinates are not restricted.
+    """
+    if one is None:
+        return torch.zeros_like(space[:, 0]), space
+    end = space.T @ one
+    length = torch.linalg.vector_norm(end)
+    unit = end / length
+    return space @ (unit / length), space @ complement_of_basis(unit[:, None])

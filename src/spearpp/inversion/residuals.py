@@ -1,7 +1,6 @@
 """Residuals of the network equations, and their derivatives, in the coordinates of a search."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -9,7 +8,9 @@ import torch
 from spearpp.inversion.network import Network
 from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
+from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
+from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
@@ -39,12 +40,6 @@ class Residuals:
     """The equations of some spans for the points p = origin + basis · t, with a label for each point.
 
     Each vector is divided by its norm, because a signal of length zero would satisfy its equations trivially.
-
-    Args:
-        network: the network.
-        spans: the spans whose equations are used.
-        preactivations: A, with z = A p.
-        dtype: dtype of the computation.
     """
 
     def __init__(
@@ -55,6 +50,8 @@ class Residuals:
         dtype: torch.dtype,
     ) -> None:
         self.network, self.spans, self.dtype = network, spans, dtype
+        self._rough = preactivations.is_cuda and dtype == torch.float32
+        """Whether derivatives are computed on tensor cores, which is accurate enough for a search."""
         network.prepare(preactivations.device, dtype)
         self._all = preactivations
         self._outside = self._all_outside = [span.complement.to(dtype) for span in spans]
@@ -97,11 +94,8 @@ class Residuals:
     ) -> Float[Tensor, "k e"]:
         """Return the residual of every equation, multiplied by the weight of its span for each point."""
         vectors = self.network.vectors(self.preactivations(t), labels, self.spans, self.widths)
-        tiny = torch.finfo(self.dtype).tiny
-        shares = [
-            (each @ outside) / torch.linalg.vector_norm(each, dim=1, keepdim=True).clamp_min(tiny)
-            for each, outside in zip(vectors, self._outside, strict=True)
-        ]
+        pairs = zip(vectors, self._outside, strict=True)
+        shares = [(each @ outside) / sphere.norm(each)[:, None] for each, outside in pairs]
         if weights is not None:
             shares = [share * weight[:, None] for share, weight in zip(shares, weights.T, strict=True)]
         return torch.cat(shares, dim=1)
@@ -152,12 +146,12 @@ class Residuals:
         squares = [each.square() for each in scales]
 
         def product(direction: Tensor) -> Tensor:
-            with _lower_precision(t):
+            with tensor_cores(self._rough):
                 images = at.jvps(direction[:, None])
                 pulled = at.vjps([square * image for square, image in zip(squares, images, strict=True)])
                 return pulled[:, 0] @ self.basis
 
-        with _lower_precision(t):
+        with tensor_cores(self._rough):
             pairs = zip(scales, at.residuals, strict=True)
             slope = at.vjps([scale * residual[:, None] for scale, residual in pairs])[:, 0] @ self.basis
         return _squared(at.residuals), slope, product
@@ -165,7 +159,7 @@ class Residuals:
     def _linearised(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> _Linearised:
         """Return residuals and derivatives. The derivative of r = Cᵀ v / ‖v‖ is (Cᵀ v̇ - r (v · v̇) / ‖v‖) / ‖v‖."""
         at = linearised(self.network, self.preactivations(t), labels, self.spans, self.widths)
-        norms = [torch.linalg.vector_norm(each, dim=1).clamp_min(torch.finfo(self.dtype).tiny) for each in at.vectors]
+        norms = [sphere.norm(each) for each in at.vectors]
         units = [each / norm[:, None] for each, norm in zip(at.vectors, norms, strict=True)]
         shares = [unit @ outside for unit, outside in zip(units, self._outside, strict=True)]
         factors = torch.ones_like(norms[0]).expand(len(norms), -1) if weights is None else weights.T
@@ -194,7 +188,7 @@ class Residuals:
         at = self._linearised(t, labels, weights)
         product, slope = t.new_zeros(len(t), t.shape[1], t.shape[1]), torch.zeros_like(t)
         axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
-        with _lower_precision(t):
+        with tensor_cores(self._rough):
             for residual, scale, part in zip(at.residuals, at.scales, at.jvps(axes), strict=True):
                 product += scale.square()[:, None, None] * (part @ part.mT)
                 slope += scale[:, None] * (part @ residual[:, :, None])[:, :, 0]
@@ -207,14 +201,3 @@ def _squared(residuals: list[Tensor]) -> Float[Tensor, "k"]:
 
 def _recording() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-@contextmanager
-def _lower_precision(t: Tensor) -> Iterator[None]:
-    """Let a GPU multiply float32 matrices with TF32, which is enough for the derivatives of a search."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = before or (t.is_cuda and t.dtype == torch.float32)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

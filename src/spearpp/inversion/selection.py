@@ -13,7 +13,6 @@ import torch
 
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.swaps import agreeing, swap_scores
 from spearpp.inversion.tolerance import INDEPENDENT
 from spearpp.linalg.chunks import chunk_size, small_chunk_size
 from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
@@ -44,9 +43,9 @@ class Selection:
     def of(
         cls, problem: Problem, directions: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"], found: int | None = None
     ) -> "Selection":
-        """Build a selection and compute its inverse and its score. ``found=None`` means that all are candidates."""
+        """Compute the inverse and the score (computeScore). ``found=None`` means that all directions are candidates."""
         points = torch.linalg.inv(directions.T)
-        score = compute_score(problem, points, zeros)
+        score = int(agreeing(problem, points, zeros)) / zeros.numel()
         return cls(directions, zeros, len(directions) if found is None else found, score, points)
 
     @property
@@ -58,19 +57,10 @@ class Selection:
 def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int[Tensor, "chosen"]:
     """initFilt: return the indices of the first linearly independent candidates, at most b of them.
 
-    Args:
-        pool: the candidates.
-        order: indices of the candidates in the order in which they are considered; None for the sparsest first.
+    ``order`` has the indices of the candidates in the order in which they are considered; None is the sparsest first.
     """
     order = pool.sparsest_first() if order is None else order
-    distance = torch.full_like(pool.directions[:, 0], INDEPENDENT)
-    return order[independent(pool.directions[order], distance)]
-
-
-def complete_basis(directions: Float[Tensor, "k b"]) -> Float[Tensor, "b b"]:
-    """Return the directions, followed by an orthonormal basis of their orthogonal complement."""
-    k, b = directions.shape
-    return directions if k == b else torch.cat([directions, complement(directions).T])
+    return order[independent(pool.directions[order], INDEPENDENT)]
 
 
 def fix_scale(
@@ -88,15 +78,64 @@ def fix_scale(
     return torch.where(2 * agreeing_if_positive >= zeros.shape[-1], 1.0, -1.0).to(inverse)
 
 
-def compute_score(problem: Problem, points: Float[Tensor, "b b"], zeros: Bool[Tensor, "b m"]) -> float:
-    """computeScore: return λ, the share of entries of D that are zero exactly where the neuron is inactive."""
-    return int(agreeing(problem, points, zeros)) / zeros.numel()
+def agreeing(problem: Problem, points: Float[Tensor, "*u b b"], zeros: Bool[Tensor, "*u b m"]) -> Int[Tensor, "*u"]:
+    """Return m·b·λ, the number of entries of D that are zero exactly where the neuron is inactive."""
+    return _agreement(problem, *_unscaled(problem, points), zeros).sum(-1)
+
+
+def _unscaled(problem: Problem, points: Tensor) -> tuple[Float[Tensor, "*u b m"], Float[Tensor, "*u b"]]:
+    """Return P Aᵀ, the pre-activations before they are divided by s, and s = P R[:, bias].
+
+    s is not used if the layer has no bias.
+    """
+    return points @ problem.preactivations.mT, (points @ problem.factors.right[..., -1:])[..., 0]
+
+
+def swap_scores(
+    problem: Problem, chosen: Selection, candidates: Float[Tensor, "k b"], patterns: Bool[Tensor, "k m"]
+) -> Int[Tensor, "k b"]:
+    """Return ``merit`` with each candidate in each of the b places; -1 if it is in the span of the other directions.
+
+    Let v be a candidate and u = P v. If v replaces direction j, row j of the inverse becomes p_j / u_j and every other
+    row i becomes p_i - (u_i / u_j) p_j, so no matrix is inverted. ``patterns`` are the zeros of the candidates.
+    """
+    points, zeros = chosen.points, chosen.zeros
+    b, m = zeros.shape
+    u = candidates @ points.T
+    z, s = _unscaled(problem, points)
+    scores = torch.full(u.shape, -1, dtype=torch.long, device=u.device)
+    distance = u.abs() / torch.linalg.vector_norm(points, dim=1)  # of the candidate from the other directions
+    swaps = torch.nonzero(distance > problem.tolerance.angle(candidates)[:, None])
+    for which, place in (chunk.unbind(1) for chunk in swaps.split(chunk_size(u.device, 8 * b * m))):
+        check_time()
+        ratio = u[which] / u[which, place, None]  # (swaps, b)
+        replaced = torch.nn.functional.one_hot(place, b).bool()
+        keep = torch.where(replaced, 0.0, 1.0)
+        ratio = torch.where(replaced, -1 / u[which, place, None], ratio)
+        # Row i becomes keep_i p_i - ratio_i p_j.
+        unscaled = keep[:, :, None] * z - ratio[:, :, None] * z[place, None, :]
+        scale = keep * s - ratio * s[place, None]
+        swapped = torch.where(replaced[:, :, None], patterns[which, None, :], zeros)
+        scores[which, place] = _agreement(problem, unscaled, scale, swapped).sum(1) + swapped.sum((1, 2))
+    return scores
+
+
+def _agreement(problem: Problem, unscaled: Tensor, scale: Tensor, zeros: Tensor) -> Int[Tensor, "*n b"]:
+    """Count, for each input, the neurons that are inactive exactly where the column of D is zero.
+
+    z has the sign of A p_i / s_i. Without a bias the better sign is used instead.
+    """
+    if problem.seen.has_bias:
+        return ((unscaled * scale.sign()[..., None] > 0) != zeros).sum(-1)
+    positive = ((unscaled > 0) != zeros).sum(-1)
+    negative = ((unscaled < 0) != zeros).sum(-1)
+    return torch.maximum(positive, negative)
 
 
 def greedy_filt(
     problem: Problem, chosen: Selection, pool: Pool, pool_indices: Int[Tensor, "b"], order: Int[Tensor, "candidates"]
 ) -> Selection:
-    """GreedyFilt: swap candidates into the selection as long as a swap improves it and λ is below 1.
+    """GreedyFilt: swap candidates, tried in this order, into the selection while a swap improves it and λ is below 1.
 
     A candidate replaces the direction for which the swap improves ``merit`` most. ``merit`` counts the agreeing entries
     of D, as λ does, and each zero of D once more. The second term is needed if local training or noise keeps λ below 1:
@@ -105,32 +144,22 @@ def greedy_filt(
     ``swap_scores`` scores all b places for a candidate in one batch. The best place therefore costs no more than the
     first improving place, which the paper takes. After a pass that changed the selection, the first candidates are
     tried again, including those that were swapped out. A right direction may look no better than a wrong one as long as
-    other directions in the selection are wrong.
-
-    Args:
-        problem: the layer.
-        chosen: b directions to start from.
-        pool: the candidates.
-        pool_indices: index in the pool of each of the b directions; -1 for a direction that is not in the pool.
-        order: indices of the candidates to try, in this order.
-
-    Returns:
-        The improved selection.
+    other directions in the selection are wrong. ``pool_indices`` has the index in the pool of each of the b directions;
+    -1 for a direction that is not in the pool.
     """
-    directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
-    b, m = zeros.shape
-    best, score, best_before = merit(chosen), chosen.score, -1
-    points, selected, tried = chosen.points, pool_indices.tolist(), order.tolist()
-    most_at_once = small_chunk_size(directions.device, 8 * b * b * m)
-    while best_before < best and score < 1:
+    b, m = chosen.zeros.shape
+    best, best_before = merit(chosen), -1
+    selected, tried = pool_indices.tolist(), order.tolist()
+    most_at_once = small_chunk_size(chosen.directions.device, 8 * b * b * m)
+    while best_before < best and chosen.score < 1:
         if best_before >= 0:
             tried = tried[: RETRIED_PER_SAMPLE * b]
         best_before = best
         start, at_once = 0, 1
-        while start < len(tried) and score < 1:
+        while start < len(tried) and chosen.score < 1:
             check_time()
             candidates = [index for index in tried[start : start + at_once] if index not in selected]
-            scores = swap_scores(problem, points, zeros, pool.directions[candidates], pool.zeros[candidates])
+            scores = swap_scores(problem, chosen, pool.directions[candidates], pool.zeros[candidates])
             improving = (scores.amax(1) > best).nonzero()[:, 0]
             if not len(improving):
                 # Most candidates improve nothing. Score twice as many at once until one does.
@@ -139,11 +168,11 @@ def greedy_filt(
             first = int(improving[0])
             place, index = int(scores[first].argmax()), candidates[first]
             best, selected[place] = int(scores[first, place]), index
+            directions, zeros = chosen.directions.clone(), chosen.zeros.clone()
             directions[place], zeros[place] = pool.directions[index], pool.zeros[index]
-            points = torch.linalg.inv(directions.T)
-            score = compute_score(problem, points, zeros)
+            chosen = Selection.of(problem, directions, zeros, chosen.found)
             start, at_once = tried.index(index, start) + 1, 1
-    return Selection(directions, zeros, chosen.found, score, points)
+    return chosen
 
 
 def merit(chosen: Selection) -> int:
@@ -168,8 +197,8 @@ def initial(
     a direction is -1.
     """
     first = init_filt(pool, order)
-    directions = complete_basis(pool.directions[first])
-    completing = len(directions) - len(first)
+    found, completing = pool.directions[first], problem.batch_size - len(first)
+    directions = torch.cat([found, complement(found).T]) if completing else found
     zeros = torch.cat([pool.zeros[first], pool.zeros.new_zeros(completing, pool.zeros.shape[1])])
     zeros[len(first) :, ~problem.factors.live] = True
     chosen = Selection.of(problem, directions, zeros, len(first))
@@ -185,12 +214,8 @@ def select(
 ) -> Selection:
     """Select b directions from the pool: initFilt, completed to a basis if necessary, then GreedyFilt.
 
-    Args:
-        problem: the layer.
-        pool: the candidates.
-        before: the selection from an earlier, smaller pool. Candidates that were added later may be wrong. GreedyFilt
-            therefore also runs from this selection, and the better of both results is returned.
-        order: indices of the candidates in the order in which they are considered; None for the sparsest first.
+    ``before`` is the selection from an earlier, smaller pool. Candidates that were added later may be wrong. GreedyFilt
+    therefore also runs from this selection, and the better of both results is returned.
     """
     order = pool.sparsest_first() if order is None else order
     start, pool_indices = initial(problem, pool, order)
@@ -231,24 +256,14 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
     return chosen
 
 
-def recover(problem: Problem, chosen: Selection) -> Float[Tensor, "b n"]:
-    """Return the inputs X = (Q⁻¹ R)ᵀ without the bias coordinate, one input in each row.
-
-    Without a bias, the scale of the inputs is unknown and they have unit norm. The scale is also unknown for a sample
-    whose bias gradient is zero. Its input keeps the scale that Q implies.
-    """
-    return inputs_at(problem, chosen.points, chosen.zeros)
-
-
 def inputs_at(
     problem: Problem, points: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
 ) -> Float[Tensor, "*u k n"]:
     """Return the input x of each point p, from x̂ = Rᵀp / s.
 
-    Args:
-        problem: the layer.
-        points: p, one row for each input.
-        zeros: which entries of the input's column of D are zero. They determine the sign if the layer has no bias.
+    Without a bias, the scale of the inputs is unknown and they have unit norm, with the sign that the zeros of the
+    column of D determine. The scale is also unknown for a sample whose bias gradient is zero. Its input keeps the scale
+    of p.
     """
     scale = fix_scale(problem, points, zeros)
     inputs = points @ problem.factors.right

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.problem import Problem
-from spearpp.linalg.nullspace import complement, complement_of_basis
-from spearpp.types import Bool, Float, Int, Tensor, join_rows
+from spearpp.linalg.nullspace import complement
+from spearpp.types import Bool, Float, Int, Tensor
 
 ILL_CONDITIONED = 1e6
 """Largest condition number of the matrix of products q_i·p_j of unit vectors, which is near the identity for right
@@ -60,10 +60,7 @@ def no_pairs(problem: Problem) -> Pairs:
 def pattern_agrees(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Bool[Tensor, "k"]:
     """Return for which inputs L q is zero exactly where the neuron is inactive, up to ``CONFLICTS`` of the neurons.
 
-    Args:
-        problem: the layer.
-        points: p of each input.
-        zeros: which entries of L q are zero. Only neurons with a gradient are compared.
+    Only neurons with a gradient are compared.
     """
     live = problem.factors.live
     silent = points @ problem.preactivations.T <= 0
@@ -84,41 +81,8 @@ class Solutions:
     def __len__(self) -> int:
         return self.coordinates.shape[0]
 
-    def join(self, other: "Solutions") -> "Solutions":
-        """Return these samples followed by the other ones."""
-        return join_rows(self, other)
-
 
 def no_solutions(problem: Problem) -> Solutions:
     """Return an empty set of solutions."""
     none = problem.factors.left.new_zeros(0, problem.batch_size)
     return Solutions(none, torch.zeros(0, dtype=torch.long, device=none.device), none)
-
-
-def coordinate_maps(problem: Problem) -> tuple[Float[Tensor, "m b"], Float[Tensor, "b"] | None]:
-    """Return Ŵ V, which maps the coordinates p̄ of a sample to its pre-activations z, and the last row e of V.
-
-    The input x̂ = V p̄ of every sample ends in 1, so e · p̄ = 1. The row is None for a layer without bias.
-    """
-    factors = problem.factors
-    preactivations = problem.preactivations / factors.singular_values
-    return preactivations, factors.rows[:, -1] if problem.seen.has_bias else None
-
-
-def affine(
-    space: Float[Tensor, "b k"], one: Float[Tensor, "b"] | None
-) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
-    """Return origin and basis of the coordinates p̄ in a space whose inputs end in 1: p̄ = origin + basis · t.
-
-    The basis is orthonormal.
-
-    Args:
-        space: orthonormal basis of the space.
-        one: the vector e with e · p̄ = 1; None for a layer without bias, whose coordinates are not restricted.
-    """
-    if one is None:
-        return torch.zeros_like(space[:, 0]), space
-    end = space.T @ one
-    length = torch.linalg.vector_norm(end)
-    unit = end / length
-    return space @ (unit / length), space @ complement_of_basis(unit[:, None])

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 
+from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement_of_basis
 from spearpp.types import Float, Tensor
 
@@ -72,25 +73,22 @@ class Span:
     def share_outside(self, vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
         """Return ‖(I - B Bᵀ) v‖ / ‖v‖."""
         outside = vectors - (vectors @ self.basis) @ self.basis.T
-        return torch.linalg.vector_norm(outside, dim=1) / norm(vectors)
+        return torch.linalg.vector_norm(outside, dim=1) / sphere.norm(vectors)
 
     def share_and_level(
         self, vectors: Float[Tensor, "k d"], cancellation: Float[Tensor, "k"], input_noise: Float[Tensor, "k"]
     ) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
         """Return the share outside, and what noise, rounding and movement explain of it for a true vector.
 
-        ``cancellation`` says how many times larger the rounding of each sample's signals is than that of its inputs,
-        ``input_noise`` is the standard deviation of the noise in the entries of each sample's input.
+        For a true vector v = B c, noise of standard deviation σ in the entries of the gradient leaves a part of norm σ
+        √e ‖Σ⁻¹c‖ outside, with the number e of equations. ``cancellation`` says how many times larger the rounding of
+        each sample's signals is than that of its inputs, ``input_noise`` is the standard deviation of the noise in the
+        entries of each sample's input.
         """
-        inside, length = vectors @ self.basis, norm(vectors)
+        inside, length = vectors @ self.basis, sphere.norm(vectors)
         share = torch.linalg.vector_norm(torch.addmm(vectors, inside, self.basis.T, alpha=-1), dim=1) / length
         amplified = torch.linalg.vector_norm(inside / self.singular_values, dim=1)
         noise = self.noise * self.equations**0.5 * amplified / length
         rounding = self.rounding * cancellation if self.signals else torch.full_like(noise, self.rounding)
         moved = torch.hypot(self.sensitivity * input_noise, torch.full_like(noise, self.drift))
         return share, torch.hypot(torch.hypot(noise, rounding), moved)
-
-
-def norm(vectors: Float[Tensor, "k d"]) -> Float[Tensor, "k"]:
-    """Return the norm of each row, at least the smallest positive number."""
-    return torch.linalg.vector_norm(vectors, dim=1).clamp_min(torch.finfo(vectors.dtype).tiny)

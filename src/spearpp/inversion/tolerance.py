@@ -3,20 +3,17 @@
 All six follow from the noise that the singular values show (``factors``). For a float32 gradient this noise is
 rounding. Differential privacy and local training add noise of their own. For a unit vector q:
 
-- **an entry of D is zero** if |ℓ_k·q| ≤ c σ_k ‖Σ⁻¹q‖. σ_k ‖Σ⁻¹q‖ is the standard deviation of the noise in this entry.
-  c is a Gaussian quantile: all m·b entries of D stay below their bounds together with probability 0.999 (c = 5.2 at
-  m=200, b=20). Rounding errors have heavier tails, of up to 11 standard deviations. The bound is therefore widened to
-  3 c as long as it stays below a hundredth of the root mean square of L q, where a wider bound has no disadvantage;
-- **an entry looks zero to a search** if it is below that bound, or below a thousandth of the root mean square of L q.
-  Searches run in single precision and stop early. A direction with enough such entries is solved again in float64, and
-  must then pass the first test (``pool``);
-- **rows have a common kernel** if the smallest singular value of the r rows is at most √r times the bound of one entry.
-  The kernel has one dimension if the second smallest singular value is larger than that;
+- **an entry of D is zero** if |ℓ_k·q| ≤ c σ_k ‖Σ⁻¹q‖, where σ_k ‖Σ⁻¹q‖ is the standard deviation of the noise in this
+  entry, and c is a Gaussian quantile. The bound is wider where it is negligible (``Tolerance.zeros``, ``entry``);
+- **an entry looks zero to a search** if it is below that bound, or below a thousandth of the root mean square of L q
+  (``Tolerance.look_zero``);
+- **rows have a common kernel** if the smallest singular value of the r rows is at most √r times the bound of one entry
+  (``Tolerance.kernel``). The kernel has one dimension if the second smallest singular value is larger than that;
 - **two directions are the same** if the sine of their angle is at most 1e-6, or at most the angle by which noise can
-  turn a direction: 4 σ ‖Σ⁻¹q‖ √(b/τ), where τ is the smallest share of zeros in L q;
-- **directions are independent** if each has a distance of at least 1e-7 from the span of the others;
+  turn a direction: 4 σ ‖Σ⁻¹q‖ √(b/τ), where τ is the smallest share of zeros in L q (``Tolerance.angle``);
+- **directions are independent** if each has a distance of at least ``INDEPENDENT`` from the span of the others;
 - **a pre-activation has no clear sign** if |z_k| ≤ c (σ ‖p‖ + ε ‖x̂‖) ‖ŵ_k‖: noise in x̂ = Rᵀp, and the rounding ε of
-  the client's own arithmetic, could change the sign. Certificates do not use such pre-activations.
+  the client's own arithmetic, could change the sign (``Tolerance.preactivation``).
 """
 
 import math
@@ -201,6 +198,5 @@ def default_sparsity(neurons: int) -> float:
     if neurons == 0:
         return 0.0
     zeros = torch.arange(neurons + 1, dtype=torch.float64)
-    log_choose = math.lgamma(neurons + 1) - torch.lgamma(zeros + 1) - torch.lgamma(neurons - zeros + 1)
-    below = (log_choose - neurons * math.log(2)).exp().cumsum(0) < RARE
-    return int(below.sum()) / neurons
+    probability = torch.distributions.Binomial(neurons, torch.full_like(zeros, 0.5)).log_prob(zeros).exp()
+    return int((probability.cumsum(0) < RARE).sum()) / neurons

@@ -53,13 +53,6 @@ class Visits:
     """[visits, n] for a layer with n inputs, with an appended 1 if the layer has a bias. The inputs of the first layer
     are coordinates."""
 
-    def join(self, other: "Visits") -> "Visits":
-        """Return these visits followed by the other ones."""
-        return Visits(
-            [torch.cat(pair) for pair in zip(self.signals, other.signals, strict=True)],
-            [torch.cat(pair) for pair in zip(self.inputs, other.inputs, strict=True)],
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class LocalTraining:
@@ -164,7 +157,12 @@ _Moved = tuple[Visits, Tensor]
 
 def _later(past: _Moved | None, now: Visits, sizes: Tensor) -> _Moved:
     """Return the movements after another epoch."""
-    return (now, sizes) if past is None else (past[0].join(now), torch.cat([past[1], sizes]))
+    if past is None:
+        return now, sizes
+    before, known = past
+    signals = [torch.cat(pair) for pair in zip(before.signals, now.signals, strict=True)]
+    inputs = [torch.cat(pair) for pair in zip(before.inputs, now.inputs, strict=True)]
+    return Visits(signals, inputs), torch.cat([known, sizes])
 
 
 def _slope(activation: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:

@@ -37,11 +37,8 @@ def single_thread_if_small(entries: int, device: torch.device) -> Iterator[None]
     """Use one CPU thread inside the context if the layer is small, and restore the setting afterwards.
 
     PyTorch keeps this setting per thread. However, a thread that uses PyTorch for the first time inside the context
-    inherits the setting of one thread. Such a thread should call ``torch.set_num_threads`` on its own.
-
-    Args:
-        entries: number of entries of L.
-        device: device of the computation. GPU computations are left alone.
+    inherits the setting of one thread. Such a thread should call ``torch.set_num_threads`` on its own. ``entries`` is
+    the number of entries of L. Computations on a GPU are left alone.
     """
     before = torch.get_num_threads()
     if device.type != "cpu" or entries >= WORTH or before == 1:

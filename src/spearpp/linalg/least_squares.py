@@ -1,6 +1,7 @@
 """Levenberg-Marquardt for many starting points at once, each with its own damping."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -36,58 +37,62 @@ Products = Callable[
 """From points and their indices to the squared residual, Jᵀr, and the function that multiplies vectors by JᵀJ."""
 
 
+Ends = tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]
+"""The end points, their squared residuals, and the number of steps summed over the points."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How many steps the points take, and when a point is done."""
+
+    steps: int
+    """Largest number of steps."""
+    damping: float = 1e-2
+    """First damping, relative to the mean diagonal of JᵀJ. ``truncated_newton`` takes this mean to be 1."""
+    tolerance: float = 0.0
+    """Norm of the residual at which a point is done."""
+    close: float = 0.0
+    """Norm of the residual at which a point is done once a step does not lower it."""
+    patience: int = 15
+    """Number of steps after which a point is done if a step changes its residual by less than ``LEAST_PROGRESS``."""
+    replaceable: bool = False
+    """Whether the points are random starts, so that others can take their place. The descent then ends when points
+    finish more slowly than on average so far: other starts are then worth more."""
+
+
 def levenberg_marquardt(
     squared_residual: Callable[[Float[Tensor, "k u"], Int[Tensor, "k"]], Float[Tensor, "k"]],
     normal_equations: Equations,
     points: Float[Tensor, "k u"],
+    options: Options,
     *,
-    steps: int,
-    damping: float = 1e-2,
-    tolerance: float = 0.0,
-    close: float = 0.0,
-    patience: int = 15,
-    replaceable: bool = False,
     recorded: bool = False,
-) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
+) -> Ends:
     """Minimise the squared residuals of many points.
 
     Args:
         squared_residual: from points and their indices to ‖r‖².
         normal_equations: from points and their indices to ‖r‖², JᵀJ and Jᵀr.
         points: the starting points.
-        steps: largest number of steps.
-        damping: first damping, relative to the mean diagonal of JᵀJ.
-        tolerance: norm of the residual at which a point is done.
-        close: norm of the residual at which a point is done once a step does not lower it.
-        patience: number of steps after which a point is done if a step changes its residual by less than
-            ``LEAST_PROGRESS``.
-        replaceable: whether the points are random starts, so that others can take their place. The descent then ends
-            when points finish more slowly than on average so far: other starts are then worth more.
+        options: when to stop.
         recorded: whether all points take every step, so that a GPU records the step once and replays it. This is
-            faster where the launches of kernels take longer than their work. ``patience`` is not used then.
-
-    Returns:
-        The end points, their squared residuals, and the number of steps summed over the points.
+            faster where the launches of kernels take longer than their work. ``options.patience`` is not used then.
 
     >>> import torch
     >>> def value(x, which): return (x.square() - 2).square().sum(1)
     >>> def normal(x, which):
     ...     r, j = x.square() - 2, 2 * x
     ...     return r.square().sum(1), torch.diag_embed(j * j), j * r
-    >>> end, error, _ = levenberg_marquardt(value, normal, torch.tensor([[1.0], [-3.0]]), steps=20)
+    >>> end, error, _ = levenberg_marquardt(value, normal, torch.tensor([[1.0], [-3.0]]), Options(steps=20))
     >>> [round(float(each), 4) for each in end]
     [1.4142, -1.4142]
     """
     if recorded:
-        return _recorded(normal_equations, points, steps, damping, tolerance, close, replaceable)
-    state = _State(points, damping, tolerance, close, patience, replaceable)
+        return _recorded(normal_equations, points, options)
+    state = _State(points, options)
     state.error, hessian, slope = normal_equations(points, state.active)
     identity = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
-    for _ in range(steps):
-        active = state.next()
-        if not len(active):
-            break
-        check_time()
+    for active in state.take_steps():
         scale = hessian[active].diagonal(dim1=1, dim2=2).mean(1)
         lift = (state.strength[active] * scale).clamp_min(torch.finfo(points.dtype).tiny)
         factor, failed = torch.linalg.cholesky_ex(hessian[active] + lift[:, None, None] * identity)
@@ -103,50 +108,25 @@ def truncated_newton(
     squared_residual: Callable[[Float[Tensor, "k u"], Int[Tensor, "k"]], Float[Tensor, "k"]],
     products: Products,
     points: Float[Tensor, "k u"],
-    *,
-    steps: int,
-    damping: float = 1e-2,
-    tolerance: float = 0.0,
-    close: float = 0.0,
-    patience: int = 15,
-    replaceable: bool = False,
-) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
+    options: Options,
+) -> Ends:
     """Minimise the squared residuals of many points like ``levenberg_marquardt``, but without matrices.
 
     Conjugate gradients solve the equations of a step approximately. This is faster for many unknowns if the condition
-    number of JᵀJ is small.
-
-    Args:
-        squared_residual: from points and their indices to ‖r‖².
-        products: from points and their indices to ‖r‖², Jᵀr, and the function that multiplies vectors by JᵀJ.
-        points: the starting points.
-        steps: largest number of steps.
-        damping: first damping. The mean diagonal of JᵀJ should be about 1.
-        tolerance: norm of the residual at which a point is done.
-        close: norm of the residual at which a point is done once a step does not lower it.
-        patience: number of steps after which a point is done if a step changes its residual by less than
-            ``LEAST_PROGRESS``.
-        replaceable: whether the points are random starts, so that others can take their place. The descent then ends
-            when points finish more slowly than on average so far: other starts are then worth more.
-
-    Returns:
-        The end points, their squared residuals, and the number of steps summed over the points.
+    number of JᵀJ is small. ``products`` maps points and their indices to ‖r‖², Jᵀr, and the function that multiplies
+    vectors by JᵀJ.
 
     >>> import torch
     >>> def value(x, which): return (x.square() - 2).square().sum(1)
     >>> def products(x, which):
     ...     r, j = x.square() - 2, 2 * x
     ...     return r.square().sum(1), j * r, lambda v: j * j * v
-    >>> end, error, _ = truncated_newton(value, products, torch.tensor([[1.0, 2.0], [-3.0, 1.0]]), steps=20)
-    >>> [[round(float(each), 4) for each in row] for row in end]
+    >>> starts = torch.tensor([[1.0, 2.0], [-3.0, 1.0]])
+    >>> [[round(float(each), 4) for each in row] for row in truncated_newton(value, products, starts, Options(20))[0]]
     [[1.4142, 1.4142], [-1.4142, 1.4142]]
     """
-    state = _State(points, damping, tolerance, close, patience, replaceable)
-    for _ in range(steps):
-        active = state.next()
-        if not len(active):
-            break
-        check_time()
+    state = _State(points, options)
+    for active in state.take_steps():
         state.error[active], slope, product = products(state.points[active], active)
         moved = state.points[active] - _conjugate_gradients(product, slope, state.strength[active])
         state.accept(moved, squared_residual(moved, active))
@@ -154,11 +134,7 @@ def truncated_newton(
 
 
 class _Pace:
-    """How fast points finish.
-
-    Random starts that have not finished can be replaced by others. This pays when the points finish more slowly than
-    on average since the start.
-    """
+    """How fast points finish (``Options.replaceable``)."""
 
     def __init__(self) -> None:
         self.finished, self.work = 0, 0.0
@@ -173,47 +149,40 @@ class _Pace:
 class _State:
     """Points that take steps, each with its own damping, until they are done."""
 
-    def __init__(
-        self,
-        points: Float[Tensor, "k u"],
-        damping: float,
-        tolerance: float,
-        close: float,
-        patience: int,
-        replaceable: bool,
-    ) -> None:
-        self.points, self.tolerance, self.close, self.patience = points.clone(), tolerance, close, patience
-        self.finished, self.pace = 0, _Pace() if replaceable else None
+    def __init__(self, points: Float[Tensor, "k u"], options: Options) -> None:
+        self.points, self.options = points.clone(), options
         self.error = points.new_full((len(points),), torch.inf)
-        self.strength = torch.full_like(self.error, damping)
+        self.strength = torch.full_like(self.error, options.damping)
         self.active = torch.arange(len(points), device=points.device)
-        self.total = self.steps = 0
+        self.finished = self.total = self.steps = 0
 
-    def next(self) -> Int[Tensor, "a"]:
-        """Return the indices of the points that take the next step."""
-        self.active = self.active[self.error[self.active] > self.tolerance**2]
-        work = self.total + len(self.points)  # the first derivatives count as a step
-        if self.pace is not None and self.steps % CHECKED == 0 and self.pace.slows(self.finished, work):
-            self.active = self.active[:0]
-        self.total, self.steps = self.total + len(self.active), self.steps + 1
-        return self.active
+    def take_steps(self) -> Iterator[Int[Tensor, "a"]]:
+        """Yield, step by step, the indices of the points that take the step."""
+        pace = _Pace()
+        while self.steps < self.options.steps:
+            self.active = self.active[self.error[self.active] > self.options.tolerance**2]
+            work = self.total + len(self.points)  # the first derivatives count as a step
+            slow = self.options.replaceable and self.steps % CHECKED == 0 and pace.slows(self.finished, work)
+            if slow or not len(self.active):
+                return
+            check_time()
+            self.total, self.steps = self.total + len(self.active), self.steps + 1
+            yield self.active
 
     def accept(self, moved: Float[Tensor, "a u"], value: Float[Tensor, "a"]) -> Int[Tensor, "c"]:
         """Move the active points whose squared residual falls, and return the indices of those that take another step.
 
-        Args:
-            moved: where the step leads.
-            value: the squared residual there.
+        ``moved`` is where the step leads, and ``value`` the squared residual there.
         """
         active, before = self.active, self.error[self.active]
         better = value < before
         self.strength[active] *= torch.where(better, SHRINK, GROW)
         accepted = active[better]
         self.points[accepted], self.error[accepted] = moved[better], value[better]
-        done = (self.error[active] <= self.tolerance**2) | (~better & (before <= self.close**2))
+        done = (self.error[active] <= self.options.tolerance**2) | (~better & (before <= self.options.close**2))
         self.finished += int(done.sum())
         done |= self.strength[active] > HOPELESS
-        if self.steps > self.patience:
+        if self.steps > self.options.patience:
             done |= (value - before).abs() < LEAST_PROGRESS * before
         self.active = active[~done]
         return active[better & ~done]
@@ -244,19 +213,11 @@ def _conjugate_gradients(
     return found
 
 
-def _recorded(
-    normal_equations: Equations,
-    points: Float[Tensor, "k u"],
-    steps: int,
-    damping: float,
-    tolerance: float,
-    close: float,
-    replaceable: bool,
-) -> tuple[Float[Tensor, "k u"], Float[Tensor, "k"], int]:
+def _recorded(normal_equations: Equations, points: Float[Tensor, "k u"], options: Options) -> Ends:
     """Let all points take the same steps, without waiting for the device."""
     points, everyone = points.clone(), torch.arange(len(points), device=points.device)
     error, hessian, slope = (each.clone() for each in normal_equations(points, everyone))
-    strength, count = torch.full_like(error, damping), torch.zeros_like(error)
+    strength, count = torch.full_like(error, options.damping), torch.zeros_like(error)
     finished, pace, checks = torch.zeros_like(everyone, dtype=torch.bool), _Pace(), 0
     identity = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
     tiny = torch.finfo(points.dtype).tiny
@@ -275,14 +236,14 @@ def _recorded(
         hessian.copy_(torch.where(better[:, None, None], product, hessian))
         slope.copy_(torch.where(better[:, None], gradient, slope))
         error.copy_(torch.where(better, value, error))
-        finished.copy_((error <= tolerance**2) | (~better & (error <= close**2)))
+        finished.copy_((error <= options.tolerance**2) | (~better & (error <= options.close**2)))
 
     def done() -> bool:
         nonlocal checks
         checks += 1
         ended, left = torch.stack([finished.sum(), (~finished & (strength <= HOPELESS)).sum()]).tolist()
         # The first derivatives and the recording take about as long as two steps.
-        return not left or (replaceable and pace.slows(ended, 2 + CHECKED * checks))
+        return not left or (options.replaceable and pace.slows(ended, 2 + CHECKED * checks))
 
-    repeat(step, steps, points.device, done)
+    repeat(step, options.steps, points.device, done)
     return points, error, int(count.sum())

@@ -33,12 +33,6 @@ def kernel_vectors(
     the kernel has one dimension if the second one is not. Both values are computed as ‖A v‖, so they lose no digits by
     squaring A. The error of q is that of an eigenvector of AᵀA, so the rows should be float64.
 
-    Args:
-        rows: the matrices A.
-
-    Returns:
-        The vectors q, and the two smallest singular values, the smallest first.
-
     >>> import torch
     >>> q, values = kernel_vectors(torch.tensor([[[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]]]).double())
     >>> (q / q[0, 0]).round(decimals=6).tolist()
@@ -56,15 +50,11 @@ def kernel_vectors(
 
 
 def leverage(rows: Float[Tensor, "*sets r b"], kernels: Float[Tensor, "*sets b"]) -> Float[Tensor, "*sets r"]:
-    """Compute how much the kernel of each matrix depends on every single row, between 0 and 1.
+    """Compute how much the kernel of each matrix A depends on every single row, between 0 and 1.
 
-    The leverage of a row a is h = a (AᵀA)⁺ aᵀ. Let σ be the smallest singular value of A apart from the zero of the
-    kernel q. Without the row a, this singular value is still at least √(1 - h) σ. At h = 1 the kernel would gain a
-    dimension without the row.
-
-    Args:
-        rows: the matrices A.
-        kernels: a unit vector q for each matrix, with A q = 0.
+    The leverage of a row a is h = a (AᵀA)⁺ aᵀ. Let σ be the smallest singular value of A apart from the zero of its
+    kernel, the unit vector q. Without the row a, this singular value is still at least √(1 - h) σ. At h = 1 the kernel
+    would gain a dimension without the row.
 
     >>> import torch
     >>> q = torch.tensor([[0.0, 0.0, 1.0]]).double()
@@ -239,40 +229,43 @@ def random_subsets(sets: int, of: int, size: int, generator: torch.Generator) ->
     return keys.topk(size, dim=1, largest=False, sorted=False).indices
 
 
-def independent(vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"], always: int = 0) -> Int[Tensor, "kept"]:
+def independent(
+    vectors: Float[Tensor, "k b"], least: Float[Tensor, "k"] | float, known: Float[Tensor, "known b"] | None = None
+) -> Int[Tensor, "kept"]:
     """Select vectors one by one, each if it is far enough from the span of the vectors selected before it.
 
     Args:
         vectors: unit vectors, one per row.
         least: minimum distance of each vector from that span.
-        always: number of leading vectors that are selected without a test.
+        known: independent vectors that count as selected before all others.
 
     Returns:
         The indices of the selected vectors, in order.
 
     >>> import torch
     >>> three = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8]]).double()
-    >>> independent(three, torch.full((3,), 1e-6).double()).tolist()
+    >>> independent(three, 1e-6).tolist()
     [0, 2]
     """
     # This loop runs on the host: one transfer is faster than waiting for a GPU at every vector.
-    rows, bounds = vectors.cpu(), least.cpu()
-    k, b = rows.shape
-    if k <= b and bool((distance_to_span(rows)[always:] > bounds[always:]).all()):  # usually all vectors are selected
-        return torch.arange(k, device=vectors.device)
-    leading = torch.linalg.qr(rows[:always].T)[0].T[:always] if always else rows.new_zeros(0, b)
+    rows = (vectors if known is None else torch.cat([known, vectors])).cpu()
+    bounds = torch.full_like(rows[: len(vectors), 0], least) if isinstance(least, float) else least.cpu()
+    first, b = len(rows) - len(vectors), rows.shape[1]
+    if len(rows) <= b and bool((distance_to_span(rows)[first:] > bounds).all()):
+        return torch.arange(len(vectors), device=vectors.device)  # usually all vectors are selected
+    leading = torch.linalg.qr(rows[:first].T)[0].T[:first] if first else rows.new_zeros(0, b)
     for _ in range(2):  # orthogonalising twice is enough (Kahan)
         rows = rows - (rows @ leading.T) @ leading
-    basis, kept = np.zeros((b, b)), list(range(always))
-    for index, (row, bound) in enumerate(zip(rows.numpy()[always:], bounds.numpy()[always:], strict=True), always):
-        if len(kept) == b:
+    basis, kept = np.zeros((b, b)), list[int]()
+    for index, (row, bound) in enumerate(zip(rows.numpy()[first:], bounds.numpy(), strict=True)):
+        if first + len(kept) == b:
             break
-        known = basis[: len(kept) - always]
-        remainder = row - (known @ row) @ known
-        remainder = remainder - (known @ remainder) @ known
+        before = basis[: len(kept)]
+        remainder = row - (before @ row) @ before
+        remainder = remainder - (before @ remainder) @ before
         distance = math.sqrt(remainder @ remainder)
         if distance > bound:
-            basis[len(known)] = remainder / distance
+            basis[len(kept)] = remainder / distance
             kept.append(index)
     return torch.tensor(kept, dtype=torch.long, device=vectors.device)
 

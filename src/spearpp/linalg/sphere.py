@@ -8,7 +8,7 @@ True
 
 import torch
 
-from spearpp.types import Float, Tensor
+from spearpp.types import Bool, Float, Tensor
 
 
 def uniform(
@@ -28,15 +28,32 @@ def uniform(
     return retract(gaussian.to(device))
 
 
+def norm(vectors: Float[Tensor, "*points b"]) -> Float[Tensor, "*points"]:
+    """Return the norm of each vector, at least the smallest positive number, so that it can be a denominator."""
+    return torch.linalg.vector_norm(vectors, dim=-1).clamp_min(torch.finfo(vectors.dtype).tiny)
+
+
 def retract(vectors: Float[Tensor, "*points b"]) -> Float[Tensor, "*points b"]:
     """Project vectors to the nearest point of the sphere: v / ‖v‖. The zero vector stays zero."""
-    norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / norm.clamp_min(torch.finfo(vectors.dtype).tiny)
+    return vectors / norm(vectors)[..., None]
 
 
 def tangent(at: Float[Tensor, "*points b"], vectors: Float[Tensor, "*points b"]) -> Float[Tensor, "*points b"]:
     """Project vectors orthogonally onto the tangent space at q: v - (q·v) q."""
     return vectors - (at * vectors).sum(-1, keepdim=True) * at
+
+
+def first_of_each(units: Float[Tensor, "*u k b"], cosine: float, *, signed: bool = False) -> Bool[Tensor, "*u k"]:
+    """Return which unit vectors are the first of all that are parallel to them, which is to have a larger cosine.
+
+    ``signed`` says whether opposite vectors are different.
+
+    >>> import torch
+    >>> first_of_each(torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0]]), 0.9).tolist()
+    [True, True, False]
+    """
+    cosines = units @ units.mT
+    return ~((cosines if signed else cosines.abs()) > cosine).tril(-1).any(-1)
 
 
 def adam_step(
@@ -63,8 +80,7 @@ def adam_step(
     Args:
         points: unit vectors q, updated in place.
         gradient: Euclidean gradients e. The function overwrites them.
-        momentum: m, updated in place.
-        second: v, updated in place.
+        momentum, second: m and v, updated in place.
         rate: the learning rate over 1-β₁ᵗ. A tensor of one entry is allowed, as for the two next arguments.
         correction: 1/(1-β₂ᵗ).
         weights: 1-β₁ and 1-β₂. With two zeros and a rate of zero, only rounding changes the points.

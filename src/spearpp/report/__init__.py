@@ -27,7 +27,7 @@ from spearpp.pictures import blur, guess_shape
 from spearpp.report.decision import decide
 from spearpp.report.html import page
 from spearpp.report.junit import junit
-from spearpp.report.presentation import Presentation, shown_width, shows_features
+from spearpp.report.presentation import Presentation, presented, shown_truth
 from spearpp.report.sarif import sarif
 from spearpp.simulate import Batch
 from spearpp.types import Tensor
@@ -86,8 +86,7 @@ def write(
     Raises:
         SpearError: If the truth or the presentation does not match the audit, or if a file cannot be written.
     """
-    if presentation is None:
-        presentation = Presentation.of(shown_width(result), _shown_truth(result, truth))
+    presentation = presented(result, truth) if presentation is None else presentation
     compared = None if truth is None else compare(result, truth)
     not_compared = None if truth is None else why_not_compared(result, truth)
     content = {
@@ -140,7 +139,7 @@ def rerender(
         truth = Batch.load(path / TRUTH)
     if presentation is None and "presentation" in content:
         presentation = Presentation.read(content["presentation"])
-    presentation = presentation or Presentation.of(shown_width(result), _shown_truth(result, truth))
+    presentation = presented(result, truth) if presentation is None else presentation
     stored_redaction: Redaction = content.get("redacted", "none")
     if stored_redaction != "none" and truth is not None:
         why = f"the inputs in {path} were redacted, so they cannot be compared with a true batch"
@@ -168,11 +167,6 @@ def compare(result: AuditResult, truth: Batch) -> Score | None:
     return score(result.inputs, rows.inputs, normalisation=rows.normalisation)
 
 
-def _shown_truth(result: AuditResult, truth: Batch | None) -> Batch | None:
-    """Return the true batch in the form of the inputs that the report shows, or None if it cannot be compared."""
-    return None if truth is None or shows_features(result) else truth.as_rows(shown_width(result))
-
-
 def why_not_compared(result: AuditResult, truth: Batch) -> str | None:
     """Return a sentence if the recovered inputs cannot be compared with the true batch, else None."""
     if result.best is None:
@@ -197,7 +191,7 @@ def _render(
     if "severity" not in content:  # An earlier release wrote the report.
         content |= decide(content)
     shown = redacted(result, redact, presentation.shape)
-    rows = _shown_truth(result, truth)
+    rows = shown_truth(result, truth)
     originals = None if rows is None or compared is None else _originals(rows, presentation, redact)
     html = page(shown, content, presentation, originals, compared, redact)
     write_whole(path / PAGE, html.encode())

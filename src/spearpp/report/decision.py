@@ -72,19 +72,22 @@ def decide(
     severity, cause = _severity(content, found)
     checks = [_check(kind, content, judged, config) for kind in LEAK_KINDS]
     used = {each["id"] for each in judged}
+    gate: dict[str, Any] = {
+        "fail_on": fail_on,
+        "passed": None,
+        "config": config.path,
+        "thresholds": dict(config.thresholds),
+        "unused": [each.leak for each in config.accepted if each.leak not in used],
+    }
+    if fail_on != "never":
+        gate["passed"] = not refused(judged, gate)
     return {
         "severity": severity,
         "risk": RISKS[cause],
         "action": _action(cause, judged, content),
         "leaks": judged,
         "checks": [*checks, _completeness(content)],
-        "gate": {
-            "fail_on": fail_on,
-            "passed": None if fail_on == "never" else not refused(judged, config.thresholds, fail_on),
-            "config": config.path,
-            "thresholds": dict(config.thresholds),
-            "unused": [each.leak for each in config.accepted if each.leak not in used],
-        },
+        "gate": gate,
     }
 
 
@@ -114,51 +117,48 @@ def judge(
     return entries
 
 
-def refused(
-    judged: Sequence[Mapping[str, Any]], thresholds: Mapping[str, int], fail_on: str
-) -> list[Mapping[str, Any]]:
+def refused(judged: Sequence[Mapping[str, Any]], gate: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the leaks that fail a gate: not accepted, above their threshold, and counted by the gate.
 
     Args:
         judged: The field ``leaks`` of a decision.
-        thresholds: Largest number that passes, for each kind of leak. Kinds that are not named have 0.
-        fail_on: ``certified`` counts all leaks but unproved inputs. ``leak`` counts every leak, and so does ``never``,
-            which means that there is no gate: the leaks are then those that ``leak`` would refuse.
+        gate: The field ``gate`` of a decision. Kinds of leaks without a threshold have the threshold 0. If ``fail_on``
+            is ``certified``, unproved inputs do not count. ``leak`` counts every leak, and so does ``never``, which
+            means that there is no gate: the leaks are then those that ``leak`` would refuse. An empty gate is the same
+            as ``never`` without thresholds.
     """
-    return [each for each in judged if _why_passed(each, thresholds, fail_on) is None]
+    return [each for each in judged if _why_passed(each, gate) is None]
 
 
-def _why_passed(leak: Mapping[str, Any], thresholds: Mapping[str, int], fail_on: str) -> str | None:
+def _why_passed(leak: Mapping[str, Any], gate: Mapping[str, Any]) -> str | None:
     """Return why a leak does not fail a gate, or None if it does."""
     if leak["status"] == "accepted":
         return describe(leak)
-    if fail_on == "certified" and leak["kind"] == "unproved":
+    if gate.get("fail_on") == "certified" and leak["kind"] == "unproved":
         return f"{describe(leak)}, not counted by --fail-on certified"
-    limit = thresholds.get(leak["kind"], 0)
+    limit = _threshold(leak, gate)
     return f"{describe(leak)}, within the threshold of {limit:,}" if leak["count"] <= limit else None
 
 
+def _threshold(leak: Mapping[str, Any], gate: Mapping[str, Any]) -> int:
+    return int(gate.get("thresholds", {}).get(leak["kind"], 0))
+
+
 def passed(judged: Sequence[Mapping[str, Any]], gate: Mapping[str, Any]) -> list[str]:
-    """Return one text for each leak that does not fail a gate: the leak, and why it passes.
-
-    Args:
-        judged: The field ``leaks`` of a decision.
-        gate: The field ``gate`` of a decision. An empty gate accepts no leak.
-    """
-    texts = [_why_passed(each, gate.get("thresholds", {}), gate.get("fail_on", "never")) for each in judged]
-    return [each for each in texts if each is not None]
+    """Return one text for each leak that does not fail a gate: the leak, and why it passes. See ``refused``."""
+    return [why for each in judged if (why := _why_passed(each, gate)) is not None]
 
 
-def why_refused(judged: Sequence[Mapping[str, Any]], thresholds: Mapping[str, int], fail_on: str) -> str:
+def why_refused(judged: Sequence[Mapping[str, Any]], gate: Mapping[str, Any]) -> str:
     """Return which leaks fail a gate, and which threshold applied, or an empty string if the gate passes.
 
     >>> leak = {"id": "inputs/0", "kind": "inputs", "count": 3, "total": 8, "where": "0", "status": "open"}
-    >>> why_refused([{**leak, "acceptance": None}], {"inputs": 2}, "leak")
+    >>> why_refused([{**leak, "acceptance": None}], {"thresholds": {"inputs": 2}, "fail_on": "leak"})
     'inputs/0 has 3, the threshold is 2'
     """
     return "; ".join(
-        f"{each['id']} has {each['count']:,}, the threshold is {thresholds.get(each['kind'], 0):,}"
-        for each in refused(judged, thresholds, fail_on)
+        f"{each['id']} has {each['count']:,}, the threshold is {_threshold(each, gate):,}"
+        for each in refused(judged, gate)
     )
 
 

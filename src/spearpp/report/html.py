@@ -1,7 +1,9 @@
 """Render ``report.html``: one file that loads nothing else."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import jinja2
 
 from spearpp.auditing import AuditResult, Kind, Verdict
 from spearpp.auditing.folder import Redaction
@@ -15,9 +17,6 @@ from spearpp.report.glossary import explained, glossary
 from spearpp.report.presentation import Presentation, shown_width, shows_features
 from spearpp.report.wording import describe_layer_input, evidence, headline, number
 from spearpp.types import Tensor
-
-if TYPE_CHECKING:
-    import jinja2
 
 MAX_SAMPLES = 1000
 """Largest number of samples on a page. Design choice: a browser opens such a page quickly."""
@@ -92,10 +91,8 @@ def page(
     )
 
 
-def template(name: str) -> "jinja2.Template":
+def template(name: str) -> jinja2.Template:
     """Return the template of a page. It escapes every text."""
-    import jinja2  # the numeric core runs without it
-
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("spearpp.report"),
         autoescape=True,

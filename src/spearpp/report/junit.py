@@ -79,8 +79,7 @@ def _leaking(
     name: str, found: list[dict[str, Any]], text: str, gate: Mapping[str, Any], seconds: float = 0.0
 ) -> ElementTree.Element:
     """Return a test case that fails, or that is skipped if the gate lets all of its leaks pass."""
-    failures = refused(found, gate.get("thresholds", {}), gate.get("fail_on", "never"))
-    if failures:
+    if failures := refused(found, gate):
         return _case(name, failure="; ".join(describe(each) for each in failures), text=text, seconds=seconds)
     return _case(name, skipped="; ".join(passed(found, gate)), seconds=seconds)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from spearpp.auditing.result import History
 from spearpp.plotting import Axis, Point, ReferenceLine, Series, Size, draw
 
-SIZE = Size(width=640, height=282, left=92, right=24, top=16, bottom=66)
+SIZE = Size(width=640, height=282, left=92, right=24, top=16, bottom=66, embedded=True)
 """Size of a plot. The margins have room for the tick labels in the font size of narrow screens, 20 pixels."""
 MOST_POINTS = 600
 """Largest number of points drawn for a spectrum, in addition to twice the batch size. A plot is about 520 pixels wide
@@ -54,7 +54,6 @@ def spectrum(values: Sequence[float], batch_size: int) -> str:
         ],
         reference_lines=marks,
         size=SIZE,
-        embedded=True,
     )
 
 
@@ -82,7 +81,6 @@ def sparsity(zeros: Sequence[int], neurons: int, batch_size: int) -> str:
         [Series("", tuple(Point(i + 1, s) for i, s in enumerate(shares)), "none", 2.6, css_class="signal")],
         reference_lines=[ReferenceLine(chance, "reached by chance")],
         size=SIZE,
-        embedded=True,
     )
 
 
@@ -115,5 +113,4 @@ def rounds(history: History) -> str:
             Series("this round alone", alone, "dashed", 3.2, css_class="noise"),
         ],
         size=SIZE,
-        embedded=True,
     )

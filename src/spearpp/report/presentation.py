@@ -103,6 +103,16 @@ class Presentation:
         return inputs if self.shape is None or not inputs.shape[1] else on_unit_scale(inputs, self.shape)
 
 
+def presented(result: AuditResult, truth: Batch | None = None, **given: Any) -> Presentation:
+    """Choose how to show the inputs of an audit. The other arguments are those of ``Presentation.of``."""
+    return Presentation.of(shown_width(result), shown_truth(result, truth), **given)
+
+
+def shown_truth(result: AuditResult, truth: Batch | None) -> Batch | None:
+    """Return the true batch in the form of the inputs that the report shows, or None if it cannot be compared."""
+    return None if truth is None or shows_features(result) else truth.as_rows(shown_width(result))
+
+
 def shown_width(result: AuditResult) -> int:
     """Return how many numbers an input has in the layer that the report shows. 0 if the report shows no layer."""
     return 0 if result.shown is None or result.shown.inversion is None else result.shown.inversion.inputs.shape[1]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from spearpp.errors import DataError
 from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.report.html import template
 from spearpp.report.plots import SIZE
 from spearpp.update.files import write_whole
+from spearpp.update.source import reading
 
 ENTRIES, PAGE = "timeline.jsonl", "timeline.html"
 MAX_SHOWN = 500
@@ -63,9 +63,11 @@ def add(folder: Path, entries: Iterable[Entry]) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(asdict(each)) + "\n" for each in entries)
-    with (folder / ENTRIES).open("ab") as file:
-        if file.tell() and not _ends_with_newline(folder / ENTRIES):
-            lines = "\n" + lines  # An earlier run was killed while it wrote.
+    with (folder / ENTRIES).open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                lines = "\n" + lines  # An earlier run was killed while it wrote.
         file.write(lines.encode())
     return render(folder)
 
@@ -77,12 +79,6 @@ def contains(folder: Path, entry: Entry) -> bool:
     return any((each.name, each.summary) == (entry.name, entry.summary) for each in read(folder)[0])
 
 
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
-
-
 def read(folder: Path) -> tuple[list[Entry], int]:
     """Return the audits in the list of a folder, oldest first, and the number of lines that cannot be read.
 
@@ -90,16 +86,10 @@ def read(folder: Path) -> tuple[list[Entry], int]:
         DataError: If there is no list.
     """
     path = folder / ENTRIES
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_BYTES))
-            lines = file.read(MAX_BYTES).splitlines()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    found: list[Entry] = []
-    for line in lines:
-        entry = _entry(line)
-        found += [] if entry is None else [entry]
+    with reading(path), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - MAX_BYTES))
+        lines = file.read(MAX_BYTES).splitlines()
+    found = [entry for line in lines if (entry := _entry(line)) is not None]
     return found, len(lines) - len(found)
 
 
@@ -189,5 +179,4 @@ def plot(entries: list[Entry], first: int = 1) -> str:
             series("nothing recovered", [None if each.recovered else 0 for each in entries], "noise", False),
         ],
         size=SIZE,
-        embedded=True,
     )

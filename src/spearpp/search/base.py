@@ -48,7 +48,7 @@ class Search(Protocol):
     """A search for the samples of one layer. A frozen dataclass describes it, and ``propose`` runs it.
 
     Most searches propose sparse directions, from which the caller selects b. ``Equations`` proposes samples that
-    satisfy the equations of the whole network.
+    satisfy the equations of the whole network. A search may inherit from this class, but need not.
     """
 
     @property
@@ -66,7 +66,7 @@ class Search(Protocol):
 
         Most searches return the problem unchanged.
         """
-        ...
+        return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
         """Propose candidates, round by round. The caller stops iterating when the whole batch is found.
@@ -114,12 +114,7 @@ def check_options(search: object, starts: int, sparsity: float | None, chunk: in
 
 
 def one_dimensional_kernels(problem: Problem, rows: Float[Tensor, "sets r b"]) -> Float[Tensor, "found b"]:
-    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise.
-
-    Args:
-        problem: the layer. Its tolerance defines which singular values count as zero.
-        rows: sets of rows of L.
-    """
+    """Return the kernel vectors of those sets of rows of L whose kernel has dimension one, up to the gradient noise."""
     q, values = kernel_vectors(rows)
     allowed = problem.tolerance.kernel(rows.shape[1], q)
     return q[(values[:, 0] <= allowed) & (values[:, 1] > allowed)]

@@ -5,7 +5,7 @@ uses the gradient.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ import torch
 from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
-from spearpp.search.base import Proposals, check_options, chunk_sizes
+from spearpp.search.base import Proposals, Search, check_options, chunk_sizes
 from spearpp.search.losses import L1, SparsityLoss
 from spearpp.search.rounding import NoRounding, Rounding, SamplingRounding
 from spearpp.types import Float, Tensor
@@ -24,7 +24,7 @@ Step = Callable[[Tensor, Tensor, float], None]
 
 
 @dataclass(frozen=True)
-class Descent(ABC):
+class Descent(Search):
     """Options of a descent.
 
     A search stops as soon as every input is recovered, so ``starts`` is an upper bound.
@@ -80,10 +80,6 @@ class Descent(ABC):
             torch.mm(self.loss.gradient(y, out=y), rows, out=gradient)
             step(points, gradient, rate)
         return points
-
-    def place(self, problem: Problem) -> Problem:
-        """Return the problem unchanged: candidates are selected on the device of the update."""
-        return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
         """Yield the end points of all starts, chunk by chunk, rounded if the loss needs rounding."""

@@ -8,11 +8,11 @@ import torch
 
 from spearpp.inversion.problem import Problem
 from spearpp.linalg.nullspace import random_subsets
-from spearpp.search.base import Proposals, check_options, chunk_sizes, one_dimensional_kernels
+from spearpp.search.base import Proposals, Search, check_options, chunk_sizes, one_dimensional_kernels
 
 
 @dataclass(frozen=True)
-class KernelSampling:
+class KernelSampling(Search):
     """Sample b-1 rows of L at random. If one sample activates none of these neurons, its q is their kernel.
 
     If half of the entries of D are zero, a submatrix succeeds with probability about b·2^{1-b}. The work grows
@@ -31,10 +31,6 @@ class KernelSampling:
 
     def __post_init__(self) -> None:
         check_options(self, self.starts, self.sparsity, self.chunk)
-
-    def place(self, problem: Problem) -> Problem:
-        """Return the problem unchanged: candidates are selected on the device of the update."""
-        return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
         """Yield the one-dimensional kernels, chunk by chunk."""

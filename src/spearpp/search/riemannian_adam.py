@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
 
 import torch
 
@@ -37,7 +37,15 @@ class RiemannianAdam(Descent):
 
     def stepper(self, points: Float[Tensor, "starts b"]) -> Step:
         """Return a step rule whose moments are zero."""
-        return AdamStep(points, self.betas, self.epsilon)
+        momentum, second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
+        numbers, weights = count(1), (1 - self.betas[0], 1 - self.betas[1])
+
+        def step(points: Tensor, gradient: Tensor, rate: float) -> None:
+            number = next(numbers)
+            rate, correction = rate / (1 - self.betas[0] ** number), 1 / (1 - self.betas[1] ** number)
+            sphere.adam_step(points, gradient, momentum, second, rate, correction, weights, self.epsilon)
+
+        return step
 
     def descend(self, rows: Float[Tensor, "m b"], points: Float[Tensor, "starts b"]) -> Float[Tensor, "starts b"]:
         """Take all steps from the given points, which change in place, and return them.
@@ -57,12 +65,9 @@ class RiemannianAdam(Descent):
     def stages(self, like: Tensor) -> Iterator[tuple[Float[Tensor, "some 2"], bool]]:
         """Split the steps into stages of equal precision.
 
-        Args:
-            like: a tensor with the dtype and device of the schedules.
-
         Yields:
-            A schedule with the learning rate over 1-β₁ᵗ and 1/(1-β₂ᵗ) for every step, and whether the products of these
-            steps need the accuracy of float32.
+            A schedule with the learning rate over 1-β₁ᵗ and 1/(1-β₂ᵗ) for every step, with the dtype and device of
+            ``like``, and whether the products of these steps need the accuracy of float32.
         """
         changes, first, second = dict(self.rates), *self.betas
         steps, rate = [], changes[0]
@@ -71,25 +76,6 @@ class RiemannianAdam(Descent):
             steps.append((rate < ROUGH, (rate / (1 - first ** (done + 1)), 1 / (1 - second ** (done + 1)))))
         for fine, stage in groupby(steps, key=lambda step: step[0]):
             yield like.new_tensor([numbers for _, numbers in stage]), fine
-
-
-class AdamStep:
-    """Step rule of Riemannian Adam for many points, with its moments. ``sphere.adam_step`` has the formulas."""
-
-    def __init__(self, points: Float[Tensor, "starts b"], betas: tuple[float, float], epsilon: float) -> None:
-        self.betas = betas
-        self.epsilon = epsilon
-        self.momentum = torch.zeros_like(points)
-        self.second = points.new_zeros(points.shape[0], 1)
-        self.steps_done = 0
-
-    def __call__(self, points: Tensor, gradient: Tensor, rate: float) -> None:
-        """Move the points in place. The gradient is overwritten."""
-        first, second = self.betas
-        self.steps_done += 1
-        rate, correction = rate / (1 - first**self.steps_done), 1 / (1 - second**self.steps_done)
-        weights = 1 - first, 1 - second
-        sphere.adam_step(points, gradient, self.momentum, self.second, rate, correction, weights, self.epsilon)
 
 
 def _width(loss: SparsityLoss) -> float | None:

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import Solutions, coordinate_maps
+from spearpp.inversion.solutions import Solutions
 from spearpp.linalg import sphere
-from spearpp.search.base import Proposals
+from spearpp.search.base import Proposals, Search
 from spearpp.search.equations.directions import directions_of
 from spearpp.types import Float, Int, Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Suggested:
+class Suggested(Search):
     """Propose given inputs instead of searching.
 
-    With x̂_i = V c_i for the orthonormal columns of V, the gradient is L Σ Vᵀ = D X̂ᵀ, so all b inputs together have the
-    directions Q = Σ C⁻¹. Fewer inputs have no directions, unless the equations of the network give one to each.
+    With x̂_i = V c_i for the orthonormal columns of V, the gradient is L Σ Vᵀ = D X̂ᵀ, so all b inputs together have
+    the directions Q = Σ C⁻¹. Fewer inputs have no directions, unless the equations of the network give one to each.
 
     Args:
         inputs: the inputs.
@@ -29,15 +29,7 @@ class Suggested:
     labels: Int[Tensor, "k"]
 
     starts = 0
-
-    @property
-    def sparsity(self) -> None:
-        """The default."""
-        return None
-
-    def place(self, problem: Problem) -> Problem:
-        """Return the problem unchanged."""
-        return problem
+    sparsity = None
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
         """Propose all inputs in one round."""
@@ -49,7 +41,7 @@ class Suggested:
         coordinates = inputs @ factors.right.T / factors.singular_values
         none = factors.left.new_zeros(0, problem.batch_size)
         if problem.network is not None:
-            preactivations, labels = coordinates @ coordinate_maps(problem)[0].T, self.labels.to(none.device)
+            preactivations, labels = coordinates @ problem.of_coordinates.T, self.labels.to(none.device)
             directions, known = directions_of(problem, problem.network, preactivations, labels)
             yield Proposals(none, 0, 0, solutions=Solutions(coordinates[known], labels[known], directions[known]))
         elif len(inputs) == problem.batch_size:

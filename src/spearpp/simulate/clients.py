@@ -118,7 +118,8 @@ class FedAvg(Client):
             local.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.weight_decay
         )
         for _ in range(self.epochs):
-            for rows in _shuffled(len(batch.inputs), generator).split(self.mini_batch):
+            order = torch.randperm(len(batch.inputs), generator=generator, device=generator.device).cpu()
+            for rows in order.split(self.mini_batch):
                 optimiser.zero_grad()
                 _loss(local, batch.pick(rows)).backward()
                 optimiser.step()
@@ -248,10 +249,6 @@ class SumOfClients(Client):
             )
         parts = torch.arange(len(batch.inputs)).tensor_split(self.clients)
         return ClientUpdate.sum([self.client(model, batch.pick(part), generator) for part in parts])
-
-
-def _shuffled(count: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(count, generator=generator, device=generator.device).cpu()
 
 
 def _on_device_of(tensor: Tensor, generator: torch.Generator) -> torch.Generator:

@@ -71,12 +71,7 @@ class LayerGradient(NamedTuple):
 
     def to(self, target: torch.dtype | torch.device | str) -> "LayerGradient":
         """Return the layer with another dtype or on another device."""
-        return LayerGradient(
-            grad_weight=self.grad_weight.to(target),
-            grad_bias=None if self.grad_bias is None else self.grad_bias.to(target),
-            weight=self.weight.to(target),
-            bias=None if self.bias is None else self.bias.to(target),
-        )
+        return LayerGradient._make(None if each is None else each.to(target) for each in self)
 
 
 def linear_layers(model: nn.Module, update: ClientUpdate) -> list[LayerGradient]:

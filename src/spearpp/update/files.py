@@ -18,7 +18,7 @@ from spearpp.types import Tensor
 from spearpp.update.lazy import Lazy, Stored, map_blocks
 from spearpp.update.npz import open_npy, open_npz
 from spearpp.update.readers import HEADER, open_index, open_safetensors, open_torch
-from spearpp.update.source import Source
+from spearpp.update.source import Source, reading
 
 LARGEST = 2**33
 """Largest size of a file and of its tensors, in bytes, unless the caller allows more. A design choice: 8 GiB holds two
@@ -112,10 +112,8 @@ def _checkpoint_in(folder: Path) -> Path:
     Raises:
         DataError: if the folder holds no checkpoint, or several.
     """
-    try:
+    with reading(folder):
         names = sorted(each.name for each in folder.iterdir() if each.is_file())
-    except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror or error}") from error
     found = [name for name in names if name.lower().endswith(INDEX)]
     found = found or [name for name in names if Path(name).suffix.lower() in READERS]
     if len(found) != 1:

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,8 @@ MOST_BYTES = 2**20
 """Largest size of a manifest: 1 MiB. Design choice: enough for ``MOST_ROUNDS`` rounds."""
 
 
-@dataclass(frozen=True)
-class _Files:
-    """The files of one round."""
-
-    after: Path
-    before: Path | None
-    kind: Kind
-    lr: float | None
-    steps: int | None
+Load = Callable[[], ClientUpdate]
+"""Loads one round."""
 
 
 def load_rounds(
@@ -59,16 +52,16 @@ def load_rounds(
         raise DataError(f"{folder} contains no rounds: expected updates, or pairs of files named before and after")
     if len(found) > MOST_ROUNDS:
         raise DataError(f"{folder} contains {len(found)} rounds, more than the {MOST_ROUNDS} allowed")
-    return [_load(each) for each in found]
+    return [load() for load in found]
 
 
-def _load(files: _Files) -> ClientUpdate:
-    if files.before is None:
-        return ClientUpdate.load(files.after, kind=files.kind)
-    return ClientUpdate.load(files.after, before=files.before, kind=files.kind, lr=files.lr, steps=files.steps)
+def _round(after: Path, before: Path | None, kind: Kind, lr: float | None, steps: int | None) -> Load:
+    if before is None:
+        return partial(ClientUpdate.load, after, kind=kind)
+    return partial(ClientUpdate.load, after, before=before, kind=kind, lr=lr, steps=steps)
 
 
-def _paired(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> Iterator[_Files]:
+def _paired(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> Iterator[Load]:
     """Yield the rounds of a folder without a manifest, ordered by name."""
     files = [each for each in folder.rglob("*") if each.suffix.lower() in READERS and each.is_file()]
     named = {str(each.relative_to(folder)): each for each in files if not _hidden(each, folder)}
@@ -81,10 +74,10 @@ def _paired(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> It
         )
         if is_after and partner is None:
             raise DataError(f"{folder / name} has no partner: expected a file with 'before' instead of 'after'")
-        yield _Files(named[name], None if partner is None else named[partner], kind, lr, steps)
+        yield _round(named[name], None if partner is None else named[partner], kind, lr, steps)
 
 
-def _listed(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> Iterator[_Files]:
+def _listed(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> Iterator[Load]:
     """Yield the rounds of a manifest."""
     file = folder / MANIFEST
     try:
@@ -103,7 +96,7 @@ def _listed(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> It
             raise DataError(f"{file}: round {number} has kind {str(chosen)[:20]!r}, expected {', '.join(KINDS)}")
         before = None if each.get("before") is None else _inside(folder, each["before"], number)
         after = _inside(folder, each["after"], number)
-        yield _Files(after, before, chosen, each.get("lr", lr), each.get("steps", steps))
+        yield _round(after, before, chosen, each.get("lr", lr), each.get("steps", steps))
 
 
 def _inside(folder: Path, name: Any, number: int) -> Path:

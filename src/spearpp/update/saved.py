@@ -1,7 +1,7 @@
 """The file that ``ClientUpdate.save`` writes: safetensors with weights, gradients and a header in JSON."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from spearpp.errors import DataError
 from spearpp.update.coerce import plain_lr_and_steps
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Version of the file format. Files of other versions are rejected."""
 Kind = Literal["gradients", "weights", "deltas"]
-KINDS: tuple[Kind, ...] = ("gradients", "weights", "deltas")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 THREAT_MODEL = "the server sees one client's update and the weights it sent"
 
 

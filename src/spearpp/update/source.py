@@ -23,6 +23,15 @@ from spearpp.update.lazy import Stored, TensorSpec, row_blocks
 BinaryFile = IO[bytes] | zipfile.ZipExtFile
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` inside this context into a ``DataError`` that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 @dataclass(frozen=True)
 class Source:
     """A file with the size and modification time that it had when it was first opened."""
@@ -54,13 +63,11 @@ class Source:
         Raises:
             DataError: if the file was removed or modified.
         """
-        try:
+        with reading(self.path):
             self._check_unchanged()
             with self.path.open("rb") as file:
                 yield file
             self._check_unchanged()
-        except OSError as error:
-            raise DataError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def _check_unchanged(self) -> None:
         state = self.path.stat()
@@ -74,11 +81,8 @@ def read_file(path: Path, largest: int) -> bytes:
     Raises:
         DataError: if the file cannot be read, or has more bytes than ``largest``.
     """
-    try:
-        with path.open("rb") as file:
-            content = file.read(largest + 1)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        content = file.read(largest + 1)
     if len(content) > largest:
         raise DataError(f"{path} is larger than the {largest:,} bytes allowed")
     return content
@@ -90,11 +94,8 @@ def sha256_of(path: Path) -> str:
     Raises:
         DataError: if the file cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fill(file: BinaryFile, tensor: Tensor, path: Path) -> None:

@@ -177,18 +177,13 @@ def perform(job: Job, settings: Settings) -> Outcome:
 
 def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
     """Audit an update, together with earlier rounds of its client if they are kept and may say more."""
+    known: dict[str, Any] = {"memory": settings.memory, "batch_size": job.samples}
+
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(settings.seed)
 
     def audit_one(one: ClientUpdate, seconds: float | None) -> AuditResult:
-        generator = torch.Generator().manual_seed(settings.seed)
-        return audit(
-            one,
-            settings.model,
-            budget=seconds,
-            memory=settings.memory,
-            batch_size=job.samples,
-            loss=settings.loss,
-            generator=generator,
-        )
+        return audit(one, settings.model, budget=seconds, loss=settings.loss, generator=generator(), **known)
 
     store, earlier = settings.rounds, list(job.earlier)
     if store is not None and job.client is not None:

@@ -61,7 +61,8 @@ class Outcome:
 
     def why_refused(self, config: Config | None, fail_on: str) -> str:
         """Return which leaks fail a gate, and which threshold applied, or an empty string if the gate passes."""
-        return why_refused(self._judged(config), (config or Config()).thresholds, fail_on)
+        gate = {"thresholds": (config or Config()).thresholds, "fail_on": fail_on}
+        return why_refused(self._judged(config), gate)
 
     def _judged(self, config: Config | None) -> list[dict[str, Any]]:
         hashes = () if self.sha256 is None else (self.sha256,)

@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 from spearpp.errors import OptionError, SpearError
 from spearpp.integrations.common.job import LOGGER, Job, Settings, perform
 from spearpp.integrations.common.outcome import Outcome
 
 Policy = Literal["warn", "block", "noise"]
-POLICIES: tuple[Policy, ...] = ("warn", "block", "noise")
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 Payload = TypeVar("Payload")
 
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import DataError, OptionError
-from spearpp.integrations.common.federation import RoundSampler, Training, round_name
+from spearpp.integrations.common.federation import RoundSampler, round_name
 from spearpp.integrations.common.job import Job, Settings
 from spearpp.integrations.common.policy import Gate, Policy
-from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
+from spearpp.integrations.flower.records import Sent, job_of, samples_of
 from spearpp.update import KINDS, Kind
 
 Next = Callable[[Message, Context], Message]
@@ -60,9 +60,7 @@ def audit_mod(
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         if not str(message.metadata.message_type).startswith(MessageType.TRAIN):
             return call_next(message, context)
-        # Copy the record now, because a client may change the message that it received.
-        record = first_record(message.content.array_records)
-        sent = None if record is None else (record[0], dict(record[1]))
+        sent = Sent.of(message, context.run_config)
         configs: list[Mapping[str, Any]] = [*message.content.config_records.values(), context.run_config]
         rounds = (each.get("server-round") for each in configs)
         number = next((each for each in rounds if isinstance(each, int)), None)
@@ -79,9 +77,8 @@ def audit_mod(
             if policy != "warn" and len(update.content.array_records) > 1:
                 names = ", ".join(update.content.array_records)
                 raise DataError(f"the reply contains several array records ({names}), but only one can be audited")
-            training = Training.of(*configs)
             samples = samples_of(update.content.metric_records)
-            return job_of(name, Sent(*sent, training), update.content.array_records, kind, training, number, samples)
+            return job_of(name, sent, update.content.array_records, kind, number, samples)
 
         def add_noise(update: Message) -> Message:
             assert noise is not None  # noqa: S101

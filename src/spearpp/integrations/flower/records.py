@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord
+from flwr.app import Message
 
 from spearpp.errors import DataError
 from spearpp.integrations.common.federation import Training
@@ -20,11 +20,21 @@ class Sent:
     """Name of the array record."""
     arrays: Mapping[str, Any]
     training: Training
+    """How the client should train, according to the configuration."""
 
+    @classmethod
+    def of(cls, message: Message, *configs: Mapping[str, Any]) -> "Sent | None":
+        """Store the first array record of a message to a client. Return None if the message has no array record.
 
-def first_record(records: Mapping[str, ArrayRecord]) -> tuple[str, ArrayRecord] | None:
-    """Return the name and the content of the first array record, or None if there is no record."""
-    return next(iter(records.items()), None)
+        The record is copied, because a client may change the message that it received.
+
+        Args:
+            message: The message.
+            configs: Further configurations of the client. Those in the message take precedence.
+        """
+        for key, arrays in message.content.array_records.items():
+            return cls(key, dict(arrays), Training.of(*message.content.config_records.values(), *configs))
+        return None
 
 
 def job_of(
@@ -32,7 +42,6 @@ def job_of(
     sent: Sent,
     records: Mapping[str, Mapping[str, Any]],
     kind: Kind,
-    training: Training,
     number: int | None,
     samples: int | None = None,
     client: str | None = None,
@@ -46,7 +55,6 @@ def job_of(
         sent: What the server sent to the client.
         records: Array records of the reply.
         kind: Content of the arrays.
-        training: How the client trained.
         number: Round of the reply, if known.
         samples: Number of samples the client trained on, if known.
         client: Pseudonym of the client, for its history.
@@ -58,10 +66,10 @@ def job_of(
         raise DataError("the reply contains no arrays")
     arrays = records.get(sent.key) or next(iter(records.values()))
     before, after = (tensors_of({n: each.numpy() for n, each in part.items()}) for part in (sent.arrays, arrays))
-    about: dict[str, Any] = {"round": number, "client": client, "training": asdict(training)}
+    about: dict[str, Any] = {"round": number, "client": client, "training": asdict(sent.training)}
     if len(records) > 1:
         about["not_audited"] = [key for key in records if records[key] is not arrays]
-    return Job(name, before, after, kind, training, about, samples, client)
+    return Job(name, before, after, kind, sent.training, about, samples, client)
 
 
 def samples_of(metrics: Mapping[str, Mapping[str, Any]]) -> int | None:

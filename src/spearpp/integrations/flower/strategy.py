@@ -13,11 +13,11 @@ from torch import nn
 
 from spearpp.auditing.folder import Redaction
 from spearpp.errors import OptionError, SpearError
-from spearpp.integrations.common.federation import Pseudonyms, RoundSampler, Training, round_name, round_number
+from spearpp.integrations.common.federation import Pseudonyms, RoundSampler, round_name, round_number
 from spearpp.integrations.common.job import LOGGER, Settings
 from spearpp.integrations.common.outcome import Outcome
 from spearpp.integrations.common.worker import Auditor
-from spearpp.integrations.flower.records import Sent, first_record, job_of, samples_of
+from spearpp.integrations.flower.records import Sent, job_of, samples_of
 from spearpp.report import timeline
 from spearpp.update import KINDS, Kind
 
@@ -154,10 +154,9 @@ class AuditStrategy(Strategy):
         self._sent = {}
         if self._sampler.due(server_round):
             for message in messages:
-                record = first_record(message.content.array_records)
-                if record is not None:
-                    configs = message.content.config_records.values()
-                    self._sent[message.metadata.dst_node_id] = Sent(record[0], dict(record[1]), Training.of(*configs))
+                sent = Sent.of(message)
+                if sent is not None:
+                    self._sent[message.metadata.dst_node_id] = sent
         return messages
 
     def aggregate_train(
@@ -235,8 +234,8 @@ class AuditStrategy(Strategy):
         name = f"{round_name(number)}/{client}"
         # Copy the records now, because a strategy may replace the content of a reply.
         records = {key: dict(record) for key, record in reply.content.array_records.items()}
-        kind, training, samples = self.kind, sent.training, samples_of(reply.content.metric_records)
-        if not self.auditor.submit(name, lambda: job_of(name, sent, records, kind, training, number, samples, client)):
+        kind, samples = self.kind, samples_of(reply.content.metric_records)
+        if not self.auditor.submit(name, lambda: job_of(name, sent, records, kind, number, samples, client)):
             self._dropped[number] += 1
 
 

@@ -1,36 +1,133 @@
 """Evidence, without ground truth, that a recovered input is a sample of the batch.
 
-``one_layer`` uses the gradient of one layer and needs all b directions. It compares activation patterns with zeros
-(``patterns``), measures how likely agreement is by chance, and asks whether each direction is the only one
-with its zeros. ``two_layers`` also uses the next layer, and ``network`` all later layers; both judge
-each input on its own. ``joint`` adds what certified inputs say about the others. All return ``Evidence``, which states
-what it means that an input is consistent or exact.
-If the model is known, replaying an input alone gives further evidence (``spearpp.auditing.signals``).
+This file has the one type of evidence, the one rule that turns it into certificates, and how likely agreement is by
+chance. ``one_layer`` uses the gradient of one layer and needs all b directions. ``two_layers`` also uses the next
+layer, and ``network`` all later layers; both judge each input on its own. ``joint`` adds what certified inputs say
+about the others. If the model is known, replaying an input alone gives further evidence
+(``spearpp.auditing.signals``).
 """
 
-from spearpp.inversion.evidence.evidence import (
-    EXACT,
-    WHOLE_NETWORK,
-    Evidence,
-    chance_in_bits,
-    chance_of_zeros,
-    pattern_distances,
-)
-from spearpp.inversion.evidence.joint import certify_together
-from spearpp.inversion.evidence.one_layer import certify, certify_many, certify_whole
-from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers
+import math
+from dataclasses import dataclass, field
 
-__all__ = [
-    "EXACT",
-    "WHOLE_NETWORK",
-    "Evidence",
-    "agreement",
-    "certify",
-    "certify_many",
-    "certify_together",
-    "certify_two_layers",
-    "certify_whole",
-    "chance_in_bits",
-    "chance_of_zeros",
-    "pattern_distances",
-]
+import torch
+
+from spearpp.types import Bool, Float, Int, Tensor
+
+EXACT = 1e-3
+"""The definition of an exact input: the largest stated error, relative to the norm of the input. A design choice: an
+error of a thousandth of the norm cannot be seen in an ordinary picture. (Half a grey level is 2e-3 of the range of a
+picture, but the norm of a dark picture is smaller.) All other modules import this value."""
+WHOLE_NETWORK = 3
+"""Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
+ABOVE_NOISE = 10.0
+"""By how many times the noise a wrong solution must violate an equation of an input for the equation to count. For one
+layer, the equations are its zero rows, and every vector other than its direction must have a larger image. A design
+choice: ten times the bound that noise exceeds with probability 1e-3."""
+UNLUCKY = 1e-6
+"""Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
+choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
+
+COLUMNS = ("holds", "determined", "error", "share")
+"""The tensors that every kind of evidence has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the gradient says about recovered inputs, one row for each of the k inputs."""
+
+    holds: Bool[Tensor, "k"]
+    """Whether the input satisfies the equations of its layers up to noise, and chance does not explain this."""
+    determined: Bool[Tensor, "k"]
+    """Whether no other input satisfies the same equations."""
+    error: Float[Tensor, "k"]
+    """The stated error: an estimate of ‖x - true x‖ / ‖x‖ from the noise of the gradient, if the input is a sample of
+    the batch. It is not a bound. In tests with hostile clients the true error was at most three times as large
+    (``docs/limits.md``, "What a certificate says")."""
+    share: Float[Tensor, "k"]
+    """How much of the gradient this input explains: ‖d_i‖ ‖x̂_i‖ over the sum of these products for one layer, and over
+    the norm of the gradient for several layers."""
+    layers: int
+    """How many layers the equations come from: 1, 2, or ``WHOLE_NETWORK``. With one layer, no input
+    is exact unless the equations hold for every input of the batch, because each input is computed from all directions.
+    Several layers determine each input on its own."""
+    details: dict[str, Tensor] = field(default_factory=dict)
+    """The numbers behind ``holds`` and ``determined``, by name, one row for each input."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Numbers about the whole batch, by name: ``residual``, and for one layer ``noise``, ``heavier``, ``drift``."""
+
+    @property
+    def consistent(self) -> Bool[Tensor, "k"]:
+        """Which inputs are proved up to their stated error: they satisfy the equations, and no other input does."""
+        return self.holds & self.determined
+
+    @property
+    def exact(self) -> Bool[Tensor, "k"]:
+        """Which inputs are exact (``Inversion.certified``): consistent, with a stated error of at most ``EXACT``."""
+        together = torch.ones_like(self.holds[:1]) if self.layers > 1 else self.holds.all()[None]
+        return self.consistent & (self.error <= EXACT) & together
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {**{name: getattr(self, name) for name in COLUMNS}, **self.details}
+
+
+def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:
+    """Return in how many neurons the activation patterns of each pair of inputs differ."""
+    masks = patterns.double()
+    return masks @ (1 - masks).T + (1 - masks) @ masks.T
+
+
+def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
+    """Return the smallest count that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
+    counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
+    exceeds = torch.special.gammainc((counts + 1).to(mean), mean[..., None])  # P(N > count)
+    return (exceeds > UNLUCKY).sum(-1)
+
+
+def chance_in_bits(
+    neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
+) -> Float[Tensor, "*k"]:
+    """Return how unlikely it is that all inactive neurons lie among the zeros of a column by chance, in bits.
+
+    k bits stand for a probability of 2^-k.
+
+    ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons beyond
+    those. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
+
+    >>> import torch
+    >>> round(float(chance_in_bits(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6
+    2.585
+    """
+    n, k, s = (each.double() - free for each in (neurons, zeros, inactive))
+    s = torch.minimum(s.clamp_min(0), k.clamp_min(0))
+
+    def log_choose(of: Tensor, some: Tensor) -> Tensor:
+        return torch.lgamma(of + 1) - torch.lgamma(some + 1) - torch.lgamma(of - some + 1)
+
+    chance = log_choose(n - s, k - s) - log_choose(n, k)
+    return torch.where((k > 0) & (k <= n), -chance / math.log(2), 0.0)
+
+
+def chance_of_zeros(
+    zeros: Int[Tensor, "*u b"], relative: Float[Tensor, "*u b m"], live: Bool[Tensor, "*u 1 m"], batch_size: int
+) -> Float[Tensor, "*u b"]:
+    """Return a bound on the probability that a wrong vertex has as many zeros by chance.
+
+    It is Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
+
+    A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are modelled as Gaussian with the root
+    mean square of L q. Each is below its bound, ``relative`` to the root mean square, with probability
+    π = erf(relative/√2) on average.
+    """
+    free = batch_size - 1
+    if free == 0:  # the only direction cannot be found by chance
+        return torch.zeros_like(zeros, dtype=torch.float64)
+    neurons = live.sum(-1).double()
+    others = (neurons - free).clamp_min(1)
+    share = ((zeros - free) / others).clamp(0, 1)
+    under = (torch.special.erf(relative / 2**0.5) * live).sum(-1) / neurons.clamp_min(1)
+    under = under.clamp(1e-12, 1 - 1e-12)
+    divergence = torch.special.xlogy(share, share / under) + torch.special.xlogy(1 - share, (1 - share) / (1 - under))
+    return torch.where(share > under, torch.exp(-others * divergence), 1.0)

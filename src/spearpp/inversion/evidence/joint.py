@@ -12,17 +12,17 @@ recovered sample j, whose error has the covariance (JᵀJ)⁻¹.
 
 import torch
 
-from spearpp.inversion.evidence.evidence import Evidence
+from spearpp.inversion.evidence import Evidence
 from spearpp.inversion.evidence.network import judge_points
-from spearpp.inversion.evidence.spread import Orthogonal, Spread, row_deviation, weighted_equations
+from spearpp.inversion.evidence.spread import Spread, row_deviation, weighted_equations
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
+from spearpp.inversion.solutions import Solutions
 from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
-from spearpp.linalg.least_squares import levenberg_marquardt
+from spearpp.linalg.least_squares import Options, levenberg_marquardt
 from spearpp.types import Float, Tensor, replace_rows, select_rows
 
 PASSES = 4
@@ -64,8 +64,7 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
 
 def _affordable(problem: Problem, network: Network) -> int:
     """Return how many samples the budget allows to solve again."""
-    preactivations, _ = coordinate_maps(problem)
-    equations = Residuals(network, network.usable_spans, preactivations, torch.float64)
+    equations = Residuals(network, network.usable_spans, problem.of_coordinates, torch.float64)
     return max(1, int(AFFORDABLE / equations.multiplications(1, problem.batch_size)))
 
 
@@ -76,11 +75,10 @@ def _orthogonal(
     known: Solutions,
     spread: Spread,
     points: Float[Tensor, "k b"],
-) -> Orthogonal:
-    """Return the equations that known samples give for points. ``spread`` is that of the known samples."""
-    factors = problem.factors
-    preactivations, one = coordinate_maps(problem)
-    basis = affine(torch.eye(problem.batch_size, dtype=points.dtype, device=points.device), one)[1]
+) -> Float[Tensor, "k j b"]:
+    """Return the rows of the equations rows · p = 0 that known samples give for points, divided by their noise."""
+    factors, preactivations = problem.factors, problem.of_coordinates
+    moved_by = preactivations @ problem.input_space[1]
     z = known.coordinates @ preactivations.T
     at = linearised(network, z, known.labels, [own])
     size = torch.linalg.vector_norm(at.vectors[0], dim=1, keepdim=True)
@@ -90,21 +88,21 @@ def _orthogonal(
     moved = []
     for through in points / factors.singular_values:
         change = through - (signals @ through)[:, None] * signals  # the length of a signal does not matter
-        derivative = at.vjps([(change @ factors.left.T / size)[:, None]])[:, 0] @ (preactivations @ basis)
+        derivative = at.vjps([(change @ factors.left.T / size)[:, None]])[:, 0] @ moved_by
         moved.append(spread.along(derivative))
     gradient = row_deviation(factors, points)[:, None] * torch.linalg.vector_norm(rows, dim=1)
     rounded = torch.linalg.vector_norm(points / factors.singular_values, dim=1)[:, None] * rounding
     noise = torch.hypot(torch.hypot(gradient, rounded), torch.stack(moved))
-    return Orthogonal(rows / noise[:, :, None])
+    return rows / noise[:, :, None]
 
 
-def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogonal) -> Solutions:
+def _solve(problem: Problem, network: Network, start: Solutions, others: Float[Tensor, "k j b"]) -> Solutions:
     """Minimise the residuals of the network and of the other samples together, from the given points."""
-    preactivations, _ = coordinate_maps(problem)
-    levels = network.levels(start.coordinates @ preactivations.T, start.labels)[1]
-    equations, weights, (origin, basis) = weighted_equations(problem, network, network.usable_spans, levels)
-    linear = others.rows @ basis
-    constant = others.residuals(origin.expand_as(start.coordinates))
+    levels = network.levels(start.coordinates @ problem.of_coordinates.T, start.labels)[1]
+    equations, weights = weighted_equations(problem, network, network.usable_spans, levels)
+    origin, basis = problem.input_space
+    linear = others @ basis
+    constant = (others @ origin.expand_as(start.coordinates)[:, :, None])[:, :, 0]
 
     def squared(t: Tensor, which: Tensor) -> Tensor:
         rest = constant[which] + (linear[which] @ t[:, :, None])[:, :, 0]
@@ -117,7 +115,7 @@ def _solve(problem: Problem, network: Network, start: Solutions, others: Orthogo
         return error + rest.square().sum(1), product, slope + (linear[which].mT @ rest[:, :, None])[:, :, 0]
 
     t = (start.coordinates - origin) @ basis
-    t, _, _ = levenberg_marquardt(squared, normal, t, steps=STEPS, damping=1e-9, patience=0)
+    t, _, _ = levenberg_marquardt(squared, normal, t, Options(STEPS, damping=1e-9, patience=0))
     points = origin + t @ basis.T
-    signals = network.replay(points @ preactivations.T, start.labels)[1][0]
+    signals = network.replay(points @ problem.of_coordinates.T, start.labels)[1][0]
     return Solutions(points, start.labels, sphere.retract(signals @ problem.factors.left))

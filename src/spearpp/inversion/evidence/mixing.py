@@ -30,14 +30,8 @@ def mixing_error(
     """Return the standard deviation of each input that errors of all directions cause, relative to its norm.
 
     It is huge for inputs that depend on a direction which its zeros do not determine, and small for the others.
-
-    Args:
-        problem: the layer, or several layers that are stacked along a leading dimension.
-        directions: the unit directions q_j, one in each row.
-        points: p_i, the rows of the inverse of the matrix whose columns are the directions.
-        zeros: at which neurons with a gradient L q_j is zero.
-        scale: s_i, for which x̂_i = Rᵀp_i / s_i ends in 1. For a layer without bias, any scale.
-        size: ‖x_i‖ at this scale.
+    ``zeros`` has the neurons with a gradient at which L q_j is zero, ``scale`` the s_i for which x̂_i = Rᵀp_i / s_i ends
+    in 1 (any scale for a layer without bias), and ``size`` is ‖x_i‖ at this scale.
     """
     factors = problem.factors
     if problem.batch_size == 1:

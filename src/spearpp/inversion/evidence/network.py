@@ -5,19 +5,17 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
 
 - **holds**: the share of every vector outside its space is at most ``SIGMAS`` times what noise explains. A wrong point
   would have to satisfy all equations beyond the unknowns by chance: the probability that s equations hold to within a
-  relative residual r is of the order of r^s. Only equations that random points violate by more than noise count: the
-  signals of a linear network, for example, have only as many dimensions as the network has outputs. The signal of the
-  input must have enough entries above the noise that no other sample shares it by chance;
+  relative residual r is of the order of r^s (``effective_equations`` counts s). No other sample may share the signal of
+  the input by chance (``_same_signal``);
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them. If the input is
-  not exact, the equations must be nearly linear within its stated error, which is computed from J;
-- **error**: the covariance (JᵀJ)⁻¹ says how far noise moves p̄, and the noise of each row of the layer's gradient adds
-  to every entry of x̂ = V p̄. The noise of the bias gradient moves p̄ too, because x̂ must end in 1. The stated error
-  is the distance that this noise exceeds as rarely as a normal variable exceeds ``SIGMAS`` standard deviations
-  (``Spread.reach``), multiplied by the largest ratio of a share to its level if this exceeds 1. It also covers
-  residuals that noise does not explain, in any direction, and a systematic offset: the noise of the spaces changes
-  some vectors more than others, so that the smallest residuals lie beside the sample, towards vectors with less noise.
-  Two similar samples are moved towards their mean.
+  not exact, the equations must be nearly linear within its stated error;
+- **error**: noise of the equations moves p̄ (``spread``), and the noise of each row of the layer's gradient adds to
+  every entry of x̂ = V p̄. The stated error is the distance that this noise exceeds as rarely as a normal variable
+  exceeds ``SIGMAS`` standard deviations (``Spread.reach``), multiplied by the largest ratio of a share to its level if
+  this exceeds 1. It also covers residuals that noise does not explain, and a systematic offset: the noise of the spaces
+  changes some vectors more than others, so that the smallest residuals lie beside the sample, towards vectors with less
+  noise. Two similar samples are moved towards their mean.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
@@ -27,11 +25,11 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Evidence
-from spearpp.inversion.evidence.spread import Orthogonal, Spread, nearly_linear, row_deviation, spread_of
+from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence.spread import Spread, nearly_linear, row_deviation, spread_of
 from spearpp.inversion.network import ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
+from spearpp.inversion.solutions import Solutions
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.spectrum import rank_above
 from spearpp.types import Bool, Float, Tensor, select_rows
@@ -43,7 +41,7 @@ are points."""
 
 
 def judge_points(
-    problem: Problem, network: Network, found: Solutions, others: Orthogonal | None = None
+    problem: Problem, network: Network, found: Solutions, others: Float[Tensor, "k j b"] | None = None
 ) -> tuple[Evidence, Spread]:
     """Collect the evidence for inputs that solve the equations of the network, and those of other samples if given.
 
@@ -53,13 +51,12 @@ def judge_points(
     Returns:
         The evidence, and how far noise moves the coordinates of each input.
     """
-    preactivations, _ = coordinate_maps(problem)
-    z = found.coordinates @ preactivations.T
+    z = found.coordinates @ problem.of_coordinates.T
     shares, levels = network.levels(z, found.labels)
     ratios, sizes = shares / levels, [span.equations for span in network.usable_spans]
     excess = ratios.amax(0)
     if others is not None:
-        residuals = others.residuals(found.coordinates)
+        residuals = (others @ found.coordinates[:, :, None])[:, :, 0]
         excess = torch.maximum(excess, residuals.abs().amax(1))
         ratios, sizes = torch.cat([ratios, residuals.square().mean(1).sqrt()[None]]), [*sizes, residuals.shape[1]]
     spread = spread_of(problem, network, found, levels, others)
@@ -88,17 +85,13 @@ def judge_points(
         share=share,
         layers=WHOLE_NETWORK,
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
-        numbers={"equations": float(effective), **_counts(network)},
+        numbers={
+            "equations": float(effective),
+            "forward": float(sum(span.equations for span in network.usable_spans if not span.signals)),
+            "backward": float(sum(span.equations for span in network.usable_spans if span.signals)),
+        },
     )
     return evidence, spread
-
-
-def _counts(network: Network) -> dict[str, float]:
-    """Return how many equations of each kind a point must satisfy."""
-    return {
-        name: float(sum(span.equations for span in network.usable_spans if span.signals is signals))
-        for name, signals in (("forward", False), ("backward", True))
-    }
 
 
 def _fit_correction(problem: Problem, sizes: list[int]) -> float:
@@ -128,14 +121,13 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     The parts of their vectors outside the spans have this rank. Random points are as far from the mean of the found
     points as these are. With several rounds, a later layer counts once, with its best round: the rounds may be alike.
     """
-    preactivations, one = coordinate_maps(problem)
-    origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
+    origin, basis = problem.input_space
     t = (found.coordinates - origin) @ basis
     generator = torch.Generator().manual_seed(0)
     draw = torch.randn(PROBES * problem.batch_size + PROBES, t.shape[1], generator=generator, dtype=torch.float64)
     points = origin + float(t.square().mean().sqrt()) * draw.to(t) @ basis.T
     labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
-    z = points @ preactivations.T
+    z = points @ problem.of_coordinates.T
     every, _, levels = network.vectors_with_levels(z, labels)
     ranks: dict[tuple[int, bool], int] = {}
     later = max(1, len(network.rests[0].layers))

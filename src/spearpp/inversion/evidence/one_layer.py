@@ -2,57 +2,33 @@
 
 All b directions together give all inputs: x̂_i = Rᵀp_i, where p_i is orthogonal to every other direction. Input i is
 right if the other directions span the right space. The activation pattern of x̂_i shows whether they do: the neurons
-that x̂_i leaves inactive must be the neurons where L q_i is zero. For every input:
+that x̂_i leaves inactive must be the neurons where L q_i is zero. ``docs/method.md``, section "Certificates", explains
+the conditions for every input:
 
-- **pattern**: among the neurons where both sides are clear of noise, which agree? An inactive neuron with a gradient is
-  possible only if local training moved the neuron (**drift**, below). An active neuron without a gradient is allowed as
-  often as a small gradient disappears in noise;
-- **chance**: the number of agreeing neurons beyond the b-1 that any vertex has by construction. Each agreement is a
-  fair coin that fell right, so 30 + log₂ b of them leave a probability of 1e-9 for the batch;
+- **pattern**: pattern and zeros agree where both are clear of noise. An inactive neuron with a gradient is possible
+  only if local training moved the neuron (**drift** η) or if the noise is heavier than usual (**heavier noise** ω). An
+  active neuron without a gradient is allowed as often as a small gradient disappears in noise;
+- **chance**: beyond the b-1 neurons that agree for any vertex by construction, 30 + log₂ b must agree. If each agrees
+  with probability ½, this leaves a probability of 1e-9 for the batch;
 - **determined**: the rows where L q_i is zero and x̂_i clearly inactive must have a kernel that contains only q_i, or
-  q_i could be a mixture. With drift this must hold even without any one of them. A neuron whose sign is unclear does
-  not count, because a mixture of two samples can lie exactly on z_k = 0. A single sample needs no such rows, but
-  without a bias its pattern must prove its sign;
+  q_i could be a mixture. With drift this must hold even without any one of them. A single sample needs no such rows,
+  but without a bias its pattern must prove its sign;
 - **error**: four times the standard deviation that the noise of the gradient implies for x_i, on its own
   (``Tolerance.input_error``) and through the directions of all other inputs (``mixing``). This is an estimate, not a
   bound (``Evidence.error``).
 
-**Drift.** A client that takes several local steps moves its weights along the update that it sends. The pre-activation
-of neuron k for input i changes by η Ĝ_k·x̂_i in total, and by at most about η ‖Ĝ_k‖ ‖x̂_i‖ on the way. η is one number
-for the batch: the smallest that lets every inactive neuron with a gradient have been active at some time. η is zero
-for a single gradient if all inputs are right, and can be positive for a wrong selection. Neurons that may have moved
-count neither for nor against an input. A wrong input has conflicts at all sizes of z, so nothing is left that could
-count for it. If the gradient is known to come from one step (``Problem.one_step``), η is zero, and an input with a
-conflict is wrong.
-
-**Heavier noise.** With networks that fit their data, an inactive neuron may have a gradient of several times the bound,
-most likely because samples whose gradient is below the noise add an error of low rank. Up to four times the bound
-counts neither for nor against. The largest ratio, ω, multiplies all errors.
-
 For the batch: the gradient rebuilt from the inputs, with D zero wherever they leave a neuron inactive, must differ from
 the observed gradient by no more than noise.
 
-**Dropout** after the ReLU sets further entries of a column to zero. ``Problem.dropout`` says whether the model does
-this. Active neurons without a gradient then count neither for nor against an input, and inactive neurons without a
-gradient count by how rarely as many lie among the zeros of a column by chance (``chance_in_bits``).
-
-**Several rounds.** If the rows belong to several rounds (``Problem.rounds``), a sample may be absent from some of them:
-its column is zero in all rows of such a round. These rows count neither for nor against the input. Of the b - 1
-zeros that every vertex has by construction, as many fall into the rows of absent rounds as these rows have rank. Only
-the others can lie among the neurons that count.
-
 The evidence of one layer cannot tell one sample from several samples that activate the same neurons and have
 proportional signals: they are recovered as their weighted mean.
-
-``patterns.compare`` computes the numbers in five named steps. The last functions here say which directions are
-determined.
 """
 
 import math
 
 import torch
 
-from spearpp.inversion.evidence.evidence import ABOVE_NOISE, EXACT, Evidence
+from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, Evidence
 from spearpp.inversion.evidence.patterns import Comparison, compare
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection
@@ -132,11 +108,8 @@ def _beyond_chance(problem: Problem, compared: Comparison) -> Bool[Tensor, "k"]:
 def _evidence(problem: Problem, compared: Comparison, only: Bool[Tensor, "k"], change: Float[Tensor, "k"]) -> Evidence:
     """Return the evidence of one layer.
 
-    Args:
-        problem: the layer.
-        compared: the comparison of patterns and zeros.
-        only: whether each direction is the only one with its zeros.
-        change: how much each input may change, over its norm, with directions that are not determined.
+    ``only`` says whether each direction is the only one with its zeros, and ``change`` how much each input may change,
+    over its norm, with directions that are not determined.
     """
     columns = ("zeros", "chance", "agreeing", "moved", "hidden", "allowed")
     determined = only & (change <= EXACT)

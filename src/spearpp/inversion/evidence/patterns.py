@@ -1,20 +1,25 @@
 """Compare the activation patterns of inputs with the zeros of their directions.
 
-``compare`` makes five steps. Each belongs to a condition that ``one_layer`` explains:
+``compare`` makes five steps, and some neurons count neither for nor against an input:
 
-1. ``_both_sides``: the pre-activations z of the inputs and the entries of L q, which neurons are clear of noise in
-   both, and how many of them agree by construction;
-2. ``_find_conflicts``: inactive neurons with a gradient. Some of them are heavier noise, the others are conflicts;
-3. ``_estimate_drift``: η, how far local steps must have moved the weights to explain the conflicts;
-4. ``_count_agreements``: how many neurons count for and against each input, without those that drift may have moved;
-5. ``_rebuild``: the stated error of each input, and the difference between the rebuilt and the observed gradient.
+- **drift**: a client that takes several local steps moves its weights along the update that it sends. The
+  pre-activation of neuron k for input i changes by η Ĝ_k·x̂_i in total, and by at most about η ‖Ĝ_k‖ ‖x̂_i‖ on the way.
+  η is one number for the batch, and neurons that may have moved do not count. A wrong input has conflicts at all sizes
+  of z, so nothing is left that could count for it;
+- **heavier noise**: with networks that fit their data, an inactive neuron may have a gradient of several times the
+  bound, most likely because samples whose gradient is below the noise add an error of low rank;
+- **Dropout** after the ReLU (``Problem.dropout``) sets further entries of a column to zero. Active neurons without a
+  gradient do not count, and inactive ones count by how rarely as many lie among the zeros by chance;
+- **several rounds** (``Problem.rounds``): a sample may be absent from a round, and its column is then zero in all rows
+  of the round, which do not count. Of the b - 1 zeros that every vertex has by construction, as many fall into these
+  rows as they have rank.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from spearpp.inversion.evidence.evidence import chance_in_bits, chance_of_zeros, most_by_chance
+from spearpp.inversion.evidence import chance_in_bits, chance_of_zeros, most_by_chance
 from spearpp.inversion.evidence.mixing import mixing_error
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import fix_scale
@@ -79,13 +84,10 @@ def compare(
     inverse: Float[Tensor, "*u b b"],
     zeros: Bool[Tensor, "*u b m"],
 ) -> Comparison:
-    """Compare the activation patterns of inputs with the zeros of their directions.
+    """Compare the activation patterns of inputs with the zeros of their directions q_i.
 
-    Args:
-        problem: the layer, or several layers that are stacked along a leading dimension.
-        directions: b unit directions q_i, one in each row.
-        inverse: the points p_i, the rows of the inverse of the matrix whose columns are the directions.
-        zeros: which entries of each L q_i the selection takes for zero. Without a bias they determine the sign of p_i.
+    ``inverse`` has the points p_i, the rows of the inverse of the matrix whose columns are the directions. ``zeros``
+    are the entries of each L q_i that the selection takes for zero. Without a bias they determine the sign of p_i.
     """
     sides = _both_sides(problem, directions, inverse, zeros)
     conflicts, heavier = _find_conflicts(sides)
@@ -162,7 +164,7 @@ def _both_sides(problem: Problem, directions: Tensor, inverse: Tensor, zeros: Te
     clear = live & (bound <= CLEAR * level)
     free = torch.full_like(within.sum(-1), problem.batch_size - 1)
     if problem.rounds > 1 and not problem.dropout:
-        absent = _absent_rounds(within | ~live, problem.rounds)
+        absent = (within | ~live).reshape(len(within), problem.rounds, -1).all(-1)  # the whole column is zero there
         clear &= ~absent.repeat_interleave(within.shape[-1] // problem.rounds, dim=-1)
         free -= _ranks_of_rounds(factors.left, absent)
     return _Sides(
@@ -183,10 +185,7 @@ def _both_sides(problem: Problem, directions: Tensor, inverse: Tensor, zeros: Te
 
 
 def _find_conflicts(sides: _Sides) -> tuple[Bool[Tensor, "*u b m"], Float[Tensor, "*u"]]:
-    """Step 2: return the inactive neurons with a gradient that noise does not explain, and ω.
-
-    An entry of up to ``HEAVIER`` times its bound that is also far below the typical entry is heavier noise.
-    """
+    """Step 2: return the inactive neurons with a gradient that noise does not explain, and ω."""
     inactive = sides.clear & (sides.z.abs() > sides.slack) & ~sides.active
     excess = torch.where(inactive, sides.values.abs() / sides.bound, 1.0)
     noise = (excess <= HEAVIER) & (sides.values.abs() <= CLEAR * sides.level)
@@ -267,11 +266,6 @@ def _rebuild(
     share = weight / weight.sum(-1, keepdim=True).clamp_min(tiny)
     residual = factors.distance(signals.mT, sides.points / length[..., None]) / whole
     return error, share, residual, noise / whole
-
-
-def _absent_rounds(zeros: Bool[Tensor, "k m"], rounds: int) -> Bool[Tensor, "k T"]:
-    """Return from which rounds each sample is absent: its column is zero in all rows of the round."""
-    return zeros.reshape(len(zeros), rounds, -1).all(-1)
 
 
 def _ranks_of_rounds(left: Float[Tensor, "m b"], absent: Bool[Tensor, "k T"]) -> Int[Tensor, "k"]:

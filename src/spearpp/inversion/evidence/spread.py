@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.evidence.evidence import EXACT
+from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.network import SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinate_maps
-from spearpp.inversion.spans import Span, norm
+from spearpp.inversion.solutions import Solutions
+from spearpp.inversion.spans import Span
 from spearpp.inversion.tangents import linearised
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
@@ -46,17 +46,6 @@ those of 400 points need 0.5 GB."""
 
 
 @dataclass(frozen=True, eq=False)
-class Orthogonal:
-    """Equations rows · p = 0 for each point, divided by their noise (``spearpp.inversion.evidence.joint``)."""
-
-    rows: Float[Tensor, "k j b"]
-
-    def residuals(self, points: Float[Tensor, "k b"]) -> Float[Tensor, "k j"]:
-        """Return how far the points are from satisfying the equations, in units of the noise."""
-        return (self.rows @ points[:, :, None])[:, :, 0]
-
-
-@dataclass(frozen=True, eq=False)
 class Spread:
     """How far noise moves each point: a random vector, and an offset. All are inf if a point is not determined."""
 
@@ -78,7 +67,7 @@ class Spread:
     def along(self, vectors: Float[Tensor, "k u"]) -> Float[Tensor, "k"]:
         """Return the standard deviation of v · t for one vector v of each point t, or a bound on it."""
         if self.factors is None:
-            return self.largest * norm(vectors)
+            return self.largest * sphere.norm(vectors)
         solved = torch.linalg.solve_triangular(self.factors, vectors[:, :, None], upper=False)
         return torch.linalg.vector_norm(solved[:, :, 0], dim=1)
 
@@ -92,13 +81,18 @@ class Spread:
 
 
 def spread_of(
-    problem: Problem, network: Network, found: Solutions, levels: Float[Tensor, "s k"], others: Orthogonal | None
+    problem: Problem,
+    network: Network,
+    found: Solutions,
+    levels: Float[Tensor, "s k"],
+    others: Float[Tensor, "k j b"] | None,
 ) -> Spread:
     """Return how far noise moves each point.
 
-    The matrices JᵀJ of a large batch take most of the time of an inversion. Its points are judged by the inputs of the
-    first later layers alone, if these are enough: fewer equations leave a larger error. Points that are not exact by
-    these are judged by all equations.
+    ``others`` are further equations rows · p = 0 for each point, divided by their noise
+    (``spearpp.inversion.evidence.joint``). The matrices JᵀJ of a large batch take most of the time of an inversion. Its
+    points are judged by the inputs of the first later layers alone, if these are enough: fewer equations leave a larger
+    error. Points that are not exact by these are judged by all equations.
     """
     if problem.batch_size <= LARGE_BATCH or others is not None:
         return _spread_by(problem, network, network.usable_spans, found, levels, others)
@@ -128,7 +122,7 @@ def _spread_by(
     spans: tuple[Span, ...],
     found: Solutions,
     levels: Float[Tensor, "s k"],
-    others: Orthogonal | None,
+    others: Float[Tensor, "k j b"] | None,
 ) -> Spread:
     """Return what ``spread_of`` returns, from the matrices JᵀJ of the equations of some spans.
 
@@ -140,7 +134,8 @@ def _spread_by(
     residuals then move by -δ (o + B w), with origin o and basis B of the points, and w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o. Chunks
     of points bound the memory.
     """
-    equations, weights, (origin, basis) = weighted_equations(problem, network, spans, levels)
+    equations, weights = weighted_equations(problem, network, spans, levels)
+    origin, basis = problem.input_space
     t = (found.coordinates - origin) @ basis
     extended, unseen = torch.cat([basis, origin[:, None]], dim=1), moved_from_outside(problem)
     equations.place(origin, extended, beyond=unseen)
@@ -151,7 +146,7 @@ def _spread_by(
         at = torch.nn.functional.pad(t[rows], (0, equations.basis.shape[1] - unknowns))
         _, products, _ = equations.normal_equations(at, found.labels[rows], weights[rows])
         if others is not None:
-            linear = torch.nn.functional.pad(others.rows[rows] @ extended, (0, unseen.shape[1]))
+            linear = torch.nn.functional.pad(others[rows] @ extended, (0, unseen.shape[1]))
             products = products + linear.mT @ linear
         products, crossed = products[:, :unknowns, :unknowns], products[:, :unknowns, unknowns:]
         slope = _slope_of_noise(network, equations, at, found.labels[rows], levels[:, rows])[:, :unknowns]
@@ -199,31 +194,27 @@ def _slope_of_noise(
     at = linearised(network, equations.preactivations(t), labels, network.usable_spans)
     images = []
     for span, vectors, level in zip(network.usable_spans, at.vectors, levels, strict=True):
-        units = vectors / norm(vectors)[:, None]
+        units = vectors / sphere.norm(vectors)[:, None]
         amplified = (units @ span.basis) / span.singular_values
         change = (amplified / span.singular_values) @ span.basis.T - amplified.square().sum(1, keepdim=True) * units
-        image = (span.noise * span.equations / level).square()[:, None] * change / norm(vectors)[:, None]
+        image = (span.noise * span.equations / level).square()[:, None] * change / sphere.norm(vectors)[:, None]
         images.append(image[:, None, : image.shape[1] - span.appended_one])
     return at.vjps(images)[:, 0] @ equations.basis
 
 
 def weighted_equations(
     problem: Problem, network: Network, spans: tuple[Span, ...], levels: Float[Tensor, "s k"]
-) -> tuple[Residuals, Float[Tensor, "k t"], tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]]:
-    """Return equations, the weights that divide those of each point by their noise, and origin and basis of points.
+) -> tuple[Residuals, Float[Tensor, "k t"]]:
+    """Return the equations of some spans, and the weights that divide those of each point by their noise.
 
-    ``levels`` are those of all equations, and the weights those of the spans.
-
-    The level of a span is the norm of the noise of all its equations, so one equation has the level over the square
-    root of their number.
+    The equations are placed in ``Problem.input_space``. ``levels`` are those of all spans. The level of a span is the
+    norm of the noise of all its equations, so one equation has the level over the square root of their number.
     """
-    preactivations, one = coordinate_maps(problem)
-    equations = Residuals(network, spans, preactivations, torch.float64)
-    origin, basis = affine(torch.eye(problem.batch_size, dtype=torch.float64, device=preactivations.device), one)
-    equations.place(origin, basis)
+    equations = Residuals(network, spans, problem.of_coordinates, torch.float64)
+    equations.place(*problem.input_space)
     levels = levels[[network.usable_spans.index(span) for span in spans]]
     sizes = torch.tensor([span.equations for span in spans], device=levels.device)
-    return equations, (sizes[:, None].sqrt() / levels).T, (origin, basis)
+    return equations, (sizes[:, None].sqrt() / levels).T
 
 
 def row_deviation(factors: Factors, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
@@ -243,12 +234,13 @@ def nearly_linear(
     With ±δ of the size of the error, r(p + δ) + r(p - δ) - 2 r(p) must be small against r(p + δ) - r(p - δ). A larger
     error allows more: in a network that is not saturated, the share is about 0.6 times the error.
     """
-    equations, weights, (origin, basis) = weighted_equations(problem, network, network.usable_spans, levels)
+    equations, weights = weighted_equations(problem, network, network.usable_spans, levels)
+    origin, basis = problem.input_space
     t, generator = (found.coordinates - origin) @ basis, torch.Generator().manual_seed(0)
     size = (error * torch.linalg.vector_norm(found.coordinates, dim=1))[:, None]
     here, shares = equations(t, found.labels, weights), []
     for _ in range(DIRECTIONS):
         step = size * sphere.retract(torch.randn(t.shape, generator=generator, dtype=t.dtype)).to(t)
         ahead, behind = (equations(t + sign * step, found.labels, weights) for sign in (1, -1))
-        shares.append(norm(ahead + behind - 2 * here) / norm(ahead - behind))
+        shares.append(sphere.norm(ahead + behind - 2 * here) / sphere.norm(ahead - behind))
     return torch.stack(shares).median(0).values <= error.clamp_min(NEARLY_LINEAR)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from spearpp.inversion.evidence.evidence import ABOVE_NOISE, Evidence, pattern_distances
+from spearpp.inversion.evidence import ABOVE_NOISE, Evidence, pattern_distances
 from spearpp.inversion.matches import (
     SIGMAS,
     SPREAD,
@@ -61,7 +61,7 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
     active = torch.where(unclear(problem, next_layer, solved), seen.masks, z > 0)
     gradients = (seen.backs @ next_layer.back.T) * active
     left = problem.factors.left
-    size = torch.linalg.vector_norm(gradients, dim=1).clamp_min(torch.finfo(z.dtype).tiny)
+    size = sphere.norm(gradients)
     backward = torch.linalg.vector_norm(gradients - (gradients @ left) @ left.T, dim=1) / size
     back_noise = backward_noise(problem, next_layer, seen.directions, seen.backs / size[:, None])
     forward = outside(z, next_layer.activations)
@@ -104,18 +104,12 @@ def _deviation(
     An error v of p moves x̂ = Rᵀp by Rᵀv, and the last entry r·p of x̂, by which x is scaled, by r·v. So x moves by
     (Rᵀv - x̂ r·v / r·p) / r·p, which can be many times larger than Rᵀv beside x̂: the last entry is small if x is large.
     The result is the larger of two estimates. The first takes v from the covariance of all equations of p, and adds the
-    noise of R. The second takes v along the direction that is determined worst, ``SPREAD`` times.
-
-    Args:
-        problem: the layer.
-        next_layer: the equations of the next layer.
-        seen: the inputs with their directions q.
-        solved: their points p.
-        inputs: x̂ = Rᵀp for the unit vectors p.
+    noise of R. The second takes v along the direction that is determined worst, ``SPREAD`` times. ``inputs`` has x̂ for
+    the unit vectors p.
     """
     sizes, features = problem.factors.singular_values, inputs.shape[1] - problem.seen.has_bias
     tiny = torch.finfo(inputs.dtype).tiny
-    size = torch.linalg.vector_norm(inputs[:, :features], dim=1).clamp_min(tiny)
+    size = sphere.norm(inputs[:, :features])
     coordinates = solved.points * sizes  # of x̂ in the orthonormal rows of Σ⁻¹R
     if problem.seen.has_bias:
         last = problem.factors.right[:, -1].expand_as(coordinates)

@@ -15,29 +15,21 @@ from functools import partial
 import torch
 
 from spearpp.errors import RankError
-from spearpp.inversion.factors.batched import SameRank, decompose_many
 from spearpp.inversion.factors.factors import Factors, not_zero, row_noise, squared_residuals
 from spearpp.inversion.factors.rank import has_clear_gap
 from spearpp.inversion.factors.triplets import by_gram, by_sketch, ranked
 from spearpp.inversion.observation import Observation
 from spearpp.types import Bool, Float, Tensor
 
-__all__ = ["Factors", "SameRank", "decompose", "decompose_many"]
+__all__ = ["Factors", "decompose"]
 
 
 def decompose(seen: Observation, batch_size: int | None = None) -> Factors:
     """Factor a gradient into its leading singular triplets, in float64.
 
     Three methods are tried, the fastest first: ``by_gram``, ``by_sketch`` and a complete decomposition. The first
-    method that can guarantee its precision determines the result.
-
-    Args:
-        seen: the gradient of the layer.
-        batch_size: the number of samples in the batch, if it is known. It is used only if the singular values do not
-            show a clear rank.
-
-    Returns:
-        The factors and the noise of the gradient.
+    method that can guarantee its precision determines the result. ``batch_size`` is the number of samples in the batch,
+    if it is known. It is used only if the singular values do not show a clear rank.
 
     Raises:
         RankError: if the gradient has full rank, or if its rank is not clear and the batch size is unknown or too

@@ -1,6 +1,6 @@
 """Factor many small gradients at once, because a GPU is not busy with one small gradient."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -17,27 +17,13 @@ MARGIN = 8
 recommend 5 to 10 for a randomised range finder."""
 
 
-@dataclass(frozen=True, eq=False)
-class SameRank:
-    """Gradients of one shape that have the same rank."""
-
-    which: Int[Tensor, "u"]
-    """Index of each gradient among all gradients that were passed."""
-    factors: Factors
-    """The factors of these gradients, stacked along a first dimension."""
-
-
-def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) -> list[SameRank]:
-    """Factor many small gradients at once, and group them by their rank.
+def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) -> list[tuple[Int[Tensor, "u"], Factors]]:
+    """Factor many small gradients at once. Return the indices and the stacked factors of those with the same rank.
 
     Each gradient is factored within a sketch of 32 columns, if the part of the gradient outside the sketch is no larger
     than rounding (``sketched_triplets``). Gradients whose rank is too large for this sketch are factored within a
     sketch of 96 columns. The result omits gradients whose rank is uncertain after that. ``decompose`` factors such
-    gradients one by one.
-
-    Args:
-        gradients: Ĝ of each layer.
-        epsilon: machine epsilon of the dtype in which the gradients were passed.
+    gradients one by one. ``epsilon`` is the machine epsilon of the dtype in which the gradients were passed.
     """
     if epsilon < COARSE:
         return []
@@ -54,8 +40,8 @@ def decompose_many(gradients: Float[Tensor, "all m columns"], epsilon: float) ->
         for b, indices in _by_rank(spectra, shapes, certain, (gradients.shape[1], gradients.shape[2]), k, epsilon):
             at = torch.tensor(indices, device=gradients.device)
             factors = _factors(gradients, tried[at], (u[at], s[at], vt[at]), b, live, sizes, norms, epsilon)
-            found.append(SameRank(tried[at], replace(factors, spectrum=spectra[indices].to(s.device))))
-        done = {i for group in found for i in group.which.tolist()}
+            found.append((tried[at], replace(factors, spectrum=spectra[indices].to(s.device))))
+        done = {i for which, _ in found for i in which.tolist()}
         remaining = [i for i in remaining if i not in done]
         if not remaining:
             break
@@ -72,13 +58,8 @@ def _by_rank(
 ) -> list[tuple[int, list[int]]]:
     """Return each rank that a sketch of k columns contains with ``MARGIN``, and the indices of gradients of this rank.
 
-    Args:
-        spectra: singular values of each gradient.
-        shapes: number of rows and columns of each gradient that are not zero.
-        certain: indices of the gradients without signal outside their sketch.
-        full_shape: number of rows and columns of the gradients, including zeros.
-        k: number of columns of the sketch.
-        epsilon: machine epsilon of the dtype in which the gradients were passed.
+    ``certain`` has the indices of the gradients without signal outside their sketch. ``shapes`` counts the rows and
+    columns of each gradient that are not zero, and ``full_shape`` all of them.
     """
     ranks = clear_ranks(spectra, full_shape, epsilon)
     by_rank: dict[int, list[int]] = {}

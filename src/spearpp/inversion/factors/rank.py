@@ -43,21 +43,17 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     is therefore 1. It is larger if the tail still contains signal. The rank is determined by the first rule that
     applies:
 
-    1. **Clear gap.** The last k with a gap s_k / s_{k+1} of at least 10 and a tail that is flat or at the level of
-       rounding. The last one counts, because weak samples may follow after strong ones with a gap between them.
-    2. **Samples that reach down to rounding.** There is no gap if the gradients of some samples are as small as
-       rounding, as for a network that fits its data. The noise then begins with the longest tail that is flat and no
-       larger than rounding. Singular values of at least twice the first value of this tail count as samples.
-    3. **Strong noise.** The smallest k ≤ r/2 for which s_k exceeds the edge of the noise by a quarter, and the tail
-       has the distribution of i.i.d. noise (the Marchenko-Pastur law).
+    1. **Clear gap.** The last k with a gap s_k / s_{k+1} of at least ``CLEAR_GAP`` and a tail that is flat or at the
+       level of rounding. The last one counts, because weak samples may follow after strong ones with a gap between
+       them.
+    2. **Samples that reach down to rounding**, as for a network that fits its data. The noise begins with the longest
+       tail that is flat and no larger than rounding. Singular values of at least ``ABOVE_ROUNDING`` times the first
+       value of this tail count as samples.
+    3. **Strong noise.** The smallest k ≤ r/2 for which s_k exceeds the edge of the noise by ``ABOVE_NOISE``, and the
+       tail has the distribution of i.i.d. noise (the Marchenko-Pastur law).
 
-    A gradient of full rank satisfies none of these rules.
-
-    Args:
-        spectrum: singular values, largest first.
-        shape: number of rows and columns of the matrix.
-        epsilon: machine epsilon of the dtype in which the matrix was stored. Singular values below a hundredth of ε s_1
-            count as equal.
+    A gradient of full rank satisfies none of these rules. The singular values are those of a matrix of this shape,
+    largest first, and ε is the machine epsilon of the dtype in which the matrix was stored.
 
     >>> import torch
     >>> numerical_rank(torch.tensor([3.0, 2.0, 1e-7, 9e-8, 8e-8]).double(), (5, 9), 1e-7)

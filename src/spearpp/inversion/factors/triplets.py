@@ -108,12 +108,8 @@ def _sketched(
 ) -> Leading | None:
     """Return the triplets within the span of k random combinations of the columns; None if signal lies outside it.
 
-    Args:
-        core: Ĝ without its zero rows and columns.
-        epsilon: machine epsilon of the dtype in which the gradient was passed.
-        batch_size: b, if it is known.
-        improve: function that turns an orthonormal basis towards the leading left singular vectors.
-        solve: function that returns all singular triplets of a wide matrix.
+    ``improve`` turns an orthonormal basis towards the leading left singular vectors, and ``solve`` returns all singular
+    triplets of a wide matrix. The other arguments are those of ``by_gram``.
     """
     rows, columns = core.shape
     small = min(rows, columns)

@@ -11,14 +11,14 @@ import torch
 
 from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
-from spearpp.search.base import Proposals
+from spearpp.search.base import Proposals, Search
 from spearpp.search.equations.rounds import run_rounds
 
 __all__ = ["Equations"]
 
 
 @dataclass(frozen=True)
-class Equations:
+class Equations(Search):
     """Solve the forward and backward equations of the network by Levenberg-Marquardt from random starts.
 
     The search needs the rest of the network: pass ``following`` to ``spearpp.invert``, or a model to ``spearpp.audit``.
@@ -28,28 +28,20 @@ class Equations:
     """
 
     starts: int = 100_000
+    sparsity = None
 
     def __post_init__(self) -> None:
         if isinstance(self.starts, bool) or not isinstance(self.starts, int) or self.starts < 1:
             raise OptionError(f"Equations(starts={self.starts!r}): expected a whole number of at least 1")
-
-    @property
-    def sparsity(self) -> None:
-        """The search uses no sparsity."""
-        return None
-
-    def place(self, problem: Problem) -> Problem:
-        """The problem stays on its device."""
-        return problem
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
         """Propose the samples that satisfy all equations, round by round."""
         if problem.network is None:
             raise OptionError("the search Equations needs the rest of the network: pass following=")
         taken = 0
-        for each in run_rounds(problem, problem.network, generator, deadline):
-            taken += each.starts
-            none = problem.factors.left.new_zeros(0, problem.batch_size)
-            yield Proposals(none, each.starts, each.steps, solutions=each.found)
+        none = problem.factors.left.new_zeros(0, problem.batch_size)
+        for found, starts, steps in run_rounds(problem, problem.network, generator, deadline):
+            taken += starts
+            yield Proposals(none, starts, steps, solutions=found)
             if taken >= self.starts:
                 return

@@ -6,7 +6,7 @@ import torch
 
 from spearpp.inversion.residuals import RECORDED, Residuals
 from spearpp.linalg import sphere
-from spearpp.linalg.least_squares import levenberg_marquardt, truncated_newton
+from spearpp.linalg.least_squares import Options, levenberg_marquardt, truncated_newton
 from spearpp.types import Float, Int, Tensor
 
 WIDE = 80
@@ -40,21 +40,15 @@ def descend(
     equations: Residuals,
     t: Float[Tensor, "k u"],
     labels: Int[Tensor, "k"],
-    weights: Float[Tensor, "k s"] | None = None,
+    weights: Float[Tensor, "k s"] | None,
+    options: Options,
     *,
-    steps: int,
-    damping: float,
-    tolerance: float = 0.0,
-    close: float = 0.0,
-    patience: int,
-    replaceable: bool = False,
-    recorded: bool = False,
     most: int | None = None,
 ) -> Ends:
     """Minimise the residuals of many points.
 
-    The options are those of ``levenberg_marquardt``. ``recorded`` is followed only where it is faster. If conjugate
-    gradients turn out not to work, only the first ``most`` points descend; None for all of them.
+    Where it is faster, a GPU records the steps of random starts. If conjugate gradients turn out not to work, only the
+    first ``most`` points descend; None for all of them.
     """
 
     def chosen(which: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -71,13 +65,8 @@ def descend(
             squared,
             lambda points, which: equations.normal_equations(points, *chosen(which)),
             t,
-            steps=steps,
-            damping=damping,
-            tolerance=tolerance,
-            close=close,
-            patience=patience,
-            replaceable=replaceable,
-            recorded=recorded and equations.is_small(t),
+            options,
+            recorded=options.replaceable and equations.is_small(t),
         )
         return Ends(*found, matrices=True)
     before = equations.basis
@@ -87,12 +76,7 @@ def descend(
             squared,
             lambda points, which: equations.products(points, *chosen(which)),
             t @ factor,
-            steps=steps,
-            damping=damping,
-            tolerance=tolerance,
-            close=close,
-            patience=patience,
-            replaceable=replaceable,
+            options,
         )
     finally:
         equations.basis = before

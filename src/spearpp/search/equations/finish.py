@@ -5,11 +5,12 @@ import torch
 from spearpp.inversion.network import DOUBTFUL, SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_solutions
+from spearpp.inversion.solutions import Solutions, no_solutions
 from spearpp.linalg import sphere
+from spearpp.linalg.least_squares import Options
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.directions import directions_of
-from spearpp.types import Bool, Float, Int, Tensor, select_rows
+from spearpp.types import Bool, Float, Int, Tensor, join_rows, select_rows
 
 FINISH_STEPS = 12
 """Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
@@ -32,48 +33,37 @@ by the evidence."""
 
 
 class Finish:
-    """Turns points close to samples into samples.
-
-    Args:
-        problem: the layer.
-        network: the rest of the network.
-    """
+    """Turns points close to samples into samples."""
 
     def __init__(self, problem: Problem, network: Network) -> None:
         self._problem, self._network, self._spans = problem, network, network.usable_spans
-        self._a, self._one = coordinate_maps(problem)
-        whole = torch.eye(problem.batch_size, dtype=self._a.dtype, device=self._a.device)
-        self._origin, self._basis = affine(whole, self._one)
-        self._every = Residuals(network, self._spans, self._a, torch.float64)
-        self._every.place(self._origin, self._basis)
+        self._every = Residuals(network, self._spans, problem.of_coordinates, torch.float64)
+        self._every.place(*problem.input_space)
 
     def new_samples(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None, found: Solutions) -> Solutions:
-        """Solve all equations in float64 from points close to samples, and return the new samples.
+        """Solve all equations in float64 from points close to samples, and return the samples that are new.
 
-        Args:
-            points: coordinates of the points.
-            labels: their labels; None to find them.
-            found: the samples that are known.
+        ``labels`` are those of the points; None to find them.
         """
         if not len(points):
             return no_solutions(self._problem)
         chosen = _first_alike(points, labels).unique()
         points = points[chosen]
         labels = self._best_labels(points) if labels is None else labels[chosen]
-        origin, basis = self._origin, self._basis
-        weights = (1 / self._network.vectors_with_levels(points @ self._a.T, labels)[2]).T
+        (origin, basis), a = self._problem.input_space, self._problem.of_coordinates
+        weights = (1 / self._network.vectors_with_levels(points @ a.T, labels)[2]).T
         t = (points - origin) @ basis
-        ends = descend(self._every, t, labels, weights, steps=FINISH_STEPS, damping=1e-6, patience=0)
+        ends = descend(self._every, t, labels, weights, Options(FINISH_STEPS, damping=1e-6, patience=0))
         points = origin + ends.points @ basis.T
-        shares, levels = self._network.levels(points @ self._a.T, labels, tolerated=SIGMAS)
+        shares, levels = self._network.levels(points @ a.T, labels, tolerated=SIGMAS)
         excess = (shares / levels).amax(0)
         doubtful = torch.nonzero((excess > DOUBTFUL) & (excess <= SIGMAS))[:, 0]
         work = self._every.multiplications(NEARBY * len(doubtful), basis.shape[1])
         if len(doubtful) and work <= AFFORDABLE:
             lowest = self._lowest_nearby(ends.points[doubtful], labels[doubtful], weights[doubtful])
             points[doubtful] = origin + lowest @ basis.T
-            shares, levels = self._network.levels(points @ self._a.T, labels, tolerated=SIGMAS)
-        directions, determined = directions_of(self._problem, self._network, points @ self._a.T, labels)
+            shares, levels = self._network.levels(points @ a.T, labels, tolerated=SIGMAS)
+        directions, determined = directions_of(self._problem, self._network, points @ a.T, labels)
         right = (shares <= SIGMAS * levels).all(0) & determined & self._informed(levels)
         right &= torch.isfinite(points.float()).all(1)  # where activations are saturated, points go to infinity
         rows = torch.nonzero(right)[:, 0]
@@ -95,9 +85,8 @@ class Finish:
         norms = torch.linalg.vector_norm(t, dim=1, keepdim=True)
         tried = torch.cat([t[None], t + sizes * norms * sphere.retract(shifts)])
         labels, weights = labels.repeat(len(tried)), weights.repeat(len(tried), 1)
-        ends = descend(
-            self._every, tried.flatten(0, 1), labels, weights, steps=FINISH_STEPS, damping=1e-3, patience=FINISH_STEPS
-        )
+        options = Options(FINISH_STEPS, damping=1e-3, patience=FINISH_STEPS)
+        ends = descend(self._every, tried.flatten(0, 1), labels, weights, options)
         best = ends.squared.unflatten(0, (len(tried), -1)).argmin(0)
         return ends.points.unflatten(0, (len(tried), -1))[best, torch.arange(len(t), device=t.device)]
 
@@ -107,7 +96,9 @@ class Finish:
         Far from all samples the softmax is saturated: the signals vanish, and noise explains any residual.
         """
         sizes = torch.tensor([span.equations for span in self._spans], device=levels.device)
-        return ((levels <= INFORMATIVE) * sizes[:, None]).sum(0) >= self._problem.batch_size - (self._one is not None)
+        return ((levels <= INFORMATIVE) * sizes[:, None]).sum(
+            0
+        ) >= self._problem.batch_size - self._problem.seen.has_bias
 
     def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
         """Return the label whose signals lie closest to the column spaces of the gradients."""
@@ -115,7 +106,7 @@ class Finish:
         labels = torch.arange(count, device=points.device).repeat_interleave(len(points))
         if not signals:
             return labels[: len(points)]
-        vectors = self._network.vectors((points @ self._a.T).repeat(count, 1), labels, signals)
+        vectors = self._network.vectors((points @ self._problem.of_coordinates.T).repeat(count, 1), labels, signals)
         shares = torch.stack([span.share_outside(each) for span, each in zip(signals, vectors, strict=True)])
         return shares.square().sum(0).unflatten(0, (count, -1)).argmin(0)
 
@@ -126,7 +117,7 @@ def repeated(found: Solutions, new: Solutions, singular_values: Float[Tensor, "b
     The point p_i of a sample is orthogonal to the directions Σ⁻¹q_j of all other samples. Two solutions for one sample
     are not, even if noise has moved them far apart.
     """
-    every = found.join(new)
+    every = join_rows(found, new)
     products = every.coordinates @ (every.directions / singular_values).T
     own = products.diagonal()
     return (products * products.T / (own[:, None] * own) >= REPEATED).tril(-1).any(1)[len(found) :]

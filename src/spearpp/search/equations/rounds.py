@@ -1,10 +1,10 @@
 """The rounds of the search that solves the equations of a network.
 
-Every round draws random starting points, solves some of the equations by Levenberg-Marquardt in float32, finishes the
-solutions with all equations in float64, and keeps those that satisfy every equation up to its noise. Samples that have
-been found restrict the unknowns of later rounds, because the point p of a sample is orthogonal to the directions q of
-all others, and they give one more equation for each space (``Span.without``). The last steps in float64 use neither, so
-errors of found samples do not add up.
+Every round draws random starting points, solves some of the equations in float32, finishes the solutions with all
+equations in float64, and keeps those that satisfy every equation up to its noise. Samples that have been found restrict
+the unknowns of later rounds, because the point p of a sample is orthogonal to the directions q of all others, and they
+give one more equation for each space (``Span.without``). The last steps in float64 use neither, so errors of found
+samples do not add up.
 
 Which equations find samples depends on the network: the backward equations alone for smooth activations, the forward
 equations for nearly linear ones, and forward equations with smoothed activations for ReLU and for trained networks.
@@ -19,16 +19,18 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.network import SIGMAS, Network
-from spearpp.inversion.problem import Problem
+from spearpp.inversion.problem import Problem, affine
 from spearpp.inversion.residuals import Residuals
-from spearpp.inversion.solutions import Solutions, affine, coordinate_maps, no_solutions
+from spearpp.inversion.solutions import Solutions, no_solutions
 from spearpp.inversion.spans import Span
 from spearpp.linalg import sphere
+from spearpp.linalg.least_squares import Options
+from spearpp.linalg.nullspace import complement
 from spearpp.model.loss import Loss
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.finish import Finish
 from spearpp.search.equations.starts import STARTS, Starts, adapted
-from spearpp.types import Float, Int, Tensor
+from spearpp.types import Float, Int, Tensor, join_rows
 
 WORKS = 0.25
 """Share of new samples with which a set of equations is used without trying the others: new samples over starts, or
@@ -82,21 +84,17 @@ class _Way:
     """New samples for each step of the last round."""
 
 
-@dataclass(frozen=True)
-class Round:
-    """What one round found."""
+def run_rounds(
+    problem: Problem, network: Network, generator: torch.Generator, deadline: float
+) -> Iterator[tuple[Solutions, int, int]]:
+    """Search for samples, round by round, until the whole batch is found or no set of equations finds more.
 
-    found: Solutions
-    """New samples."""
-    starts: int
-    steps: int
-
-
-def run_rounds(problem: Problem, network: Network, generator: torch.Generator, deadline: float) -> Iterator[Round]:
-    """Search for samples, round by round, until the whole batch is found or no set of equations finds more."""
+    Yields:
+        The new samples of a round, its starts, and its steps summed over the starts.
+    """
     search = Rounds(problem, network, generator)
     if not search.ways:  # there are fewer equations than unknowns
-        yield Round(search.found, 0, 0)
+        yield search.found, 0, 0
     while search.ways and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
         yield search.round()
         if time.monotonic() >= deadline:
@@ -109,33 +107,31 @@ class Rounds:
     def __init__(self, problem: Problem, network: Network, generator: torch.Generator) -> None:
         self.problem, self.network, self.generator = problem, network, generator
         self.found, self.empty = no_solutions(problem), 0
-        self.a, self.one = coordinate_maps(problem)
         self.spans = network.usable_spans
-        self._whole = torch.eye(problem.batch_size, dtype=self.a.dtype, device=self.a.device)
         forward = [span for span in self.spans if not span.signals]
         backward = [span for span in self.spans if span.signals]
         every = list(self.spans)
         sets = [(backward, 0.0), (forward, 0.0), *((forward, width) for width in WIDEST), (every, WIDEST[-1])]
         if not forward or not backward:
             sets = [(every, width) for width in (0.0, *WIDEST)]
-        made: dict[int, Residuals] = {}
+        made: dict[tuple[Span, ...], Residuals] = {}
         self.ways = []
         for spans, widest in sets:
             if sum(span.equations for span in spans) >= problem.batch_size:
-                key = sum(1 << self.spans.index(span) for span in spans)
-                if key not in made:
-                    made[key] = Residuals(network, spans, self.a, torch.float32)
+                key = tuple(spans)
+                made[key] = made.get(key) or Residuals(network, spans, problem.of_coordinates, torch.float32)
                 self.ways.append(_Way(made[key], widest))
         self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)
 
-    def round(self) -> Round:
-        """Run one round with one set of equations."""
+    def round(self) -> tuple[Solutions, int, int]:
+        """Run one round with one set of equations. Return what ``run_rounds`` yields."""
         way = self._choose()
-        remaining = self._remaining()
+        # The points of all missing samples are orthogonal to the directions found.
+        remaining = complement(sphere.retract(self.found.directions / self.problem.factors.singular_values))
         ends: tuple[Tensor, Tensor | None]
-        if remaining.shape[1] == 1 and self.one is not None:
-            ends, starts, steps = (affine(remaining, self.one)[0][None], None), 1, 0  # only one point is left
+        if remaining.shape[1] == 1 and self.problem.one is not None:
+            ends, starts, steps = (affine(remaining, self.problem.one)[0][None], None), 1, 0  # only one point is left
         else:
             ends, starts, steps = self._solve(way, remaining)
         new = self._finish.new_samples(*ends, self.found)
@@ -144,10 +140,10 @@ class Rounds:
         if steps and not way.widest:
             way.spread = adapted(way.spread, reached / starts, len(new) / max(1, min(reached, missing)))
         if len(new):
-            self.empty, self.found = 0, self.found.join(new)
+            self.empty, self.found = 0, join_rows(self.found, new)
         elif all(each.new is not None for each in self.ways):
             self.empty += 1
-        return Round(new, starts, steps)
+        return new, starts, steps
 
     def _choose(self) -> _Way:
         """Return the set of equations for the next round."""
@@ -157,14 +153,6 @@ class Rounds:
         best = max(self.ways, key=lambda way: way.rate)
         return best if best.rate > 0 else self.ways[self.empty % len(self.ways)]
 
-    def _remaining(self) -> Float[Tensor, "b k"]:
-        """Return an orthonormal basis of the points that are orthogonal to all found directions."""
-        count = len(self.found)
-        if not count:
-            return self._whole
-        duals = sphere.retract(self.found.directions / self.problem.factors.singular_values)
-        return torch.linalg.qr(duals.T, mode="complete")[0][:, count:]
-
     def _solve(self, way: _Way, remaining: Float[Tensor, "b k"]) -> tuple[tuple[Tensor, Tensor | None], int, int]:
         """Descend from random starts.
 
@@ -173,7 +161,7 @@ class Rounds:
             labels; the number of starts; and the number of steps.
         """
         equations = way.residuals
-        origin, basis = affine(remaining, self.one)
+        origin, basis = affine(remaining, self.problem.one)
         equations.place(origin, basis, self._without_found(equations.spans) if not way.widest else ())
         unknowns = basis.shape[1]
         starts = self.starts.number(equations, unknowns, first=way.new is None, matrices=way.matrices)
@@ -185,19 +173,15 @@ class Rounds:
         close, steps = max(CONVERGED, SIGMAS * noise), 0
         for each in [*widths, None]:
             equations.widths = each
-            ends = descend(
-                equations,
-                t,
-                labels,
+            options = Options(
                 steps=STEPS if each is None else SMOOTH_STEPS,
                 damping=1e-2 if each is None else 1e-3,
                 tolerance=max(FINE_ENOUGH, BELOW_NOISE * noise),
                 close=close,
                 patience=PATIENCE,
                 replaceable=True,
-                recorded=True,
-                most=self.starts.with_matrices(equations, unknowns),
             )
+            ends = descend(equations, t, labels, None, options, most=self.starts.with_matrices(equations, unknowns))
             t, steps = ends.points, steps + ends.steps
             labels, starts = labels[: len(t)], len(t)
         way.matrices = ends.matrices
@@ -228,10 +212,10 @@ class Rounds:
             missing = self.problem.batch_size - len(self.found)
             weights = (missing / classes - signals.cpu()).clamp_min(LEAST_WEIGHT)
         drawn = torch.multinomial(weights.to(self.generator.device), count, True, generator=self.generator)
-        return drawn.to(self.a.device)
+        return drawn.to(self.problem.factors.left.device)
 
     def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
-        return self.network.replay(found.coordinates @ self.a.T, found.labels)
+        return self.network.replay(found.coordinates @ self.problem.of_coordinates.T, found.labels)
 
 
 def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float) -> list[dict[str, float]]:

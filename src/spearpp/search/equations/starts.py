@@ -44,12 +44,7 @@ NEAREST = 0.5
 
 
 class Starts:
-    """Draws starting points.
-
-    Args:
-        problem: the layer.
-        generator: source of randomness.
-    """
+    """Draws starting points."""
 
     def __init__(self, problem: Problem, generator: torch.Generator) -> None:
         self._generator, self._device = generator, problem.factors.left.device
@@ -58,11 +53,8 @@ class Starts:
     def number(self, equations: Residuals, unknowns: int, *, first: bool, matrices: bool) -> int:
         """Return the number of starts of the next round.
 
-        Args:
-            equations: the equations of the round.
-            unknowns: number of unknowns.
-            first: whether it is the first round with these equations.
-            matrices: whether the round computes the matrices JᵀJ.
+        ``first`` says whether it is the first round with these equations, ``matrices`` whether it computes the
+        matrices JᵀJ.
         """
         if self._device.type != "cuda":
             return min(TRIAL if first else STARTS, PER_UNKNOWN * unknowns + 10)
@@ -80,15 +72,10 @@ class Starts:
         """Draw points whose typical norm is that of the found samples, or else an estimate, times the spread.
 
         Samples are larger in the directions that have larger singular values, and so are the points: if the signals of
-        different samples are unrelated, ĜᵀĜ is about a multiple of the sum of x̂ x̂ᵀ over the samples. After rounds
-        without a new sample the norm is halved, doubled, divided by four, and so on.
+        different samples are unrelated, ĜᵀĜ is about a multiple of the sum of x̂ x̂ᵀ over the samples. After ``empty``
+        rounds in a row without a new sample the norm is halved, doubled, divided by four, and so on.
 
-        Args:
-            count: number of points.
-            basis: derivative of the coordinates of a sample with respect to the unknowns.
-            found: the samples that are known.
-            empty: number of rounds in a row without a new sample.
-            spread: typical norm of the points, relative to that of a sample.
+        ``basis`` is the derivative of the coordinates of a sample with respect to the unknowns.
         """
         norms = torch.linalg.vector_norm(found.coordinates, dim=1)
         norm = spread * (float(norms.median()) if len(norms) else self._norm)

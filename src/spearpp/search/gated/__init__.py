@@ -22,7 +22,7 @@ from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Pairs, no_pairs
 from spearpp.linalg import sphere
-from spearpp.search.base import Proposals, check_options
+from spearpp.search.base import Proposals, Search, check_options
 from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
 from spearpp.search.gated.one_layer import OneLayerRounds, RoundOptions
@@ -50,7 +50,7 @@ it."""
 
 
 @dataclass(frozen=True)
-class Gated:
+class Gated(Search):
     """Search over points p. Only rows of L at neurons that p leaves inactive are used (gating).
 
     Each round removes what it found from the problem. A round that finds little is followed by a round with more
@@ -123,11 +123,9 @@ class Gated:
            necessary and found something, the search ends here.
         3. Rounds of descents on this layer alone, for the directions that are still missing.
 
-        If all b directions were found and the caller continues, λ is below 1 and some direction is wrong. The inverse
-        of the matrix of directions yields one p per direction. If exactly one direction is wrong, the p computed for it
-        is still correct, because it depends only on the others, so each p is refined again. If rounds find nothing
-        more, a wrong direction may block the rest. In both cases the search drops the least sparse directions and
-        searches for them again.
+        If all b directions were found and the caller continues, λ is below 1 and some direction is wrong. The rounds
+        then ``repair`` the directions. If rounds find nothing more, a wrong direction may block the rest. In both cases
+        the search drops the least sparse directions and searches for them again.
         """
         if self.seconds is not None:
             deadline = min(deadline, time.monotonic() + self.seconds)
@@ -169,24 +167,20 @@ class Gated:
                 if not rounds.drop():
                     return
             size = min(remaining, rounds.size)
-            new, steps = rounds.run(size, generator)
             remaining -= size
-            yield Proposals(new, starts=size, steps=steps, solved=True)
+            yield rounds.run(size, generator)
 
     def _least(self, problem: Problem) -> int:
         if problem.seen.device.type != "cuda":
             return MIN_STARTS
         return MIN_STARTS_GPU[problem.factors.left.is_cuda]
 
-    def _next_layer(
-        self, problem: Problem, peeled: Pairs
-    ) -> "TwoLayerRounds | BackwardRounds | BackwardOverRounds | None":
+    def _next_layer(self, problem: Problem, peeled: Pairs) -> TwoLayerRounds | BackwardRounds | None:
         """Return the rounds that use the next layer, if it was given and is informative."""
         starts = self.round_starts or MIN_STARTS
         if problem.next_layer is not None:
             return TwoLayerRounds(problem, problem.next_layer, starts, self.dtype)
-        if problem.outputs is not None and problem.rounds > 1:
-            return BackwardOverRounds(problem, problem.outputs, starts, self.dtype, peeled)
-        if problem.outputs is not None:
-            return BackwardRounds(problem, problem.outputs, starts, self.dtype, peeled)
-        return None
+        if problem.outputs is None:
+            return None
+        kind = BackwardOverRounds if problem.rounds > 1 else BackwardRounds
+        return kind(problem, problem.outputs, starts, self.dtype, peeled)

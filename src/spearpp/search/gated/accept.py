@@ -3,7 +3,11 @@
 import torch
 
 from spearpp.inversion.next_layer import FewOutputs
+from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
+from spearpp.inversion.tolerance import SAME_DIRECTION
+from spearpp.linalg import sphere
+from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import independent
 from spearpp.search.gated.refine import silent_neurons
 from spearpp.types import Bool, Float, Tensor
@@ -18,6 +22,8 @@ local steps leave little unexplained, and a mixture of inputs leaves most of its
 SAME = 1 - 1e-12
 """Cosine above which two exact directions are equal, because many end points are refined to the same direction. Design
 choice: an angle of 1.4e-6, far above the rounding of float64."""
+SOLVED_COSINE = 0.9999
+"""Cosine above which two directions or inputs that have been solved for their zeros are the same. Design choice."""
 EXCESS = 0.3
 """Minimum excess of zeros: 0 is the b-1 zeros that any vertex of the arrangement has, 1 is all silent neurons. Design
 choice: well below 1, because p is only near the input and may call some neurons silent by mistake."""
@@ -26,13 +32,7 @@ choice: well below 1, because p is only near the input and may call some neurons
 def acceptable(
     problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
 ) -> Bool[Tensor, "*u k"]:
-    """Return whether each q has enough zeros for an input, at the neurons that are silent for p.
-
-    Args:
-        problem: the layer.
-        points: p of each direction.
-        directions: unit vectors q.
-    """
+    """Return whether each unit direction q has enough zeros for an input, at the neurons that are silent for its p."""
     zeros = problem.zeros(directions)
     zeros = zeros & problem.factors.live[..., None, :]
     silent = silent_neurons(problem, points)
@@ -50,11 +50,6 @@ def sent_back(problem: Problem, outputs: FewOutputs, directions: Float[Tensor, "
     Two samples with the same pair of true and predicted label receive the same signal. The difference of their columns
     is then sparser than either column. But this difference equals the signal at some neurons and minus the signal at
     others, so no single signal explains it.
-
-    Args:
-        problem: the layer.
-        outputs: the weights of the next layer.
-        directions: unit vectors q.
     """
     values = directions @ problem.factors.left.T
     kept = (~problem.tolerance.zeros(values, directions) & problem.factors.live).to(values)
@@ -73,15 +68,26 @@ def new_directions(
 
     Two similar inputs share many zeros, so a mixture of their directions can also be sparse. But the mixture is less
     sparse than either direction and linearly dependent on them.
-
-    Args:
-        problem: the layer.
-        found: directions of earlier rounds.
-        directions: candidate directions.
     """
     zeros = problem.zeros(directions).sum(1)
     ordered = directions[zeros.argsort(descending=True, stable=True)]
-    ordered = ordered[~((ordered @ ordered.T).abs() > SAME).tril(-1).any(1)]
-    known = torch.cat([found, ordered])
-    least = torch.cat([torch.zeros_like(found[:, 0]), problem.tolerance.angle(ordered)])
-    return known[independent(known, least, always=len(found))][len(found) :]
+    ordered = ordered[sphere.first_of_each(ordered, SAME)]
+    return ordered[independent(ordered, problem.tolerance.angle(ordered), found)]
+
+
+def new_columns(
+    problem: Problem, outputs: FewOutputs, known: Float[Tensor, "known b"], directions: Float[Tensor, "k b"]
+) -> Float[Tensor, "new b"]:
+    """Solve directions again for their zeros, and return those that have enough zeros and are not known.
+
+    Over several rounds of a client, the zeros of rounds from which a sample is absent prove nothing. The other entries
+    must then be a signal of one sample.
+    """
+    q = refit(problem, directions[sphere.first_of_each(directions, SOLVED_COSINE)])
+    q = q[(problem.zeros(q) & problem.factors.live).sum(1) >= problem.tolerance.least_zeros]
+    if outputs.rounds > 1:
+        chunks = q.split(chunk_size(q.device, 16 * outputs.span.numel()))
+        q = torch.cat([each[sent_back(problem, outputs, each)] for each in chunks])
+    # A wrong zero may turn the same direction by more than noise does.
+    q = q[~((q @ known.T).abs() > SOLVED_COSINE).any(1)]
+    return q[independent(q, SAME_DIRECTION, known)]

@@ -10,16 +10,14 @@ import torch
 
 from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.next_layer import FewOutputs
-from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Pairs
-from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
-from spearpp.linalg.nullspace import independent, min_masked_residual
+from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.linalg.recording import repeat
 from spearpp.search.base import Proposals
-from spearpp.search.gated.signals import SignalsOfRound
-from spearpp.search.gated.two_layers import SOLVED_COSINE
+from spearpp.search.gated.accept import new_columns
+from spearpp.search.gated.signals import SignalsOfRound, SignalsOfRounds
 from spearpp.types import Bool, Float, Tensor
 
 REFLECTIONS = 600
@@ -35,36 +33,44 @@ MIN_NEW = 0.02
 
 
 class BackwardRounds:
-    """Rounds that find columns of D from the weights of the next layer.
+    """Rounds of reflections that find columns of D from the weights of the next layer.
 
-    Args:
-        problem: the layer.
-        outputs: the weights of the next layer.
-        size: half of the number of starts of a round.
-        dtype: precision of the reflections.
-        peeled: inputs that single rows revealed before.
+    A round has twice as many starts as ``size``. ``peeled`` are the inputs that single rows revealed before.
     """
 
+    min_new = MIN_NEW
+    """Share of the starts that a round must turn into new directions; at least one direction."""
+
     def __init__(self, problem: Problem, outputs: FewOutputs, size: int, dtype: torch.dtype, peeled: Pairs) -> None:
-        self.problem, self.back, self.dtype = problem, outputs.span, dtype
-        self.signals = SignalsOfRound(outputs, dtype)
+        self.problem, self.outputs, self.dtype = problem, outputs, dtype
+        self.signals = (SignalsOfRounds if outputs.rounds > 1 else SignalsOfRound)(outputs, dtype)
         self.size = 2 * size
         """Starts of a round."""
         self.known = sphere.retract(peeled.directions)
         """Directions found so far."""
         self.basis = peeled.apart
         self.rows = problem.factors.left @ self.basis
-        self.over = len(self.known) == problem.batch_size
+        self.poor_rounds = 0
+        """Number of successive rounds that found too little."""
+
+    @property
+    def over(self) -> bool:
         """Whether no further round should follow."""
+        return len(self.known) == self.problem.batch_size or self.poor_rounds > 0
 
     def run(self, size: int, generator: torch.Generator) -> Proposals:
         """Run one round and return the new directions."""
-        new = self._accept(self._reflect(size, generator))
+        columns, reflections = self._columns(size, generator)
+        new = new_columns(self.problem, self.outputs, self.known, columns)
         self.known = torch.cat([self.known, new])
-        self.over = len(new) < MIN_NEW * size or len(self.known) == self.problem.batch_size
-        return Proposals(new, starts=size, steps=size * REFLECTIONS)
+        self.poor_rounds = 0 if len(new) >= max(1, self.min_new * size) else self.poor_rounds + 1
+        return Proposals(new, starts=size, steps=size * reflections)
 
-    def _reflect(self, size: int, generator: torch.Generator) -> Bool[Tensor, "size m"]:
+    def _columns(self, size: int, generator: torch.Generator) -> tuple[Float[Tensor, "k b"], int]:
+        """Return candidate directions, and the number of reflections per start."""
+        return self._solve(self._masks(size, generator)), REFLECTIONS
+
+    def _masks(self, size: int, generator: torch.Generator) -> Bool[Tensor, "size m"]:
         """Reflect random starts and return the masks at the end."""
         rows, signals = self.rows.to(self.dtype), self.signals
         e = signals.starts(size, generator, self.dtype)
@@ -85,26 +91,17 @@ class BackwardRounds:
         repeat(step, REFLECTIONS, rows.device)
         return ((d @ rows) @ rows.T).abs() > 0.5 * (ALPHA * signals.project(e)).abs()
 
-    def _accept(self, masks: Bool[Tensor, "k m"]) -> Float[Tensor, "new b"]:
-        """Solve t for each mask, keep the columns that fit, and solve them again for their zeros."""
+    def _solve(self, masks: Bool[Tensor, "k m"]) -> Float[Tensor, "kept b"]:
+        """Solve t for each mask, and keep the columns that fit."""
         rows, live, problem = self.rows, self.problem.factors.live, self.problem
         masks = masks & live
         q, share = rows.new_zeros(0, rows.shape[1]), rows.new_zeros(0)
         for _ in range(POLISHES):
-            block, norms = min_masked_residual(masks, self.back, rows)
-            e = block[:, :, 0] @ self.back.T
+            block, norms = min_masked_residual(masks, self.outputs.span, rows)
+            e = block[:, :, 0] @ self.outputs.span.T
             q = (e * masks) @ rows
             share = norms[:, 0] / torch.linalg.vector_norm(e * masks, dim=1).clamp_min(1e-300)
             masks = ((q @ rows.T).abs() > 0.5 * e.abs()) & live
         q = sphere.retract(q) @ self.basis.T
         noise = problem.tolerance.noise * problem.tolerance.amplification(q) * len(rows) ** 0.5
-        q = q[share <= (SIGMAS * noise).clamp_min(RESIDUAL)]
-        duplicates = (q @ q.T).abs() > SOLVED_COSINE
-        q = refit(problem, q[~duplicates.tril(-1).any(1)])
-        zeros = (problem.zeros(q) & live).sum(1)
-        q = q[zeros >= problem.tolerance.least_zeros]
-        # A wrong zero may turn the same direction by more than noise does.
-        q = q[~((q @ self.known.T).abs() > SOLVED_COSINE).any(1)]
-        directions = torch.cat([self.known, q])
-        kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
-        return directions[kept[len(self.known) :]]
+        return q[share <= (SIGMAS * noise).clamp_min(RESIDUAL)]

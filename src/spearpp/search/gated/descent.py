@@ -4,9 +4,7 @@ Many starts approach the same direction. On a CPU, duplicate starts are removed 
 """
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -15,6 +13,7 @@ import torch
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import gated as kernels
 from spearpp.linalg.recording import repeat
+from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.types import Float, Int, Tensor
 
@@ -35,7 +34,6 @@ DUPLICATE_COSINE = 0.95
 """Cosine of two directions above which their starts count as duplicates. Measured together with the times above."""
 SHRINK_SHARE = 0.8
 """Largest share of remaining starts for which new, smaller tensors pay off. Design choice."""
-_TF32_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -54,81 +52,43 @@ class Effort:
 class Ends:
     """End points of a descent."""
 
-    points: Float[Tensor, "ends d"]
+    points: Float[Tensor, "*u ends d"]
     """c."""
-    directions: Float[Tensor, "ends b"]
+    directions: Float[Tensor, "*u ends b"]
     """q."""
     steps: int
     """Number of steps, summed over the starts."""
 
 
-def descend(gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float) -> Ends:
+def descend(gates: Gates, points: Float[Tensor, "*u starts d"], effort: Effort, rate: float) -> Ends:
     """Descend by Riemannian Adam with a cosine schedule.
 
-    Args:
-        gates: the problem.
-        points: unit vectors c, one per start. The function may overwrite them.
-        effort: how carefully to descend.
-        rate: the initial learning rate.
-
-    Returns:
-        The end points. On a CPU, duplicate starts share one end point.
+    Several problems can be stacked along a leading dimension. A GPU then solves all of them with one kernel launch if
+    they are small. Otherwise they are solved one by one, because their products then stay in the cache of a CPU. The
+    points, unit vectors c, may be overwritten. For a single problem on a CPU, duplicate starts share one end point.
     """
-    rows = gates.rows
-    directions = _in_one_kernel(rows[None], gates.gates[None], gates.basis[None], points[None], effort, rate)
+    directions = _in_one_kernel(gates, points, effort, rate)
     if directions is not None:
-        return Ends(points, directions[0], len(points) * effort.steps)
-    # On a GPU, fewer starts take the same time, and recording their steps again takes longer.
-    return _step_by_step(gates, points, effort, rate, () if points.is_cuda else DEDUPLICATION_TIMES)
+        return Ends(points, directions, points[..., 0].numel() * effort.steps)
+    if points.ndim == 2:
+        # On a GPU, fewer starts take the same time, and recording their steps again takes longer.
+        return _step_by_step(gates, points, effort, rate, () if points.is_cuda else DEDUPLICATION_TIMES)
+    problems = zip(gates.rows, gates.gates, gates.basis, points, strict=True)
+    ends = [_step_by_step(Gates(*one), starts, effort, rate) for *one, starts in problems]
+    return Ends(points, torch.stack([each.directions for each in ends]), sum(each.steps for each in ends))
 
 
-def descend_many(
-    rows: Float[Tensor, "updates m b"],
-    gates: Float[Tensor, "updates m d"],
-    basis: Float[Tensor, "updates b d"],
-    points: Float[Tensor, "updates starts d"],
-    effort: Effort,
-    rate: float,
-) -> tuple[Float[Tensor, "updates starts d"], Float[Tensor, "updates starts b"]]:
-    """Descend for several updates, with one kernel launch on a GPU if the updates are small.
-
-    Without a GPU, the updates are processed one by one, because their products then stay in the cache.
-
-    Args:
-        rows: ℓ_k of every update.
-        gates: Nᵀa_k of every update.
-        basis: N of every update.
-        points: unit vectors c. The function may overwrite them.
-        effort: how carefully to descend.
-        rate: the initial learning rate.
-
-    Returns:
-        The end points c and their directions q.
-    """
-    directions = _in_one_kernel(rows, gates, basis, points, effort, rate)
-    if directions is None:
-        problems = [Gates(*each) for each in zip(rows, gates, basis, strict=True)]
-        each = [_step_by_step(one, c, effort, rate).directions for one, c in zip(problems, points, strict=True)]
-        directions = torch.stack(each) if each else rows.new_zeros(*points.shape[:2], rows.shape[2])
-    return points, directions
-
-
-def _in_one_kernel(
-    rows: Float[Tensor, "updates m b"],
-    gates: Float[Tensor, "updates m d"],
-    basis: Float[Tensor, "updates b d"],
-    points: Float[Tensor, "updates starts d"],
-    effort: Effort,
-    rate: float,
-) -> Float[Tensor, "updates starts b"] | None:
+def _in_one_kernel(gates: Gates, points: Tensor, effort: Effort, rate: float) -> Float[Tensor, "*u starts b"] | None:
     """Do all steps in one kernel and return the directions. Return None, with unchanged points, if no kernel fits."""
-    persistent = kernels.for_all_steps(points, rows.shape[1], max(basis.shape[1:]))
+    persistent = kernels.for_all_steps(points, gates.rows.shape[-2], max(gates.basis.shape[-2:]))
     if persistent is None:
         return None
     with torch.cuda.device(points.device):
         schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
         options = {"iterations": effort.iterations, "epsilon": effort.epsilon, "exact": effort.epsilon < ROUGH}
-        return persistent.descend(rows, gates, basis, points, schedule, **options, least=EPSILON)
+        stacked = (each.reshape(-1, *each.shape[-2:]) for each in (gates.rows, gates.gates, gates.basis, points))
+        directions = persistent.descend(*stacked, schedule, **options, least=EPSILON)
+        return None if directions is None else directions.reshape(*points.shape[:-1], -1)
 
 
 def _step_by_step(
@@ -175,8 +135,7 @@ class _Starts:
         """
         order = self.objective.value[:, 0].argsort(stable=True)
         unit = sphere.retract(self.objective.direction[order])
-        first = ~((unit @ unit.T).abs() > DUPLICATE_COSINE).tril(-1).any(1)
-        kept = order[first].sort().values
+        kept = order[sphere.first_of_each(unit, DUPLICATE_COSINE)].sort().values
         if len(kept) > SHRINK_SHARE * len(self):
             return self
         fewer = _Starts(self.gates, self.points[kept], self.effort)
@@ -198,25 +157,3 @@ def _schedule(steps: int, rate: float, dtype: torch.dtype) -> Float[Tensor, "eva
     moves = torch.stack([rates, 1 / (1 - BETAS[1] ** (done + 1)), first, second], dim=1)
     still = torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=dtype)
     return torch.cat([still.expand(WARM_UP, 4), moves, still])
-
-
-@contextmanager
-def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Let float32 products use tensor cores (TF32) inside the context, if ``allowed``.
-
-    If the user has chosen a precision with the newer of the two settings of PyTorch, it stays unchanged.
-    """
-    if not allowed:
-        yield
-        return
-    with _TF32_LOCK:  # the setting belongs to the whole process
-        try:
-            before = torch.backends.cuda.matmul.allow_tf32
-            torch.backends.cuda.matmul.allow_tf32 = True
-        except RuntimeError:  # the user has used the newer setting, which PyTorch does not allow to mix
-            yield
-            return
-        try:
-            yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before

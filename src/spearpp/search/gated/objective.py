@@ -22,27 +22,24 @@ from spearpp.types import Float, Tensor
 
 @dataclass(frozen=True)
 class Gates:
-    """A problem restricted to p = N c, orthogonal to the directions found so far, in the precision of the search."""
+    """A problem restricted to p = N c, orthogonal to the directions found so far, in the precision of the search.
 
-    rows: Float[Tensor, "m b"]
+    Several problems of one shape can be stacked along a leading dimension ``*u``.
+    """
+
+    rows: Float[Tensor, "*u m b"]
     """ℓ_k of the neurons that have a gradient."""
-    gates: Float[Tensor, "m d"]
+    gates: Float[Tensor, "*u m d"]
     """Nᵀa_k, scaled so that the entries of all a_k have mean square 1."""
-    basis: Float[Tensor, "b d"]
+    basis: Float[Tensor, "*u b d"]
     """N: orthonormal basis of the complement of the directions found, in the coordinates of the rows."""
 
 
 class Objective:
-    """f, q and the parts of ∇ log f at all points, in preallocated tensors.
+    """f, q and the parts of ∇ log f at all points, the unit vectors c, in preallocated tensors.
 
     The class never forms M. It solves M u = p by conjugate gradients that start at the previous solution. An iteration
-    takes two thin matrix products for all starts together.
-
-    Args:
-        gates: the problem.
-        points: unit vectors c. ``evaluate`` reads their current values.
-        epsilon: ε.
-        iterations: conjugate-gradient iterations per evaluation.
+    takes two thin matrix products for all starts together. ``evaluate`` reads the current values of the points.
     """
 
     def __init__(self, gates: Gates, points: Float[Tensor, "starts d"], *, epsilon: float, iterations: int) -> None:
@@ -61,11 +58,6 @@ class Objective:
         self._p, self._residual, self._search, self._applied = (torch.empty_like(self.solution) for _ in range(4))
         self._silence, self._weight, self._image = (points.new_empty(starts, m) for _ in range(3))
         self._total, self._size = torch.empty_like(self.value), torch.empty_like(self.value)
-
-    @property
-    def gradient(self) -> Float[Tensor, "starts d"]:
-        """∇ log f with respect to c at the last evaluation."""
-        return self.through_gates / self.value - 2 * self.through_basis
 
     def evaluate(self) -> None:
         """Compute f, q and the parts of ∇ log f at the current points."""

@@ -17,10 +17,11 @@ from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Pairs
 from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement
+from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, Ends, descend
 from spearpp.search.gated.objective import Gates
-from spearpp.search.gated.refine import distinct, refine, silent_neurons
+from spearpp.search.gated.refine import ranked, refine, silent_neurons
 from spearpp.types import Bool, Float, Tensor, to_device
 
 EMPTY_ROUNDS = 4
@@ -70,11 +71,7 @@ class RoundOptions:
 class OneLayerRounds:
     """State of the search: the directions found, and how hard to search next.
 
-    Args:
-        problem: the layer.
-        options: options of the rounds.
-        known: directions that other searches found before.
-        peeled: pairs (p, q) that single rows revealed before.
+    ``known`` and ``peeled`` are the directions and the pairs (p, q) that were found before.
     """
 
     def __init__(self, problem: Problem, options: RoundOptions, known: Float[Tensor, "known b"], peeled: Pairs) -> None:
@@ -136,8 +133,8 @@ class OneLayerRounds:
         strongest = sizes[min(len(self.found), len(sizes) - 1)]
         return int((sizes >= REACHES[self.reach_level] * strongest).sum())
 
-    def run(self, size: int, generator: torch.Generator) -> tuple[Float[Tensor, "new b"], int]:
-        """Run one round. Return the new directions, and the number of steps summed over the starts."""
+    def run(self, size: int, generator: torch.Generator) -> Proposals:
+        """Run one round and return the new directions."""
         reach = self.reach
         basis = self._p_basis(reach)
         dimension = basis.shape[1]
@@ -149,16 +146,19 @@ class OneLayerRounds:
             dtype, effort = self.options.dtype, self.options.efforts[self.effort]
             starts = sphere.uniform(size, dimension, generator, dtype=dtype)
             gates, q_basis = (self.gates @ basis).to(dtype), self.q_basis
-            restricted = Gates(self._rows_in_reach(reach) @ q_basis, gates, q_basis.T @ basis.to(dtype))
+            within = torch.arange(self.rows.shape[1], device=self.rows.device) < reach
+            rows = torch.where(within, self.rows, 0.0) @ q_basis
+            restricted = Gates(rows, gates, q_basis.T @ basis.to(dtype))
             ends = self._descend(restricted, starts, effort)
             points, directions, steps = ends.points @ basis.T, ends.directions @ q_basis.double().T, ends.steps
-            chosen = distinct(self.problem, points, directions)
+            order, kept = ranked(self.problem, points, directions)
+            chosen = order[kept]
         refined = refine(self.problem, points[chosen], directions[chosen])
         kept = acceptable(self.problem, points[chosen], refined) & within_reach(refined, reach)
         new = new_directions(self.problem, self.found, refined[kept])[:dimension]
         self._adapt(len(new), dimension, size)
         self.found = torch.cat([self.found, new])
-        return new, steps
+        return Proposals(new, starts=size, steps=steps, solved=True)
 
     def _descend(self, gates: Gates, starts: Tensor, effort: Effort) -> Ends:
         """Descend on all devices. Return end points and directions in float64.
@@ -194,10 +194,6 @@ class OneLayerRounds:
         A peeled p may contain a faint sample, whose q is then not orthogonal to p.
         """
         self.q_basis = torch.eye(self.problem.batch_size, dtype=self.rows.dtype, device=self.rows.device)
-
-    def _rows_in_reach(self, reach: int) -> Float[Tensor, "live b"]:
-        """Return ℓ_k, with zeros beyond the reach."""
-        return torch.where(torch.arange(self.rows.shape[1], device=self.rows.device) < reach, self.rows, 0.0)
 
     def repair(self) -> Float[Tensor, "k b"]:
         """Refine the p of every direction whose zeros disagree with p, and return the accepted directions.

@@ -1,31 +1,23 @@
 """Use the weights of a next layer with few outputs over several rounds of one client.
 
-In round t the signal of a sample is e_t = s_t W₂,tᵀ r before its activation pattern is applied, with nearly the same r
-in all rounds (``signals``). At every neuron either d = e and z > 0, or d = 0 and z ≤ 0, where d = L q and z = A p. The
-p of a new sample is orthogonal to the directions found so far. Samples that are known already therefore satisfy the
-equations of d and e, but not those of z.
-
-Reflections (``two_layers`` explains the method) find triples (d, e, z) near a sample. An end point still has wrong
-signs at up to a fifth of the neurons. ``solve_columns`` corrects them.
+Reflections (``two_layers`` explains the method) find triples (d, e, z) near a sample, with d = L q, the signal e before
+the activation pattern is applied (``signals``), and z = A p. At every neuron either d = e and z > 0, or d = 0 and
+z ≤ 0. The p of a new sample is orthogonal to the directions found so far, so samples that are known already satisfy the
+equations of d and e, but not those of z. An end point still has wrong signs at up to a fifth of the neurons.
 """
 
 import torch
 
 from spearpp.inversion.next_layer import FewOutputs
-from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import Pairs
-from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
-from spearpp.linalg.nullspace import complement, independent
+from spearpp.linalg.nullspace import complement
 from spearpp.linalg.recording import repeat
 from spearpp.linalg.time_limit import check_time
-from spearpp.search.base import Proposals
-from spearpp.search.gated.accept import sent_back
+from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.refine import DUPLICATE_COSINE, concentrated
-from spearpp.search.gated.signals import SignalsOfRounds
-from spearpp.search.gated.two_layers import SOLVED_COSINE
+from spearpp.search.gated.signals import SignalsOfRound, SignalsOfRounds
 from spearpp.types import Bool, Float, Tensor
 
 ALPHA = 1.5
@@ -52,45 +44,28 @@ PATIENCE = 3
 """Successive rounds of reflections without a new column after which the search ends. Design choice."""
 
 
-class BackwardOverRounds:
-    """Rounds of reflections that find columns of D from the weights of the next layer in several rounds of a client.
+class BackwardOverRounds(BackwardRounds):
+    """Rounds of reflections with the weights of the next layer in several rounds of a client."""
 
-    Args:
-        problem: the layer.
-        outputs: the weights of the next layer in all rounds.
-        size: half of the number of starts of a round.
-        dtype: precision of the reflections.
-        peeled: inputs that single rows revealed before.
-    """
-
-    def __init__(self, problem: Problem, outputs: FewOutputs, size: int, dtype: torch.dtype, peeled: Pairs) -> None:
-        self.problem, self.outputs, self.dtype = problem, outputs, dtype
-        self.signals = SignalsOfRounds(outputs, dtype)
-        self.size = 2 * size
-        """Starts of a round."""
-        self.known = sphere.retract(peeled.directions)
-        """Directions found so far."""
-        self.basis = peeled.apart
-        self.empty_rounds = 0
+    min_new = 0.0
 
     @property
     def over(self) -> bool:
         """Whether no further round should follow. All other directions determine the p of the last sample."""
-        return len(self.known) >= self.problem.batch_size - 1 or self.empty_rounds == PATIENCE
+        return len(self.known) >= self.problem.batch_size - 1 or self.poor_rounds == PATIENCE
 
-    def run(self, size: int, generator: torch.Generator) -> Proposals:
-        """Run one round and return the new directions."""
+    def _columns(self, size: int, generator: torch.Generator) -> tuple[Float[Tensor, "k b"], int]:
         ends, signals, reflections = self._reflect(size, generator)
-        new = self._accept(ends, signals)
-        self.known = torch.cat([self.known, new])
-        self.empty_rounds = 0 if len(new) else self.empty_rounds + 1
-        return Proposals(new, starts=size, steps=size * reflections)
+        units = sphere.retract(ends)
+        known = ((units @ self.known.T).abs() > DUPLICATE_COSINE).any(1)
+        different = ~known & sphere.first_of_each(units, DUPLICATE_COSINE)
+        return solve_columns(self.problem, self.outputs, ends[different], signals[different]), reflections
 
     def _reflect(
         self, size: int, generator: torch.Generator
     ) -> tuple[Float[Tensor, "ends b"], Float[Tensor, "ends m"], int]:
         """Reflect random starts. Return q and e of the good end points, and the number of reflections per start."""
-        rows, signals = (self.problem.factors.left @ self.basis).to(self.dtype), self.signals
+        rows, signals = self.rows.to(self.dtype), self.signals
         gates, z = self._preactivations_of_others(size, generator)
         e = signals.starts(size, generator, self.dtype)
         d = ALPHA * e * (z > 0)
@@ -131,38 +106,16 @@ class BackwardOverRounds:
         starts = sphere.retract((points * last.sign()) @ self.problem.preactivations.T)
         return torch.linalg.qr(self.problem.preactivations @ basis)[0].to(self.dtype), starts.to(self.dtype)
 
-    def _accept(self, ends: Float[Tensor, "k b"], signals: Float[Tensor, "k m"]) -> Float[Tensor, "new b"]:
-        """Solve the end points exactly, and keep the new columns that fit."""
-        problem, live = self.problem, self.problem.factors.live
-        different = self._different(ends)
-        q = solve_columns(problem, self.outputs, ends[different], signals[different])
-        duplicates = (q @ q.T).abs() > SOLVED_COSINE
-        q = refit(problem, q[~duplicates.tril(-1).any(1)])
-        zeros = (problem.tolerance.zeros(q @ problem.factors.left.T, q) & live).sum(1)
-        q = q[zeros >= problem.tolerance.least_zeros]
-        chunks = q.split(chunk_size(q.device, 16 * self.outputs.span.numel()))
-        # The zeros of absent rounds prove nothing, so the other entries must be a signal of one sample.
-        q = torch.cat([each[sent_back(problem, self.outputs, each)] for each in chunks])
-        # A wrong zero may turn the same direction by more than noise does.
-        q = q[~((q @ self.known.T).abs() > SOLVED_COSINE).any(1)]
-        directions = torch.cat([self.known, q])
-        kept = independent(directions, torch.full_like(directions[:, 0], SAME_DIRECTION), always=len(self.known))
-        return directions[kept[len(self.known) :]]
-
-    def _different(self, ends: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
-        """Return which end points are near no earlier one and near no known direction."""
-        units = sphere.retract(ends)
-        known = ((units @ self.known.T).abs() > DUPLICATE_COSINE).any(1)
-        return ~known & ~((units @ units.T).abs() > DUPLICATE_COSINE).tril(-1).any(1)
-
 
 def _ends(
-    d: Float[Tensor, "k m"], e: Float[Tensor, "k m"], rows: Float[Tensor, "m d"], signals: SignalsOfRounds
+    d: Float[Tensor, "k m"],
+    e: Float[Tensor, "k m"],
+    rows: Float[Tensor, "m d"],
+    signals: SignalsOfRound | SignalsOfRounds,
 ) -> tuple[Float[Tensor, "k d"], Float[Tensor, "k m"], Bool[Tensor, "k"]]:
     """Return the direction q and the signal e of each point, in the scale of a unit d = L q, and which are good."""
     q = sphere.retract(d @ rows)
-    size = torch.linalg.vector_norm(d @ rows, dim=1, keepdim=True).clamp_min(torch.finfo(d.dtype).tiny)
-    d, e = q @ rows.T, ALPHA * signals.project(e) / size
+    d, e = q @ rows.T, ALPHA * signals.project(e) / sphere.norm(d @ rows)[:, None]
     firing = d.abs() > 0.5 * e.abs()
     return q, e, torch.linalg.vector_norm(d - firing * e, dim=1) <= MISMATCH * torch.linalg.vector_norm(d, dim=1)
 
@@ -175,16 +128,8 @@ def solve_columns(
     Minimise Σ_k min(|ℓ_k·q|, |ℓ_k·q - e_k|) by iteratively reweighted least squares, where e lies in the span that the
     weights of the next layer allow, with one r_t for every round. The weights are 1/max(residual, δ), where δ shrinks.
     Neurons with a wrong sign therefore lose their influence. Local steps turn columns out of the span, but leave their
-    zeros, so q is finally solved for the silent neurons alone.
-
-    Args:
-        problem: the layer.
-        outputs: the weights of the next layer in all rounds.
-        directions: q near a sample.
-        signals: e near the signal of the sample, in the scale of L q for a unit q.
-
-    Returns:
-        Unit directions.
+    zeros, so q is finally solved for the silent neurons alone. ``directions`` and ``signals`` are q and e near a
+    sample, in the scale of L q for a unit q.
     """
     if not len(directions):
         return directions

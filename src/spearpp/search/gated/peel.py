@@ -1,14 +1,9 @@
 """Peeling: recover inputs from rows of the gradient that contain a single sample, one after another.
 
-Images with pixels in [0, 1] are similar to each other, so a neuron fires for nearly all samples or for nearly none.
-If a neuron fires for one sample only, its row of G is this sample: ℓ_k = d_ki p_i. The following test decides whether a
-row contains one sample. The rows that are silent for p = ℓ_k must determine a direction q, and L q must be zero exactly
-where p is silent. A pair (p, q) with q·p = 1 can be removed from the problem on both sides:
-
-    L ← L (I - q pᵀ)
-
-Other rows then contain one sample less, and some of them contain a single sample. This repeats until no row has a
-single sample, as in the peeling decoder of erasure codes. The rest is a smaller problem for the other searches.
+If a neuron fires for one sample only, its row of G is this sample: ℓ_k = d_ki p_i. The rows that are silent for p = ℓ_k
+then determine a direction q, and L q is zero exactly where p is silent. A pair (p, q) with q·p = 1 can be removed from
+the problem on both sides, L ← L (I - q pᵀ). Other rows then contain one sample less, and some of them a single sample.
+This repeats as in the peeling decoder of erasure codes. The rest is a smaller problem for the other searches.
 """
 
 import math
@@ -43,16 +38,10 @@ SINGULAR_RATIO = 0.05
 
 
 def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
-    """Recover all inputs that single rows reveal one after another.
+    """Recover all inputs that single rows reveal one after another, until the deadline on ``time.monotonic``'s clock.
 
-    If neurons fire for about half of the samples, no row has a single sample and the result is empty.
-
-    Args:
-        problem: the layer. Without a bias, a row does not determine the sign of its input, and the result is empty.
-        deadline: when to stop, on the clock ``time.monotonic``.
-
-    Returns:
-        The recovered pairs (p, q).
+    If neurons fire for about half of the samples, no row has a single sample and the result is empty. It is also empty
+    without a bias, because a row does not determine the sign of its input then.
     """
     pairs = no_pairs(problem)
     while problem.seen.has_bias and len(pairs) < problem.batch_size and time.monotonic() < deadline:
@@ -60,8 +49,8 @@ def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
         if not len(candidates):
             break
         points, directions = _singles(problem, candidates)
-        units = sphere.retract(torch.cat([pairs.directions, directions]))
-        kept = independent(units, problem.tolerance.angle(units), always=len(pairs))[len(pairs) :] - len(pairs)
+        units = sphere.retract(directions)
+        kept = independent(units, problem.tolerance.angle(units), sphere.retract(pairs.directions))
         joined = pairs.join(points[kept], directions[kept]) if len(kept) else pairs
         if len(joined) == len(pairs):
             break
@@ -79,7 +68,7 @@ def _candidates(problem: Problem, pairs: Pairs) -> Float[Tensor, "k b"]:
     sample = points[:: max(1, -(-len(points) // SAMPLED_ROWS))]
     firing_rate = (sample @ problem.preactivations[significant].T > 0).double().mean(0)
     points = points[firing_rate <= FIRING_RATE]
-    return points[~((points @ points.T) > SAME).tril(-1).any(1)]
+    return points[sphere.first_of_each(points, SAME, signed=True)]
 
 
 def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tensor, "s b"], Float[Tensor, "s b"]]:

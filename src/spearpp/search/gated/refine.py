@@ -46,21 +46,6 @@ def silent_neurons(problem: Problem, points: Float[Tensor, "*u k b"]) -> Bool[Te
     return (points @ problem.preactivations.mT <= 0) & problem.factors.live[..., None, :]
 
 
-def distinct(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Int[Tensor, "kept"]:
-    """Select the end points to refine: promising ones, each direction once, the most promising first.
-
-    Args:
-        problem: the layer.
-        points: p of each end point.
-        directions: q of each end point.
-
-    Returns:
-        The indices of the selected end points.
-    """
-    order, selected = ranked(problem, points, directions)
-    return order[selected]
-
-
 def ranked(
     problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
 ) -> tuple[Int[Tensor, "*u n"], Bool[Tensor, "*u n"]]:
@@ -82,8 +67,7 @@ def ranked(
     length = int(promising.sum(-1).max())
     order, promising = order[..., :length], promising[..., :length]
     unit = torch.take_along_dim(unit, order[..., None], dim=-2)
-    duplicates = (unit @ unit.mT).abs() > DUPLICATE_COSINE
-    return order, promising & ~duplicates.tril(-1).any(-1)
+    return order, promising & sphere.first_of_each(unit, DUPLICATE_COSINE)
 
 
 def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
@@ -97,13 +81,7 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     - If there are few silent rows, or the zeros allow more than one direction, it solves all rows by iteratively
       reweighted least squares (``_reweighted``), and then again for the zeros.
 
-    Args:
-        problem: the layer.
-        points: p of each end point.
-        directions: q of each end point.
-
-    Returns:
-        The refined directions. A direction for which no method succeeds stays nearly unchanged.
+    A direction for which no method succeeds stays nearly unchanged.
     """
     m, b = problem.factors.left.shape
     size = chunk_size(points.device, 8 * m * b)

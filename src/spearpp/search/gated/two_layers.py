@@ -1,8 +1,5 @@
 """Rounds that use the gradient of the next layer.
 
-Each round reflects random starts (``reflect``), solves their end points exactly, accepts those that satisfy the
-equations of both layers, and removes what was found from both subspaces.
-
 An input is a pair z = A p, y = V c with y = relu(z). The pair satisfies two constraints. Projecting onto either
 constraint alone is easy:
 
@@ -14,9 +11,7 @@ Descent on the distance gets stuck in local minima. The relaxed reflections (dif
     x ← x + β (P_mask(2 P_sub x - x) - P_sub x)
 
 do not stop at a point that is not a solution. Both sets are cones, so x is kept at unit norm. The metric weights y by
-α. This weight decides how many starts succeed. The search uses α = m/d, clipped to [2, 8], where d is the number of
-dimensions that remain. With α = 1 far fewer starts succeed, and none at b=90, m=200 (docs/lab/notebook.md, section
-"Reflections against descent").
+α = m/d, clipped to ``ALPHAS``, where d is the number of dimensions that remain.
 """
 
 from dataclasses import dataclass
@@ -31,7 +26,8 @@ from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement, independent, min_masked_residual
 from spearpp.linalg.recording import repeat
 from spearpp.search.base import Proposals
-from spearpp.types import Float, Tensor, select_rows
+from spearpp.search.gated.accept import SOLVED_COSINE
+from spearpp.types import Float, Tensor, join_rows, select_rows
 
 PROMISING = 0.15
 """Largest share of relu(z) outside span(V) for which an end point is solved exactly. Design choice: such an end point
@@ -59,14 +55,15 @@ EMPTY_ROUNDS = 3
 ONE_LAYER_SHARE = 0.3
 """Largest ratio of samples to neurons for which the first layer alone may be enough. Measured: the first layer alone
 recovers at most 0.25 m samples (docs/lab/notebook.md, section "The next layer")."""
-END_COSINE, SOLVED_COSINE = 0.99, 0.9999
-"""Cosine above which two end points are the same input, before and after they are solved exactly. Design choice."""
+END_COSINE = 0.99
+"""Cosine above which two end points are the same input, before they are solved exactly. Design choice."""
 MIN_YIELD = 0.05
 """Minimum share of the starts of a round that yield new inputs, without more starts next time. Design choice."""
 BETA = 1.4
 """β. Measured: more starts succeed than with β = 1 at b=90, m=200 and at b=400, m=1000 (same table of the notebook)."""
 ALPHAS = 2.0, 8.0
-"""Smallest and largest α. Measured: smaller values found fewer inputs (same table). Larger values were not tried."""
+"""Smallest and largest α. Measured: with smaller values fewer starts succeed, and with α = 1 none at b=90, m=200 (same
+table). Larger values were not tried."""
 BLOCK = 200
 """Reflections between two checks of how many starts have converged. Design choice: a check makes a GPU wait."""
 CONVERGED = 0.02
@@ -87,11 +84,8 @@ class _Spaces:
 class TwoLayerRounds:
     """State of the search with the next layer: the inputs found, and how hard to search next.
 
-    Args:
-        problem: the layer.
-        next_layer: the gradient and weights of the next layer.
-        least: number of starts of a round in the beginning.
-        dtype: precision of the reflections.
+    Each round reflects random starts (``reflect``), solves their end points exactly, accepts those that satisfy the
+    equations of both layers, and removes what was found from both subspaces. A round begins with ``least`` starts.
     """
 
     def __init__(self, problem: Problem, next_layer: NextLayer, least: int, dtype: torch.dtype) -> None:
@@ -140,7 +134,7 @@ class TwoLayerRounds:
             bases = spaces.preactivations.to(self.dtype), spaces.activations.to(self.dtype)
             ends, steps = reflect(*bases, starts, REFLECTIONS[self.more_reflections])
         new = self._accept(spaces, self._polish(spaces, ends.double()))
-        self.found = self.found.join(new)
+        self.found = join_rows(self.found, new)
         self._adapt(len(new), size)
         return Proposals(new.directions, starts=size, steps=steps * size, matches=new)
 
@@ -157,7 +151,8 @@ class TwoLayerRounds:
         """Solve each end point for its own mask, in float64. Keep the solutions that fit, each once."""
         residual = outside(ends @ spaces.preactivations.T, spaces.activations)
         order = residual.argsort(stable=True)
-        x = _distinct(ends[order[residual[order] < PROMISING]], END_COSINE)
+        x = ends[order[residual[order] < PROMISING]]
+        x = x[sphere.first_of_each(x, END_COSINE, signed=True)]
         masks, norms = x @ spaces.preactivations.T > 0, x.new_zeros(len(x), 2)
         changed = torch.arange(len(x), device=x.device)
         for _ in range(POLISHES):
@@ -170,7 +165,8 @@ class TwoLayerRounds:
                 break
         points = sphere.retract(x @ spaces.to_p.T)
         fits = outside(x @ spaces.preactivations.T, spaces.activations) <= self._allowed(points, self._min_allowed)
-        return _distinct(x[fits & (norms[:, 1] >= DETERMINED)], SOLVED_COSINE)
+        x = x[fits & (norms[:, 1] >= DETERMINED)]
+        return x[sphere.first_of_each(x, SOLVED_COSINE, signed=True)]
 
     def _allowed(self, points: Float[Tensor, "k b"], least: float = 0.0) -> Float[Tensor, "k"]:
         """Return the largest residual that noise explains, at least ``least``; -1 if the noise is too large."""
@@ -204,10 +200,7 @@ class TwoLayerRounds:
             turned=torch.maximum(back.noise, back.left_over) / (freedom * back.gap.clamp(DETERMINED, 1.0)),
         )
         new = select_rows(found, accepted)
-        directions = torch.cat([self.found.directions, new.directions])
-        distances = torch.full_like(directions[:, 0], SAME_DIRECTION)
-        kept = independent(directions, distances, always=len(self.found))[len(self.found) :]
-        return select_rows(new, kept - len(self.found))
+        return select_rows(new, independent(new.directions, SAME_DIRECTION, self.found.directions))
 
     def _adapt(self, new: int, size: int) -> None:
         """Use more starts and more reflections after a round that found few new inputs."""
@@ -216,12 +209,6 @@ class TwoLayerRounds:
             return
         self.empty_rounds = self.empty_rounds + 1 if new == 0 else 0
         self.start_factor, self.more_reflections = 2 * self.start_factor, True
-
-
-def _distinct(vectors: Float[Tensor, "k d"], cosine: float) -> Float[Tensor, "fewer d"]:
-    """Keep the first of all vectors that are parallel up to ``cosine``."""
-    duplicates = vectors @ vectors.T > cosine
-    return vectors[~duplicates.tril(-1).any(1)]
 
 
 def reflect(
@@ -235,16 +222,8 @@ def reflect(
 ) -> tuple[Float[Tensor, "starts d"], int]:
     """Reflect all starts until half of them have converged, or until the maximum number of reflections.
 
-    Args:
-        span: orthonormal basis of the z that remain.
-        activations: orthonormal basis of the y that remain.
-        starts: coordinates of z, unit vectors.
-        most: maximum number of reflections.
-        alpha: α. None: m/d, clipped to ``ALPHAS``.
-        beta: β.
-
-    Returns:
-        The coordinates of z at the end, and the number of reflections.
+    ``span`` and ``activations`` are orthonormal bases of the z and the y that remain, and ``starts`` are unit vectors
+    of coordinates of z. The result has the coordinates at the end, and the number of reflections.
     """
     alpha = min(max(span.shape[0] / span.shape[1], ALPHAS[0]), ALPHAS[1]) if alpha is None else alpha
     z = starts @ span.T

@@ -5,12 +5,12 @@ operations in PyTorch. ``fused`` does each of them in one Triton kernel with the
 steps of a small problem in one kernel. Tests compare the three.
 """
 
-import importlib.util
 from functools import cache
 from types import ModuleType
 
 import torch
 
+from spearpp.linalg.kernels import load, padded
 from spearpp.linalg.kernels.gated import reference
 from spearpp.types import Tensor
 
@@ -38,7 +38,7 @@ def for_all_steps(points: Tensor, m: int, columns: int) -> ModuleType | None:
         m: number of neurons.
         columns: number of columns of the rows or of the gates, whichever is larger.
     """
-    width = 1 << max(4, (columns - 1).bit_length())
+    width = padded(columns)
     small = width <= MAX_COLUMNS and m * width <= SMALL and min(points.numel(), m) > 0
     if not (small and points.is_cuda and points.dtype == torch.float32 and points.is_contiguous()):
         return None
@@ -51,15 +51,4 @@ def for_all_steps(points: Tensor, m: int, columns: int) -> ModuleType | None:
 
 @cache
 def _load_fused(device: int) -> ModuleType | None:
-    """Compile and run one Triton kernel. Return None if Triton or the GPU cannot do this."""
-    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device)[0] < 8:
-        return None
-    from spearpp.linalg.kernels.gated import fused
-
-    try:
-        with torch.cuda.device(device):
-            fused.gate(*(torch.ones(1, 1, device="cuda") for _ in range(3)))
-            torch.cuda.synchronize()
-    except Exception:  # a missing compiler raises many kinds of errors; the PyTorch reference computes the same
-        return None
-    return fused
+    return load(f"{__name__}.fused", device, lambda fused: fused.gate(*torch.ones(3, 1, 1, device="cuda")))

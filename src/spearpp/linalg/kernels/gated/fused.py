@@ -11,21 +11,27 @@ import triton.language as tl
 
 from spearpp.linalg.kernels.gated.blocks import adam_step
 from spearpp.linalg.kernels.gated.reference import TINY as _TINY
-from spearpp.types import Tensor
 
 TINY = tl.constexpr(_TINY)
-_rowwise = triton.jit(do_not_specialize=["columns"])  # rounds shrink the rows; one compilation serves all sizes
 
 
-def _run(kernel: Any, columns: int, rows: int, *arguments: Any) -> None:
-    """Launch one program for each row. Every thread holds about eight entries."""
-    block = triton.next_power_of_2(columns)
-    kernel[(rows,)](*arguments, columns, BLOCK=block, num_warps=min(16, max(1, block // 256)))
+def _rowwise(kernel: Any) -> Any:
+    """Turn a kernel into the function of ``reference`` that has its name. The first tensor has rows and columns."""
+    compiled = triton.jit(do_not_specialize=["columns"])(kernel)  # one compilation serves all sizes
+
+    def launch(*arguments: Any) -> None:
+        """Launch one program for each row. Every thread holds about eight entries."""
+        rows, columns = arguments[0].shape
+        block = triton.next_power_of_2(columns)
+        compiled[(rows,)](*arguments, columns, BLOCK=block, num_warps=min(16, max(1, block // 256)))
+
+    return launch
 
 
 @_rowwise
 @no_type_check
-def _gate(silence, weight, total, columns, BLOCK: tl.constexpr):
+def gate(silence, weight, total, columns, BLOCK: tl.constexpr):
+    """Compute ``reference.gate`` for one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     inactive = tl.maximum(-tl.load(silence + at, mask=inside, other=0.0), 0.0)
@@ -36,14 +42,10 @@ def _gate(silence, weight, total, columns, BLOCK: tl.constexpr):
     tl.store(total + row, sum_of_squares)
 
 
-def gate(silence: Tensor, weight: Tensor, total: Tensor) -> None:
-    """Compute ``reference.gate``."""
-    _run(_gate, silence.shape[1], silence.shape[0], silence, weight, total)
-
-
 @_rowwise
 @no_type_check
-def _begin(right, applied, residual, search, size, columns, BLOCK: tl.constexpr):
+def begin(right, applied, residual, search, size, columns, BLOCK: tl.constexpr):
+    """Compute ``reference.begin`` for one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     difference = tl.load(right + at, mask=inside, other=0.0) - tl.load(applied + at, mask=inside, other=0.0)
@@ -52,14 +54,10 @@ def _begin(right, applied, residual, search, size, columns, BLOCK: tl.constexpr)
     tl.store(size + row, tl.sum(difference * difference, axis=0))
 
 
-def begin(right: Tensor, applied: Tensor, residual: Tensor, search: Tensor, size: Tensor) -> None:
-    """Compute ``reference.begin``."""
-    _run(_begin, right.shape[1], right.shape[0], right, applied, residual, search, size)
-
-
 @_rowwise
 @no_type_check
-def _advance(search, applied, solution, residual, size, columns, BLOCK: tl.constexpr):
+def advance(search, applied, solution, residual, size, columns, BLOCK: tl.constexpr):
+    """Compute ``reference.advance`` for one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     vector = tl.load(search + at, mask=inside, other=0.0)
@@ -74,14 +72,10 @@ def _advance(search, applied, solution, residual, size, columns, BLOCK: tl.const
     tl.store(size + row, after)
 
 
-def advance(search: Tensor, applied: Tensor, solution: Tensor, residual: Tensor, size: Tensor) -> None:
-    """Compute ``reference.advance``."""
-    _run(_advance, search.shape[1], search.shape[0], search, applied, solution, residual, size)
-
-
 @_rowwise
 @no_type_check
-def _direct(points, solution, value, direction, columns, BLOCK: tl.constexpr):
+def direct(points, solution, value, direction, columns, BLOCK: tl.constexpr):
+    """Compute ``reference.direct`` for one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     unscaled = tl.load(solution + at, mask=inside, other=0.0)
@@ -90,14 +84,10 @@ def _direct(points, solution, value, direction, columns, BLOCK: tl.constexpr):
     tl.store(direction + at, minimum * unscaled, mask=inside)
 
 
-def direct(points: Tensor, solution: Tensor, value: Tensor, direction: Tensor) -> None:
-    """Compute ``reference.direct``."""
-    _run(_direct, points.shape[1], points.shape[0], points, solution, value, direction)
-
-
 @_rowwise
 @no_type_check
-def _pull(silence, weight, total, image, columns, BLOCK: tl.constexpr):
+def pull(silence, weight, total, image, columns, BLOCK: tl.constexpr):
+    """Compute ``reference.pull`` for one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     entry = tl.load(image + at, mask=inside, other=0.0)
@@ -107,17 +97,13 @@ def _pull(silence, weight, total, image, columns, BLOCK: tl.constexpr):
     tl.store(image + at, inactive * (square - mean) * (-2.0 * columns / tl.load(total + row)), mask=inside)
 
 
-def pull(silence: Tensor, weight: Tensor, total: Tensor, image: Tensor) -> None:
-    """Compute ``reference.pull``."""
-    _run(_pull, image.shape[1], image.shape[0], silence, weight, total, image)
-
-
 @_rowwise
 @no_type_check
-def _move(
+def move(
     points, through_gates, through_basis, value, momentum, second, schedule, counter, least: tl.constexpr, columns,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Compute ``reference.move`` for one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     point = tl.load(points + at, mask=inside, other=0.0)
@@ -132,20 +118,3 @@ def _move(
     tl.store(points + at, point, mask=inside)
     tl.store(momentum + at, velocity, mask=inside)
     tl.store(at_second, square)
-
-
-def move(
-    points: Tensor,
-    through_gates: Tensor,
-    through_basis: Tensor,
-    value: Tensor,
-    momentum: Tensor,
-    second: Tensor,
-    schedule: Tensor,
-    counter: Tensor,
-    least: float,
-) -> None:
-    """Compute ``reference.move``."""
-    rows, columns = points.shape
-    tensors = points, through_gates, through_basis, value, momentum, second, schedule, counter
-    _run(_move, columns, rows, *tensors, least)

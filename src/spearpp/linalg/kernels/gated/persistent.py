@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
+from spearpp.linalg.kernels import padded
 from spearpp.linalg.kernels.gated.blocks import (
     adam_step,
     add_groups,
@@ -34,8 +35,6 @@ from spearpp.linalg.kernels.gated.reference import TINY as _TINY
 from spearpp.types import Float, Tensor
 
 TINY = tl.constexpr(_TINY)
-NARROWEST = 16
-"""Smallest number of columns that ``tl.dot`` multiplies on tensor cores."""
 SHARED = 128 * 2**10
 """Largest number of bytes of ℓ_k and a_k, each in two memory orders, that a program keeps in shared memory. Design
 choice: below the 163 KiB that an A100 and the 227 KiB that an H200 offer to one program, with room for the rest."""
@@ -71,26 +70,16 @@ class Plan:
 
 
 def plan(m: int, width: int, exact: bool) -> Plan:
-    """Choose the plan for a problem.
+    """Choose the plan for m neurons, a padded number of columns, and products with or without float32 accuracy.
 
     The choices for 32 columns and for more were measured with ``benchmarks/descent.py`` on an H200. With up to 32
     columns, every warp can hold the vectors of all starts in its registers.
-
-    Args:
-        m: number of neurons.
-        width: padded number of columns.
-        exact: whether products have the accuracy of float32.
     """
     if width > 32:
         return Plan(16, 32 if width > 64 and exact else 64, 8, parted=False, whole=False, ahead=True)
     padded_neurons = max(128, triton.next_power_of_2(m))
     whole = padded_neurons * width * (32 if exact else 16) <= SHARED  # exact products store each factor twice
     return Plan(16, padded_neurons if whole else 128, 4 if whole else 8, parted=True, whole=whole)
-
-
-def padded(columns: int) -> int:
-    """Return the power of two to which ``columns`` columns are padded."""
-    return max(NARROWEST, triton.next_power_of_2(columns))
 
 
 def descend(

@@ -4,19 +4,20 @@ Step by step, PyTorch needs nineteen kernel launches per step and moves L q thro
 ``reference`` defines the descent in PyTorch. ``fused`` is a Triton kernel with the same signature.
 """
 
-import importlib.util
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 
+from spearpp.linalg.kernels import load, padded
 from spearpp.linalg.kernels.paper import reference
 from spearpp.types import Float, Tensor
 
 __all__ = ["WIDEST", "for_descent", "reference"]
 
 WIDEST = 256
-"""Largest b for which one program can hold its starts in registers. ``fused.BLOCKS`` has no entry beyond this width."""
+"""Largest b for which one program can hold its starts in registers."""
 
 
 def for_descent(points: Float[Tensor, "starts b"], smooth: bool) -> ModuleType | None:
@@ -29,25 +30,18 @@ def for_descent(points: Float[Tensor, "starts b"], smooth: bool) -> ModuleType |
     b = points.shape[1]
     if not points.is_cuda or points.dtype != torch.float32 or b > WIDEST:
         return None
-    return _load_fused(points.device.index or 0, max(16, 2 ** (b - 1).bit_length()), smooth)
+    return _load_fused(points.device.index or 0, padded(b), smooth)
 
 
 @cache
 def _load_fused(device: int, padded_width: int, smooth: bool) -> ModuleType | None:
-    """Compile the kernel and run one step of one start. Return None if Triton or the GPU cannot do this."""
-    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(device)[0] < 8:
-        return None
-    from spearpp.linalg.kernels.paper import fused
+    """Compile the kernel by running one step of one start."""
 
-    here = torch.device("cuda", device)
-    try:
-        with torch.cuda.device(device):
-            for fine in (False, True):
-                one = torch.eye(1, padded_width, device=here)
-                moments = torch.zeros_like(one), torch.zeros(1, 1, device=here)
-                schedule = torch.ones(1, 2, device=here)
-                fused.descend(one.clone(), one, *moments, schedule, float(smooth), (0.9, 0.999), 1e-8, fine)
-            torch.cuda.synchronize()
-    except Exception:  # a missing compiler raises many kinds of errors; the search then runs step by step in PyTorch
-        return None
-    return fused
+    def run(fused: Any) -> None:
+        for fine in (False, True):
+            one = torch.eye(1, padded_width, device="cuda")
+            moments = torch.zeros_like(one), torch.zeros(1, 1, device="cuda")
+            schedule = torch.ones(1, 2, device="cuda")
+            fused.descend(one.clone(), one, *moments, schedule, float(smooth), (0.9, 0.999), 1e-8, fine)
+
+    return load(f"{__name__}.fused", device, run)

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from spearpp.linalg.kernels import padded
 from spearpp.linalg.kernels.gated.blocks import adam_step
 from spearpp.types import Float, Tensor
 
@@ -40,27 +41,22 @@ class Block:
     """Number of rows of L per block."""
     warps: int
     """Number of warps per program."""
-    stages: int = 2
+    stages: int = 3
     """Number of blocks of rows that are loaded ahead."""
     shared: bool = False
     """Whether q is passed through memory into shared memory, because registers cannot hold both of its parts."""
 
 
-BLOCKS = {
-    (16, False): Block(64, 64, 4, 3),
-    (16, True): Block(64, 64, 4, 3),
-    (32, False): Block(64, 64, 4, 3),
-    (32, True): Block(64, 64, 4, 3),
-    (64, False): Block(64, 64, 4, 3),
-    (64, True): Block(64, 64, 4, 3),
-    (128, False): Block(128, 64, 8, 3),
-    (128, True): Block(128, 64, 8, 3),
-    (256, False): Block(128, 32, 8, 3),
-    (256, True): Block(128, 32, 8, 3, shared=True),
-}
-"""The block for b, rounded up to a power of two, and for whether products are fine. Measured on an H200
-(docs/lab/notebook.md, section "Speed of a step"): three stages are up to 1.4 times as fast as two. Compiled for sm_90,
-all entries overlap their products. Only the last one spills a few registers in the loop over rows."""
+def block_for(width: int, fine: bool) -> Block:
+    """Return the block for b, rounded up to a power of two, and for whether products are fine.
+
+    Measured on an H200 (docs/lab/notebook.md, section "Speed of a step"): three stages are up to 1.4 times as fast as
+    two. Compiled for sm_90, all blocks overlap their products. Only the last one, for fine products, spills a few
+    registers in the loop over rows.
+    """
+    if width <= 64:
+        return Block(64, 64, 4)
+    return Block(128, 64, 8) if width <= 128 else Block(128, 32, 8, shared=fine)
 
 
 @triton.jit
@@ -141,9 +137,9 @@ def descend(
     fine: bool,
     block: Block | None = None,
 ) -> None:
-    """Compute ``reference.descend`` in float32. A given ``block`` replaces the entry of ``BLOCKS``."""
-    padded_width = max(16, triton.next_power_of_2(rows.shape[1]))
-    block = block or BLOCKS[padded_width, fine]
+    """Compute ``reference.descend`` in float32. A given ``block`` replaces that of ``block_for``."""
+    padded_width = padded(rows.shape[1])
+    block = block or block_for(padded_width, fine)
     scale = 2.0 ** (_EXPONENT - math.frexp(float(rows.abs().max()))[1])
     padded_rows = triton.cdiv(len(rows), block.rows) * block.rows
     scaled = _padded(rows * scale, padded_rows, padded_width)
