@@ -24,6 +24,7 @@ from spearpp import simulate
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import first_layer
 from spearpp.auditing.rounds.joined import Joined, join_rounds
+from spearpp.auditing.task import Task
 from spearpp.simulate import Batch, Client
 from spearpp.update import ClientUpdate
 
@@ -114,10 +115,10 @@ def attack(
 
 def audit(updates: list[ClientUpdate], model: nn.Module, seconds: float) -> Joined:
     """Join the rounds in the first layer."""
-    layer = first_layer([make_plan(each, model, None) for each in updates])
+    layer = first_layer([make_plan(each, Task(model, memory=None)) for each in updates])
     if layer is None:
         raise ValueError("the network has no layer that can be inverted")
-    return join_rounds(layer, updates, model, seconds=seconds)
+    return join_rounds(layer, dict(enumerate(updates)), Task(model, budget=seconds))
 
 
 def judge(setting: Setting, samples: Batch, rounds: list[list[int]], joined: Joined) -> tuple[int, int, int]:

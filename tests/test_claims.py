@@ -12,7 +12,7 @@ import spearpp
 from clients import gradient_of
 from conftest import present
 from spearpp import ClientUpdate, simulate
-from spearpp.auditing.claim import Kind, Known, weigh
+from spearpp.auditing.claims import Kind, Known, weigh
 from spearpp.auditing.replay import replay
 from spearpp.inversion.evidence import chance_in_bits
 from spearpp.simulate import Batch

@@ -18,7 +18,7 @@ import spearpp
 from clients import distances
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing import judge as judging
-from spearpp.auditing.claim import Kind
+from spearpp.auditing.claims import Kind
 from spearpp.errors import DataError
 from spearpp.search import RiemannianAdam, Search
 from spearpp.simulate import Batch

@@ -17,7 +17,7 @@ from torch import nn
 import spearpp
 from processes import python
 from spearpp import ClientUpdate, Verdict, check, find_layers, simulate
-from spearpp.auditing.limits import INVERTED
+from spearpp.auditing.plan import INVERTED
 from spearpp.cli import main
 from spearpp.cli.models import model_of
 from spearpp.errors import DataError, NonFiniteError, OptionError

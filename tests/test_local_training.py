@@ -12,9 +12,10 @@ from clients import distances
 from conftest import present
 from spearpp import simulate
 from spearpp.auditing import AuditResult
-from spearpp.auditing.claim import Kind
+from spearpp.auditing.claims import Kind
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.refine import least_squares, refine
+from spearpp.auditing.task import Task
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.training import LocalTraining, likely_orders, mixing_of, number_of_batches
 from spearpp.model import find_layers
@@ -38,7 +39,7 @@ def network(activation: nn.Module) -> nn.Sequential:
 
 def inverted(model: nn.Module, update: ClientUpdate, seconds: float | None = None) -> Inversion | None:
     layer = find_layers(model, update)[0]
-    return invert_training(layer, update, model, seconds=seconds, generator=torch.Generator().manual_seed(0))
+    return invert_training(layer, update, Task(model, budget=seconds))
 
 
 def check_claims(result: AuditResult, batch: Batch) -> None:
@@ -155,7 +156,7 @@ def test_inputs_that_are_not_reported_are_fitted_with_the_others(monkeypatch: py
     model, batch = network(nn.GELU()), batch_of()
     update = simulate.DPSGD(clip=1e9, noise=3e-4)(model, batch, torch.Generator().manual_seed(1))
     every = spearpp.audit(update, model, batch_size=B).layers[0]
-    for limit in ("claims.MAX_LAYER_ERROR", "proof.MAX_BATCH_ERROR"):
+    for limit in ("claims.MAX_UNREPLAYED_ERROR", "judge.MAX_UNREPLAYED_ERROR"):
         monkeypatch.setattr(f"spearpp.auditing.{limit}", 0.1)
     some = spearpp.audit(update, model, batch_size=B).layers[0]
     assert bool(every.is_recovered.all())

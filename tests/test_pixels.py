@@ -14,7 +14,7 @@ import spearpp
 from clients import gradient_of
 from spearpp import AuditResult, ClientUpdate
 from spearpp.auditing import LayerAudit
-from spearpp.auditing.claim import Kind
+from spearpp.auditing.claims import Kind
 from spearpp.errors import OptionError
 from spearpp.inversion import pixels
 from spearpp.inversion.pixels import Pictures, solve

@@ -19,8 +19,8 @@ from spearpp import AuditResult, ClientUpdate, simulate
 from spearpp.auditing import Kind, Verdict
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
-from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined
-from spearpp.auditing.rounds.union import unite
+from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined, unite
+from spearpp.auditing.task import Task
 from spearpp.cli import main
 from spearpp.dp import StatedDP
 from spearpp.dp.bound import rounded_up
@@ -56,7 +56,7 @@ def samples(count: int, seed: int = 1) -> Batch:
 
 def layer_of(model: nn.Module, updates: list[ClientUpdate]) -> Layer:
     """The layer whose rounds are joined."""
-    return present(first_layer([make_plan(each, model, None) for each in updates]))
+    return present(first_layer([make_plan(each, Task(model, memory=None)) for each in updates]))
 
 
 def some(batch: Batch, rows: Sequence[int]) -> Batch:
@@ -139,7 +139,7 @@ def test_momentum_and_another_learning_rate_in_each_round() -> None:
 
 
 def joined_rounds(model: nn.Module, updates: list[ClientUpdate], seconds: float) -> Joined:
-    return join_rounds(layer_of(model, updates), updates, model, seconds=seconds)
+    return join_rounds(layer_of(model, updates), dict(enumerate(updates)), Task(model, budget=seconds))
 
 
 @pytest.mark.parametrize(("rate", "certified"), [(0.0, 0), (1e-6, 0), (RATE, 6)])
@@ -213,11 +213,12 @@ def test_an_input_has_the_error_of_its_own_round() -> None:
     updates[0] = replace(updates[0], gradients=coarse)
     layer = layer_of(model, updates)
     alone = [spearpp.audit(each, model, batch_size=6, search=Gated(starts=128)) for each in updates]
-    union = present(unite(layer, [*alone], not_joined("this test does not join the rounds")))
-    stated = torch.tensor([each.error for each in union.audited.claims if each.recovered])
-    distances = torch.cdist(union.audited.inputs.double(), batch.inputs.double()).amin(1)
+    union = unite(layer, [*alone], not_joined("this test does not join the rounds"))
+    audited = present(union.audited)
+    stated = torch.tensor([each.error for each in audited.claims if each.recovered])
+    distances = torch.cdist(audited.inputs.double(), batch.inputs.double()).amin(1)
     assert len(stated) == 6
-    assert bool((distances <= 3 * stated * torch.linalg.vector_norm(union.audited.inputs, dim=1)).all())
+    assert bool((distances <= 3 * stated * torch.linalg.vector_norm(audited.inputs, dim=1)).all())
 
 
 @pytest.fixture(name="columns", scope="module")

@@ -24,7 +24,7 @@ from spearpp.model import Layer, Sees, find_layers, unwrapped
 from spearpp.model.embeddings import Table, find_tables
 from spearpp.model.following import Following
 from spearpp.model.front import FrontEnd
-from spearpp.model.operations import Tracer, is_batch_norm, is_linear
+from spearpp.model.operations import Tracer, calls_of, is_batch_norm, is_linear
 from spearpp.model.rest import nodes_after
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
@@ -253,11 +253,10 @@ def _batch_norm_follows(layer: Layer, model: nn.Module) -> bool:
     """Return whether BatchNorm comes between the layer and the next Linear layer, or anywhere behind for equations."""
     try:
         model = unwrapped(model)
-        graph = Tracer().trace(model)
+        calls = calls_of(Tracer().trace(model), layer.name)
     except Exception:  # forward is user code and may raise anything when it runs on symbols
         return False
-    calls = [node for node in graph.nodes if node.op == "call_module"]
-    for start in (node for node in calls if plain(str(node.target)) == layer.name):
+    for start in calls:
         for node in nodes_after(model, start)[0]:
             module = model.get_submodule(str(node.target)) if node.op == "call_module" else None
             if module is not None and is_batch_norm(module):

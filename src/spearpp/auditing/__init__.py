@@ -2,36 +2,28 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.judge import is_one_step, judge_all, judge_by_layer
-from spearpp.auditing.limits import MEMORY, Budget, check_memory, replay_skip_reason
-from spearpp.auditing.pixels import check_replay, recover_inputs
+from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.estimate import training_findings
+from spearpp.auditing.judge import judge_all
 from spearpp.auditing.plan import make_plan
-from spearpp.auditing.proof import add_proof, estimate_training, replay_all, training_findings
-from spearpp.auditing.refine import refine
-from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, verdict_of
 from spearpp.auditing.rounds import audit_rounds
 from spearpp.auditing.run import run
+from spearpp.auditing.task import MEMORY, SEARCH_SHARE, Budget, Task
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
-from spearpp.auditing.wording import Context, worded
-from spearpp.errors import OptionError
+from spearpp.auditing.wording import LATE, Context, worded
 from spearpp.inversion.result import Progress
-from spearpp.linalg.time_limit import time_limit
 from spearpp.model import Layer, named_as
 from spearpp.model.embeddings import find_tables
 from spearpp.model.loss import Loss
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
 
-LATE = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
-"""Caveat of an audit that ran out of time after its searches."""
 __all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
 
 
@@ -112,127 +104,34 @@ def audit(
     >>> result.replay.difference < 1e-5
     True
     """
-    _check(budget, batch_size, generator, search, input_shape)
-    check_memory(memory)
-    known_loss = Loss.named(loss)
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    task = _Task(model, budget, memory, search, batch_size, known_loss, input_shape, vocabulary, generator, progress)
+    known_loss = Loss.named(loss)
+    task = Task(model, budget, memory, search, batch_size, known_loss, input_shape, vocabulary, generator, progress)
     if not isinstance(update, list | tuple):
-        return task.audit(update)
-    return audit_rounds(
-        update,
-        model,
-        lambda one, seconds: replace(task, budget=seconds).audit(one),
-        budget=budget,
-        memory=memory,
-        search=search,
-        batch_size=batch_size,
-        loss=known_loss,
-        generator=generator,
-        progress=progress,
+        return _audit_one(update, task)
+    return audit_rounds(update, task, lambda one, seconds: _audit_one(one, replace(task, budget=seconds)))
+
+
+def _audit_one(update: ClientUpdate, task: Task) -> AuditResult:
+    """Audit one update: plan, run, judge."""
+    update = named_as(update, task.model)
+    began, whole, of_search = time.monotonic(), Budget.of(task.budget), Budget.of(task.budget, SEARCH_SHARE)
+    plan = make_plan(update, task)
+    tables = audit_vocabulary(update, find_tables(task.model, update), task.vocabulary)
+    audits, interrupted = run(plan, task, of_search)
+    judged = judge_all(audits, plan, task, whole.deadline)
+    late = whole.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
+    result = AuditResult(
+        verdict=verdict_of(judged.audits, tables, tried=any(each.feasible for each in judged.audits)),
+        summary="",
+        layers=judged.audits,
+        findings=[*plan.findings, *training_findings(judged.estimate, update)],
+        caveats=[*([LATE] if late else []), *plan.left_out],
+        interrupted=interrupted or judged.interrupted,
+        replay=judged.replay,
+        estimated=judged.estimate,
+        vocabulary=tables,
+        seconds=time.monotonic() - began,
+        budget=task.budget,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """The arguments of ``audit`` except the update, after they were checked."""
-
-    model: nn.Module | None
-    budget: float | None
-    memory: int | None
-    search: Search | None
-    batch_size: int | None
-    loss: Loss | None
-    input_shape: tuple[int, ...] | None
-    vocabulary: Words | None
-    generator: torch.Generator
-    progress: Callable[[Layer, Progress], None] | None
-
-    def audit(self, update: ClientUpdate) -> AuditResult:
-        """Audit one update: plan, run, judge."""
-        update = named_as(update, self.model)
-        clock = Budget(self.budget, time.monotonic())
-        plan = make_plan(update, self.model, self.memory, self.loss)
-        tables = audit_vocabulary(update, find_tables(self.model, update), self.vocabulary)
-        audits, interrupted = run(plan, self.model, self.search, clock.of_search, self.generator, self.progress)
-        audits = [judge_by_layer(each, plan.update, self.batch_size) for each in audits]
-        skipped = None if self.model is None else replay_skip_reason(update, self.memory)
-        judged = _Judged(audits, self.model)
-        try:
-            with time_limit(clock.deadline):
-                self._judge(judged, plan.update, replayable=skipped is None)
-        except KeyboardInterrupt:  # the inputs are recovered; labels and the replay are missing
-            interrupted = True
-        late = clock.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
-        result = AuditResult(
-            verdict=verdict_of(judged.audits, tables, tried=any(each.feasible for each in judged.audits)),
-            summary="",
-            layers=judged.audits,
-            findings=[*plan.findings, *training_findings(judged.estimate, update)],
-            caveats=[*([LATE] if late else []), *plan.left_out],
-            interrupted=interrupted,
-            replay=judged.replay,
-            estimated=judged.estimate,
-            vocabulary=tables,
-            seconds=time.monotonic() - clock.began,
-            budget=self.budget,
-        )
-        context = Context(
-            result,
-            update=update,
-            model_given=self.model is not None,
-            replayable=judged.network is not None,
-            batch_size=self.batch_size,
-            decay=plan.decay,
-            replay_skipped_because=skipped,
-            loss=self.loss,
-        )
-        return worded(context)
-
-    def _judge(self, judged: "_Judged", update: ClientUpdate, *, replayable: bool) -> None:
-        """Replay what was recovered, and write every result into ``judged`` as soon as it is there."""
-        model = self.model if replayable else None
-        judged.audits, judged.network, signals = judge_all(judged.audits, update, model, self.batch_size, self.loss)
-        if model is not None:
-            given = self.input_shape, self.batch_size, self.loss, self.memory, self.generator
-            judged.audits, through_front_end = recover_inputs(judged.audits, update, model, *given)
-            judged.network = through_front_end or judged.network
-        if self.loss is Loss.CROSS_ENTROPY:
-            judged.audits = refine(judged.audits, update, judged.network)
-        judged.replay = replay_all(judged.audits, update, judged.network, self.loss)
-        judged.audits = add_proof(judged.audits, judged.replay, signals, one_step=is_one_step(update))
-        judged.audits = check_replay(judged.audits, judged.replay, update)
-        if self.loss is Loss.CROSS_ENTROPY:
-            judged.estimate = estimate_training(judged.audits, update, judged.network, judged.replay)
-
-
-@dataclass
-class _Judged:
-    """What judging has given so far. Ctrl-C may end it at any time."""
-
-    audits: list[LayerAudit]
-    network: nn.Module | None
-    """The network that inputs are replayed through: the given model, or one that was assumed and proved."""
-    replay: Replay | None = None
-    estimate: Estimate | None = None
-
-
-def _check(budget: object, batch_size: object, generator: object, search: object, input_shape: object) -> None:
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise OptionError(f"generator={generator!r}: pass a torch.Generator, or None for one with seed 0")
-    if search is not None and (isinstance(search, type) or not isinstance(search, Search)):
-        raise OptionError(f"search={search!r}: pass a search object, for example spearpp.search.Gated()")
-    if budget is not None and (not isinstance(budget, int | float) or not budget > 0):
-        raise OptionError(f"budget={budget!r}: expected a positive number of seconds, or None")
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise OptionError(f"batch_size={batch_size!r}: the number of samples the client trained on, or None")
-    if input_shape is not None and not _is_shape(input_shape):
-        raise OptionError(f"input_shape={input_shape!r}: expected positive numbers such as (3, 32, 32), or None")
-
-
-def _is_shape(value: object) -> bool:
-    """Return whether a value is a non-empty sequence of positive whole numbers."""
-    if not isinstance(value, tuple | list):
-        return False
-    sizes = [each for each in value if isinstance(each, int) and not isinstance(each, bool) and each > 0]
-    return len(sizes) == len(value) > 0
+    return worded(Context(result, update, task, judged.network is not None, plan.decay, plan.replay_skipped))

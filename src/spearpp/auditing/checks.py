@@ -6,17 +6,22 @@ layer in blocks of rows.
 
 import statistics
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from spearpp.auditing.numbers import (
-    Finding,
+    HALF,
+    MIN_ENTRIES,
     Spectrum,
-    changed_format,
+    half_precision,
     has_full_rank,
-    limited_by_optimiser,
     quick_spectrum,
+    sample,
     share_of_weights,
+    share_of_zero_rows_and_columns,
+    sizes_at,
 )
 from spearpp.model import Layer, check_types
 from spearpp.update import ClientUpdate
@@ -31,8 +36,39 @@ design choice: the fit is exact up to the noise, and no weight decay removes all
 SAME_DECAY = 1.2
 """Largest ratio of the weight decays of two layers at which both layers have the same weight decay. A design choice: an
 optimiser usually applies one weight decay to all layers."""
+SAME_MAGNITUDE = 1.05
+"""Largest ratio of the 90th to the 10th percentile of the magnitudes at which all entries have the same magnitude. A
+design choice: the ratio is 1 for signs and 13 for Gaussian entries."""
 NOTICEABLE_NOISE = 1e-5
 """Smallest relative noise that is reported. A design choice: 1e-5 is about a hundred times the rounding of float32."""
+FEW_VALUES = 256
+"""Largest number of different values of a quantised gradient. Derived: the number of values of 8 bits."""
+PRUNED = 0.5
+"""Share of zeros above which an update may have been pruned. A design choice: pruning that keeps at least half of the
+entries hides little."""
+SMALL_STEP_RATIO = 3.5
+"""Largest ratio of the 99th percentile to the median of the magnitudes at which an optimiser limited every entry.
+Measured on three data sets: 1.0 to 2.9 after 1 to 20 steps of Adam and AdamW, 4.3 to 20 for SGD with 20 samples.
+Gaussian noise has 3.8."""
+SAME_LIMIT = 1.5
+"""Largest ratio of the 99th percentiles of two matrices at which one optimiser limited both. Measured in the same way:
+1.0 to 1.4 for Adam and AdamW, 2.8 to 18 for SGD."""
+RELATED = 0.5
+"""Smallest correlation between an update and the weights that no optimiser causes. Derived: 0.7 if the weights before
+and after the training are unrelated, and 0 for steps that do not depend on them."""
+UNEXPLAINED_ZEROS = 0.25
+"""Share of zeros above which the update was pruned, not counting rows and columns that are zero throughout. A design
+choice: the other entries of a dense gradient are zero only if no sample activates both their row and column."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property of the update that its owner should know."""
+
+    level: Literal["note", "warning", "error"]
+    about: str
+    """The name of a parameter, or "update"."""
+    message: str
 
 
 def check(update: ClientUpdate, layers: Iterable[Layer]) -> list[Finding]:
@@ -63,7 +99,7 @@ def check_with_decay(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[lis
     check_types(update, None)
     update.verify()
     layers = list(layers)
-    found = [*_changes(update), *changed_format(update), *_scale(update)]
+    found = [*_changes(update), *_changed_format(update), *_scale(update)]
     if any(finding.level == "error" for finding in found):
         return found, 0.0
     hidden = [layer for layer in layers if layer.qualifies and not layer.output]
@@ -80,7 +116,7 @@ def check_with_decay(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[lis
     if seen and abs(abs(decay) * update.scale - 1) <= WHOLE_WEIGHTS:
         return [*found, _wrong_kind(update)], (1 if decay > 0 else -1) / update.scale
     if seen and all(has_full_rank(update.gradients, layer.weight, each.rank) for layer, each in seen.items()):
-        limited = list(limited_by_optimiser(update))
+        limited = list(_limited_by_optimiser(update))
         if limited:
             return [*found, *limited], 0.0
     for layer, each in seen.items():
@@ -116,6 +152,67 @@ def _changes(update: ClientUpdate) -> Iterable[Finding]:
     if not any(nonzero(update.gradients, name) for name in update.gradients):
         why = "nothing changed: the client did not train, or the same file was given twice"
         yield Finding("error", "update", why)
+
+
+def _changed_format(update: ClientUpdate) -> Iterable[Finding]:
+    """Yield findings about what the number format, a compressor or an optimiser did to the numbers."""
+    sizes = tensor_specs(update.gradients)
+    for each, spec in sizes.items():  # the largest tensor may be a table whose rows also decay
+        found = sizes_at(sample(update.gradients, each), 0.1, 0.9) if spec.ndim > 1 else None
+        if found is not None and found[1] <= SAME_MAGNITUDE * found[0]:
+            why = "all entries have the same magnitude: the client trained with Adam, or sent signs instead of "
+            why += "gradients"
+            yield Finding("error", each, f"{why}. The update does not contain the gradient, so it cannot be inverted")
+            return
+    name = max(sizes, key=lambda each: sizes[each].numel())
+    dtype, values = sizes[name].dtype, sample(update.gradients, name)
+    size = values[values != 0].abs()
+    if len(size) < MIN_ENTRIES:
+        return
+    zeros = 1 - len(size) / len(values)
+    stored = None if update.kind == "gradients" else half_precision(sample(update.weights, name))
+    if stored is not None:
+        why = f"the weights are {stored[0]} values: a step below their relative rounding error of {stored[1]} is lost"
+        lost = f", and {zeros:.0%} of the weights did not change" if zeros > PRUNED else ""
+        yield Finding("warning", name, f"{why}{lost}. Fewer inputs can be recovered")
+    elif zeros > PRUNED:
+        expected = share_of_zero_rows_and_columns(update.gradients, name)
+        if zeros > expected + UNEXPLAINED_ZEROS * (1 - expected):
+            why = f"{zeros:.0%} of the entries are zero: the update was pruned, so fewer inputs can be recovered"
+            yield Finding("warning", name, why)
+    if update.kind != "gradients":
+        return
+    limit = "the relative rounding error of {} limits how exactly inputs can be recovered"
+    few = len(values[:: max(1, len(values) // 10_000)].unique()) <= FEW_VALUES
+    if few and len(values.unique()) <= FEW_VALUES:
+        why = f"the gradient has only {len(values.unique())} different values: it was quantised"
+        yield Finding("warning", name, f"{why} to at most {FEW_VALUES} levels")
+    elif (half := HALF.get(dtype) or half_precision(values)) is not None:
+        yield Finding("note", name, f"every number is a {half[0]} value: {limit.format(half[1])}")
+
+
+def _limited_by_optimiser(update: ClientUpdate) -> Iterable[Finding]:
+    """Yield a finding if an optimiser such as Adam limited the size of every entry over several steps.
+
+    Adam moves every weight by at most about lr in a step. The magnitudes of all matrices then end at the same value.
+    """
+    if update.kind == "gradients":
+        return
+    limits = []
+    for name, spec in tensor_specs(update.gradients).items():
+        found = sizes_at(sample(update.gradients, name), 0.5, 0.99) if spec.ndim > 1 else None
+        if found is None:
+            continue
+        median, limit = found
+        _, correlation = share_of_weights(update, name)
+        if limit > SMALL_STEP_RATIO * median or abs(correlation) > RELATED:
+            return
+        limits.append(limit)
+    if len(limits) > 1 and max(limits) <= SAME_LIMIT * min(limits):
+        moved = max(limits) * update.scale
+        why = f"nearly all weights of all layers moved by at most {moved:.1g}, and the update has full "
+        why += "rank: the client trained with Adam or a similar optimiser. The update does not contain the gradient"
+        yield Finding("error", "update", f"{why}, so it cannot be inverted")
 
 
 def _scale(update: ClientUpdate) -> Iterable[Finding]:

@@ -20,22 +20,30 @@ input represents. The rule is the same for every search:
 """
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import torch
 
-from spearpp.auditing.claim import WHOLE_NUMBER, Claim, Kind, Known, Weights, weigh
 from spearpp.auditing.signals import Signals
+from spearpp.auditing.task import Task
 from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK, pattern_distances
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.tolerance import RARE
+from spearpp.model import Layer
+from spearpp.model.loss import Loss
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
+from spearpp.update import ClientUpdate
+from spearpp.update.lazy import tensor_specs
 
-MAX_LAYER_ERROR = 0.5
-"""Largest stated relative error of an input that the layer certifies and no replay explains. A design choice: an input
-with a larger error shows little of its sample. ``proof.MAX_BATCH_ERROR`` has the same value and reason."""
+MAX_UNREPLAYED_ERROR = 0.5
+"""Largest stated relative error of an input that its own replay does not prove, but the certificate of the layer or the
+replay of the whole batch. A design choice: an input with a larger error shows little of its sample. If noise dominates,
+0.5 is four standard deviations, and the expected error is an eighth of the norm."""
 MAX_ERROR = 0.1
-"""Largest stated relative error of an input that its own replay proves (see ``proof.MAX_BATCH_ERROR`` for others). A
+"""Largest stated relative error of an input that its own replay proves (see ``MAX_UNREPLAYED_ERROR`` for others). A
 design choice: a person recognises an image whose error is a tenth of its norm."""
 MAX_MISMATCH = 1e-2
 """Largest mismatch of an input that its replay explains. A design choice between two cases that are far apart: the
@@ -52,15 +60,136 @@ neurons, and the claims must be stricter than this benchmark."""
 MIN_PATTERN_NEURONS = 3
 """Smallest number of neurons in which two activation patterns must differ. Derived: mixtures of two samples whose
 patterns differ in at most two neurons solve the equations of both samples (``docs/method.md``)."""
-
-
+SAME_WEIGHT = 0.05
+"""Largest relative difference between two weights that count as equal. A design choice: 5 % is far below the factor of
+2 between the weights of one sample and of two merged samples."""
+WHOLE_NUMBER = 0.1
+"""Largest distance from a whole number at which a weight still counts samples. A design choice: 0.1 is far below 0.5,
+the largest possible distance from a whole number."""
 _MAY_BE_MEAN = "the input may be the mean of several samples"
 _REPLAYED = "the gradient of this input alone matches its part of the update"
 
 
-def _claim_fits(why: str, samples: float = float("nan")) -> Claim:
-    """Return the claim for an input that fits the gradient and is not proved to be a sample."""
-    return Claim(Kind.FITS, float("inf"), samples, why)
+class Kind(StrEnum):
+    """What is known about a recovered input, strongest claim first."""
+
+    ONE = "one sample"
+    """The input is one training sample, exact up to the stated error."""
+    ONE_OR_MEAN = "one sample or a mean"
+    """The input is one training sample, or the weighted mean of several samples that this update cannot distinguish.
+    The weights sum to 1. In a network with one or two outputs some of them can be negative."""
+    APPROXIMATE = "approximate"
+    """The input is one training sample or such a weighted mean, with a stated error above ``EXACT``: of at most 10 % if
+    the replay of this input proves it, and of at most 50 % if other evidence does."""
+    SEVERAL = "several samples"
+    """The input has the weight of k samples: it is their weighted mean, or one sample that occurs k times."""
+    FITS = "fits"
+    """The input fits the gradient, but the evidence does not prove that the input is a sample."""
+    NONE = "nothing"
+    """Nothing is claimed about the input."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed about one recovered input."""
+
+    kind: Kind
+    error: float
+    """The stated error: an estimate of the distance between the input and what the claim says it is, relative to the
+    norm. inf if no error is stated. It is not a bound: in tests with hostile clients the true distance was at most
+    three times as large (``docs/limits.md``)."""
+    samples: float
+    """How many samples of the batch the input represents. nan if this number is unknown."""
+    why: str
+    """The reason for the claim, or the reason why the claim is not stronger. A clause without a full stop."""
+    apart: float = float("inf")
+    """If the input is a mean: how far its samples can be from this mean, relative to its norm. 0 if the input is one
+    sample, inf if the distance is unknown."""
+
+    @classmethod
+    def fitting(cls, why: str, samples: float = float("nan")) -> "Claim":
+        """Return the claim for an input that fits the gradient and is not proved to be a sample."""
+        return cls(Kind.FITS, float("inf"), samples, why)
+
+    @classmethod
+    def nothing(cls, why: str) -> "Claim":
+        """Return the claim for an input about which nothing is known."""
+        return cls(Kind.NONE, float("inf"), float("nan"), why)
+
+    @property
+    def certified(self) -> bool:
+        """Whether the input is exact: one sample, or a mean of samples that cannot be distinguished."""
+        return self.kind in (Kind.ONE, Kind.ONE_OR_MEAN)
+
+    @property
+    def recovered(self) -> bool:
+        """Whether the input counts as recovered."""
+        return self.certified or self.kind is Kind.APPROXIMATE
+
+
+UNJUDGED = Claim.nothing("the input was not judged, because the audit was interrupted")
+"""The claim for an input if the audit stopped before it judged the input."""
+
+
+def reasons(claims: Sequence[Claim], *kinds: Kind) -> str:
+    """Return the most frequent reason of the claims of these kinds, or an empty string if there is no such claim."""
+    found = Counter(each.why for each in claims if each.kind in kinds)
+    return found.most_common(1)[0][0] if found else ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the audit knows in addition to the recovered inputs."""
+
+    batch_size: int | None
+    """N, the number of samples that the client trained on. None if unknown."""
+    absolute: bool = True
+    """Whether the update has the scale of a mean loss: a gradient, or weights with a known learning rate."""
+    one_step: bool = True
+    """Whether the update is a single gradient and not the result of several local steps. An audit always says which;
+    ``invert``, which knows less, allows for local steps unless it is told that there were none."""
+    one_row_each: bool = True
+    """Whether the layer sees the inputs of the model, with one row for each sample."""
+    dropout: bool = False
+    """Whether Dropout follows the layer. A replay cannot be exact then."""
+    outputs: int = 0
+    """Number of outputs of the network. 0 if unknown."""
+
+    @classmethod
+    def about(cls, layer: Layer, update: ClientUpdate, task: Task) -> "Known":
+        """Return what an audit knows about a layer.
+
+        The update has the scale of the loss if it is a gradient, or weights after one step with a known lr. The mean
+        squared error is scaled in several ways (a mean or a sum over the outputs, a factor of 1/2), so its size does
+        not count samples. The last matrix of the update counts as the output layer.
+        """
+        one_known_step = update.steps in (None, 1) and update.lr is not None
+        scaled = update.clients == 1 and (update.kind == "gradients" or one_known_step)
+        matrices = [spec.shape for spec in tensor_specs(update.weights).values() if spec.ndim == 2]
+        return cls(
+            task.batch_size,
+            absolute=scaled and task.loss is not Loss.MSE,
+            one_step=update.one_gradient,
+            one_row_each=layer.sees == "inputs",
+            dropout=layer.dropout,
+            outputs=matrices[-1][0] if matrices else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weight of one sample in the update."""
+
+    why: str
+    """The reason for ``one`` and ``implied``. A clause without a full stop."""
+    one: float | None = None
+    """κ of one sample. None if the weights of the inputs do not determine it."""
+    implied: float = float("nan")
+    """The number of samples in the batch that κ implies. nan if κ implies no number."""
+    counted: bool = False
+    """Whether the caller gave the number of samples. Only then can an input be proved to be one sample."""
+    merged: bool = False
+    """Whether most inputs must represent several samples."""
 
 
 def claims_of(
@@ -77,7 +206,7 @@ def claims_of(
     layers = _layer_evidence(inversion, patterns, known)
     certified = torch.tensor([each.consistent for each in layers], dtype=torch.bool)
     explained = torch.zeros(len(layers), dtype=torch.bool)
-    weights = Weights(None, float("nan"), "the loss is unknown, or the model cannot be replayed")
+    weights = Weights("the loss is unknown, or the model cannot be replayed")
     if signals is not None:
         signals = to_device(signals, torch.device("cpu"))
         if bool(_proves_loss(signals).any()):  # rule 1: the replays whose mismatch is no chance
@@ -86,21 +215,30 @@ def claims_of(
                 explained &= certified
             weights = weigh(signals.weight[explained[: len(signals.mismatch)]], inversion.batch_size, known)  # rule 2
     loss_known = int(explained.sum()) >= max(2, int((certified & ~explained).sum()))
+    unproved = "noise, missing samples or too few neurons leave too little evidence to prove the input"
+    if known.dropout:
+        unproved = "Dropout removes too many of the neurons that could prove the input"
+    no_single = f"no single sample makes the same contribution to the gradient, so {_MAY_BE_MEAN}"
     claims = []
     for row, layer in enumerate(layers):
         if bool(explained[row]) and signals is not None:  # rules 1 to 3
             claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, weights, known))
         elif layer.consistent and loss_known and known.one_step and not known.dropout:  # rule 5
-            claims.append(
-                _claim_fits(f"no single sample makes the same contribution to the gradient, so {_MAY_BE_MEAN}")
-            )
+            claims.append(Claim.fitting(no_single))
         elif layer.consistent:  # rule 4
             claims.append(_certified_by_layer(layer, known))
         elif bool(inversion.fits[row]):
-            claims.append(_claim_fits(_too_little_evidence(known)))
+            claims.append(Claim.fitting(unproved))
         else:
-            claims.append(Claim(Kind.NONE, float("inf"), float("nan"), "the input alone does not fit the gradient"))
+            claims.append(Claim.nothing("the input alone does not fit the gradient"))
     return tuple(claims)
+
+
+def patterns_of(layer: Layer, inputs: Float[Tensor, "k n"], update: ClientUpdate) -> Bool[Tensor, "k m"]:
+    """Return which neurons of the layer each input activates."""
+    weight = update.weights[layer.weight]
+    z = inputs.to(weight.device).double() @ weight.double().T
+    return z + (0.0 if layer.bias is None else update.weights[layer.bias].double()) > 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +295,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
     """Return the claim for an input that its replay explains. ``signal`` has only the row of this input."""
     mismatch, floor = float(signal.mismatch), float(signal.noise)
     if weights.merged and not layer.complete:
-        return _claim_fits(f"{weights.why}, so {_MAY_BE_MEAN}")
+        return Claim.fitting(f"{weights.why}, so {_MAY_BE_MEAN}")
     samples = 1.0 if layer.complete else float("nan")
     column = 0  # of slope and curvature: 0 for the direction of the signal, 1 with its size
     if weights.one is not None and not layer.complete:
@@ -165,7 +303,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
         count = round(samples)
         if abs(samples - count) > WHOLE_NUMBER * max(count, 1) or count == 0:
             why = f"the input contributes to the gradient as much as {samples:.3g} samples, so {_MAY_BE_MEAN}"
-            return _claim_fits(why, samples)
+            return Claim.fitting(why, samples)
         if count > 1:
             why = f"the input is the weighted mean of {count} samples, or one sample that occurs {count} times"
             return Claim(Kind.SEVERAL, float("inf"), samples, why)
@@ -181,7 +319,9 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
     if max(error, apart) > MAX_ERROR:
         if layer.consistent and layer.different:
             return replace(_certified_by_layer(layer, known), samples=samples)
-        return _claim_fits(f"the contribution to the gradient hardly depends on the input, so {_MAY_BE_MEAN}", samples)
+        return Claim.fitting(
+            f"the contribution to the gradient hardly depends on the input, so {_MAY_BE_MEAN}", samples
+        )
     mean = f"one training sample, or the mean of samples that differ from it by at most {apart:.1%}"
     if error > EXACT:
         why = f"approximately {'one training sample' if counted else mean}; {_REPLAYED}; {weights.why}"
@@ -194,8 +334,8 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
 
 def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
     """Return the claim that the evidence of the layer supports, without using the replay."""
-    if layer.error > MAX_LAYER_ERROR:
-        return _claim_fits("the noise of the gradient leaves the input too uncertain")
+    if layer.error > MAX_UNREPLAYED_ERROR:
+        return Claim.fitting("the noise of the gradient leaves the input too uncertain")
     exact = layer.error <= EXACT
     approximately = "" if exact else "approximately "
     if layer.complete:
@@ -209,7 +349,7 @@ def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
         why = f"{approximately}one training sample, averaged over the local steps; {count}"
         return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, 1.0, why)
     if not layer.different:
-        return _claim_fits(f"{_MAY_BE_MEAN}, and the gradient of this layer does not show how many")
+        return Claim.fitting(f"{_MAY_BE_MEAN}, and the gradient of this layer does not show how many")
     alike = "are almost equal or activate the same neurons" if layer.from_network else "activate the same neurons"
     why = f"{approximately}one training sample, or the weighted mean of several samples that {alike}"
     if 1 <= known.outputs <= 2:  # all signals at the outputs are multiples of one vector, with either sign
@@ -224,8 +364,45 @@ def _distances_to_nearest(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
     return pattern_distances(patterns).fill_diagonal_(torch.inf).amin(1)
 
 
-def _too_little_evidence(known: Known) -> str:
-    """Return why an input that fits the gradient is not certified."""
-    if known.dropout:
-        return "Dropout removes too many of the neurons that could prove the input"
-    return "noise, missing samples or too few neurons leave too little evidence to prove the input"
+def weigh(weights: Float[Tensor, "k"], rank: int, known: Known) -> Weights:
+    """Return the weight of one sample, given the weights of all inputs that their replay explains.
+
+    Args:
+        weights: κ of each input that its replay explains.
+        rank: the rank of the gradient, a lower bound on the number of samples.
+        known: what else the audit knows.
+
+    >>> import torch
+    >>> weigh(torch.tensor([0.1, 0.1, 0.1, 0.2]), rank=4, known=Known(batch_size=None)).implied
+    10.0
+    """
+    if not len(weights):
+        return Weights("the replay of no input matches its part of the update")
+    given = known.batch_size
+    if given is not None and known.absolute:
+        each = round(float(weights.median()) * given)  # 1 if most inputs are single samples, k if most represent k
+        alike = (weights * given / max(each, 1) - 1).abs() <= WHOLE_NUMBER
+        if each >= 1 and 2 * int(alike.sum()) >= len(weights) and each * len(weights) <= (1 + WHOLE_NUMBER) * given:
+            return Weights(f"the client trained on {_samples(given)}", 1 / given, float(given), counted=True)
+    alike = (weights[:, None] / weights[None] - 1).abs() <= SAME_WEIGHT
+    counts = alike.sum(1)
+    most = int(counts.max())
+    if 2 * most < len(weights) or (most == 1 and len(weights) > 1):
+        why = "the samples have different weights in the update, for example because of clipping or class weights"
+        return Weights(why)
+    one = float(weights[counts == most].min())
+    one = float(weights[(weights / one - 1).abs() <= SAME_WEIGHT].median())
+    if not known.absolute or given is not None:
+        return Weights("the scale of the update is unknown", one)
+    implied = round(1 / one)
+    if known.one_step and 1 / one < rank - WHOLE_NUMBER and abs(1 / one - 1) > WHOLE_NUMBER:  # 1: a sum of losses
+        why = f"the size of the contributions implies {1 / one:.3g} samples, but the gradient has rank {rank}"
+        return Weights(why, merged=True)
+    if abs(1 / one - implied) > WHOLE_NUMBER or implied < rank:
+        return Weights("the update does not have the scale of a mean loss", one)
+    why = f"the size of the contributions to the gradient implies {_samples(implied)}"
+    return Weights(why, 1 / implied, float(implied))
+
+
+def _samples(count: int) -> str:
+    return "one sample" if count == 1 else f"{count} samples"

@@ -5,7 +5,7 @@ separately only because the weights move: the gradient of the second step differ
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,66 +13,48 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from spearpp.auditing.replay import as_sent, forward
+from spearpp.auditing.checks import Finding
+from spearpp.auditing.replay import Replay, as_sent, forward
+from spearpp.errors import OptionError
 from spearpp.linalg.time_limit import OutOfTimeError, check_time, time_limit
 from spearpp.types import Float, Int, Tensor
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import tensor_specs
 from spearpp.update.names import plain
 
 MAX_STEPS = 8
-"""Largest number of steps that can be determined.
-
-A design choice: the time grows with the square of this number.
-"""
+"""Largest number of steps that can be determined. A design choice: the time grows with the square of this number."""
 SECONDS = 5.0
-"""Time limit for the estimate. Without a clear fit by then, only the product is reported.
-
-A design choice: the estimate is an extra and should not take longer than a typical audit.
-"""
+"""Time limit for the estimate. Without a clear fit by then, only the product is reported. A design choice: the estimate
+is an extra and should not take longer than a typical audit."""
 MAX_PARAMETERS = 5_000_000
-"""Largest number of parameters of an update whose training is estimated.
-
-A design choice: several copies of the parameters are held in float64, 40 MB each at this size.
-"""
+"""Largest number of parameters of an update whose training is estimated. A design choice: several copies of the
+parameters are held in float64, 40 MB each at this size."""
 MAX_DIFFERENCE = 1e-4
-"""Largest relative difference at which a repeated training counts as the client's training.
-
-A design choice: recovered inputs are about as exact as this.
-"""
+"""Largest relative difference at which a repeated training counts as the client's training. A design choice: recovered
+inputs are about as exact as this."""
 WEIGHT_ROUNDING = 0.3
-"""Rounding of the weights in one step, in units of the last place. s steps round √s times as much.
-
-Measured: 0.17 to 0.25 for one step. A difference that rounding explains does not count.
-"""
+"""Rounding of the weights in one step, in units of the last place. s steps round √s times as much. Measured: 0.17 to
+0.25 for one step. A difference that rounding explains does not count."""
 CLEARLY_WORSE = 5.0
-"""How many times the difference of the best number of steps the difference of every other number must be.
-
-A design choice: the best number must be clearly better than all others.
-"""
+"""How many times the difference of the best number of steps the difference of every other number must be. A design
+choice: the best number must be clearly better than all others."""
 RATE_TOLERANCE = 0.05
-"""Largest relative difference between the given and the estimated learning rate that is not reported.
-
-A design choice: the estimate is far more accurate than 5 %, and a larger difference is a mistake in the given values.
-"""
+"""Largest relative difference between the given and the estimated learning rate that is not reported. A design choice:
+the estimate is far more accurate than 5 %, and a larger difference is a mistake in the given values."""
 MAX_CORRECTIONS = 12
-"""Largest number of corrections of lr and momentum for one number of steps.
-
-A design choice: Gauss-Newton converges within a few corrections, and the loop stops when it has converged.
-"""
+"""Largest number of corrections of lr and momentum for one number of steps. A design choice: Gauss-Newton converges
+within a few corrections, and the loop stops when it has converged."""
 IMPROVEMENT = 0.999
-"""A correction is accepted if it multiplies the difference by less than this factor.
-
-A design choice: smaller improvements do not change the reported digits.
-"""
+"""A correction is accepted if it multiplies the difference by less than this factor. A design choice: smaller
+improvements do not change the reported digits."""
 FIRST_MOMENTA = (0.0, 0.9)
 """Values of momentum from which the corrections start: plain SGD, and the usual value with momentum."""
 MAX_MOMENTUM = 0.999
 """Largest momentum that is tried. A design choice: SGD with momentum diverges at 1."""
 DERIVATIVE_STEP = 1e-4
-"""Relative change of lr, and change of momentum, for the numerical derivatives of the training.
-
-A design choice for forward differences in float64: the relative error is about 1e-4.
-"""
+"""Relative change of lr, and change of momentum, for the numerical derivatives of the training. A design choice for
+forward differences in float64: the relative error is about 1e-4."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +94,38 @@ class _Fit:
     lr: float
     momentum: float
     difference: float
+
+
+def estimate_training(
+    model: nn.Module | None, update: ClientUpdate, batches: list[tuple[Tensor, Tensor]], replayed: Replay | None
+) -> Estimate | None:
+    """Estimate how the client trained, with the first of several batches that the model accepts.
+
+    Returns:
+        The estimate, or None if no replay proves the recovered batch, if the client sent gradients instead of weights,
+        if the update is a sum of several clients, or if the update is too large.
+    """
+    if model is None or replayed is None or not replayed.proves or replayed.scale <= 0:
+        return None
+    if update.kind == "gradients" or update.clients > 1:
+        return None
+    if sum(each.numel() for each in tensor_specs(update.gradients).values()) > MAX_PARAMETERS:
+        return None
+    for inputs, labels in batches:
+        with suppress(OptionError, OutOfTimeError):
+            return estimate(model, update, inputs, labels)
+    return None
+
+
+def training_findings(trained: Estimate | None, update: ClientUpdate) -> Iterator[Finding]:
+    """Yield a finding about how the client trained: a warning if the caller gave another lr, else a note."""
+    if trained is None:
+        return
+    if trained.differs_from(update):
+        given = f"lr={update.lr:.3g}" + ("" if update.steps is None else f", steps={update.steps}")
+        yield Finding("warning", "update", f"{given} was given, but the update fits {trained}")
+    elif trained.lr is not None or update.lr is None:
+        yield Finding("note", "update", f"the update fits {trained}")
 
 
 def estimate(
@@ -189,9 +203,9 @@ class _Training:
             check_time()
             current = {name: each.detach().requires_grad_(True) for name, each in now.items()}
             loss = nn.functional.cross_entropy(functional_call(self.model, current, (self.inputs,)), self.labels)
-            gradients = torch.autograd.grad(loss, list(current.values()), allow_unused=True)
+            gradients = torch.autograd.grad(loss, list(current.values()), materialize_grads=True)
             for name, gradient in zip(current, gradients, strict=True):
-                velocity[name] = momentum * velocity[name] + (0.0 if gradient is None else gradient)
+                velocity[name] = momentum * velocity[name] + gradient
             now = {name: now[name] - lr * velocity[name] for name in now}
         return _flat({name: self.before[name] - now[name] for name in now})
 
@@ -213,11 +227,8 @@ def _gauss_newton(training: _Training, start: _Fit) -> _Fit:
     for _ in range(MAX_CORRECTIONS):
         by_lr = best - residual(lr * (1 + DERIVATIVE_STEP), momentum)
         by_momentum = best - residual(lr, momentum + DERIVATIVE_STEP)
-        product = float(by_lr @ by_momentum)
-        normal = torch.tensor(
-            [[float(by_lr @ by_lr), product], [product, float(by_momentum @ by_momentum)]], dtype=torch.float64
-        )
-        right = torch.tensor([float(by_lr @ best), float(by_momentum @ best)], dtype=torch.float64)
+        slopes = torch.stack([by_lr, by_momentum])
+        normal, right = (slopes @ slopes.T).cpu(), (slopes @ best).cpu()
         more_lr, more_momentum = (DERIVATIVE_STEP * torch.linalg.lstsq(normal, right[:, None]).solution[:, 0]).tolist()
         # One correction halves or doubles lr at most.
         trial = lr * min(2.0, max(0.5, 1 + more_lr)), min(MAX_MOMENTUM, max(0.0, momentum + more_momentum))

@@ -5,27 +5,17 @@ folder contains a complete audit, or ``load`` detects that the two files do not 
 """
 
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
-from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.document import EVIDENCE_KINDS, SCHEMA, VERSION, document, plain
-from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.numbers import Finding
-from spearpp.auditing.replay import Replay
-from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
-from spearpp.auditing.vocabulary import Vocabulary
+from spearpp.auditing.document import SCHEMA, VERSION, document, plain, read, recovered_tensors
+from spearpp.auditing.result import AuditResult, LayerAudit
 from spearpp.errors import DataError, OptionError
-from spearpp.inversion.evidence import COLUMNS, Evidence
-from spearpp.inversion.result import Inversion, Stats
-from spearpp.model import Layer
 from spearpp.pictures import Shape, blur, guess_shape
-from spearpp.types import Tensor
 from spearpp.update.files import FileName, read_tensors, write_tensors, write_whole
 from spearpp.update.source import read_file, sha256_of
 
@@ -71,8 +61,8 @@ def save(
     except OSError as error:
         raise DataError(f"{path} cannot be created: {error.strerror or error}") from error
     result = redacted(result, redact, shape)
-    tensors = {name: each for i, layer in enumerate(result.layers) for name, each in _tensors(f"{i}", layer)}
-    tensors["redacted"] = torch.tensor([REDACTIONS.index(redact)])  # so the file is never empty
+    redaction = {"redacted": torch.tensor([REDACTIONS.index(redact)])}  # so the file is never empty
+    tensors = recovered_tensors(result) | redaction
     write_tensors(path / NUMBERS, tensors, {"audit": VERSION, "redacted": redact})
     content = {
         **document(result),
@@ -101,7 +91,7 @@ def redacted(result: AuditResult, redact: Redaction, shape: Shape | None = None)
         inversion = replace(audited.inversion, inputs=hidden, directions=no_directions)
         return replace(audited, labels=None if redact == "omit" else audited.labels, inversion=inversion)
 
-    hidden = tuple(each.redacted() for each in result.vocabulary)
+    hidden = tuple(replace(each, used=(), words=()) for each in result.vocabulary)
     return replace(result, layers=[hide(each) for each in result.layers], vocabulary=hidden)
 
 
@@ -112,26 +102,12 @@ def load(folder: FileName) -> AuditResult:
         DataError: if the folder contains no audit, or an audit of another version.
     """
     content = read_document(folder)
-    numbers = Path(folder) / NUMBERS
-    if sha256_of(numbers) != content.get("numbers_sha256"):
-        raise DataError(f"{numbers} does not belong to the {DOCUMENT} in the same folder")
-    tensors, _ = read_tensors(numbers)
-    trained = content.get("estimated")
+    file = Path(folder) / NUMBERS
+    if sha256_of(file) != content.get("numbers_sha256"):
+        raise DataError(f"{file} does not belong to the {DOCUMENT} in the same folder")
+    tensors, _ = read_tensors(file)
     try:
-        return AuditResult(
-            verdict=Verdict(content["verdict"]),
-            summary=str(content["summary"]),
-            layers=[_layer(each, f"{index}", tensors) for index, each in enumerate(content["layers"])],
-            findings=[Finding(**each) for each in content["findings"]],
-            caveats=[str(each) for each in content["caveats"]],
-            replay=None if content["replay"] is None else Replay(**_fields_of(Replay, content["replay"])),
-            seconds=float(content["seconds"]),
-            budget=None if content["budget"] is None else float(content["budget"]),
-            interrupted=bool(content["interrupted"]),
-            estimated=None if trained is None else Estimate(**_fields_of(Estimate, trained)),
-            history=_history(content.get("history")),
-            vocabulary=tuple(Vocabulary.read(each) for each in content.get("vocabulary", [])),
-        )
+        return read(content, tensors)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{Path(folder) / DOCUMENT} is not a report of this version: {error!r}") from error
 
@@ -158,90 +134,3 @@ def read_document(folder: FileName) -> dict[str, Any]:
             hint="audit the update again to get a report of this version",
         )
     return content
-
-
-def _tensors(prefix: str, audited: LayerAudit) -> list[tuple[str, Tensor]]:
-    """Return the names and tensors of one layer for ``recovered.safetensors``."""
-    inversion = audited.inversion
-    if inversion is None:
-        return []
-    names = ("inputs", "certified", "directions", "spectrum", "zeros", "fits")
-    found = [(f"{prefix}/{name}", cast(Tensor, getattr(inversion, name))) for name in names]
-    if audited.labels is not None:
-        found.append((f"{prefix}/labels", audited.labels))
-    for name, each in ({} if inversion.evidence is None else inversion.evidence.columns).items():
-        found.append((f"{prefix}/evidence/{name}", each))
-    return found
-
-
-def _layer(content: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor]) -> LayerAudit:
-    """Return one layer from its entry in ``report.json`` and its tensors."""
-    layer = Layer(**_fields_of(Layer, content))
-    found = content["inversion"]
-    if found is None:
-        return LayerAudit(layer, bool(content["feasible"]), str(content["outcome"]))
-    start = f"{prefix}/evidence/"
-    columns = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
-    evidence: Evidence | None = None
-    if found["evidence"] is not None:
-        evidence = Evidence(
-            **{name: columns[name] for name in COLUMNS},
-            layers={kind: layers for layers, kind in EVIDENCE_KINDS.items()}[found["evidence"]],
-            details={name: each for name, each in columns.items() if name not in COLUMNS},
-            numbers={name: _number(value) for name, value in found["batch_evidence"].items()},
-        )
-    inversion = Inversion(
-        inputs=tensors[f"{prefix}/inputs"],
-        certified=tensors[f"{prefix}/certified"],
-        score=_number(found["score"]),
-        batch_size=int(found["batch_size"]),
-        directions=tensors[f"{prefix}/directions"],
-        scale_known=bool(found["scale_known"]),
-        evidence=evidence,
-        spectrum=tensors[f"{prefix}/spectrum"],
-        zeros=tensors[f"{prefix}/zeros"],
-        fits=tensors[f"{prefix}/fits"],
-        next_layer=str(found["next_layer"]),
-        stats=Stats(**found["stats"]),
-    )
-    rows = {len(inversion.inputs), len(inversion.certified), *(len(each) for each in columns.values())}
-    if len(rows) > 1:
-        raise ValueError("the tensors of a layer have different lengths")
-    if len(found["samples"]) != len(inversion.inputs):
-        raise ValueError("a layer does not describe as many samples as it contains")
-    labels, claims = tensors.get(f"{prefix}/labels"), tuple(_claim(each) for each in found["samples"])
-    return LayerAudit(layer, bool(content["feasible"]), str(content["outcome"]), inversion, labels, claims)
-
-
-def _history(content: Mapping[str, Any] | None) -> History | None:
-    """Return the history of an audit of several rounds from its entry in ``report.json``."""
-    if content is None:
-        return None
-    return History(
-        rounds=tuple(RoundSummary(**each) for each in content["rounds"]),
-        joined=tuple(int(each) for each in content["joined"]),
-        samples=None if content["samples"] is None else int(content["samples"]),
-        outcome=str(content["outcome"]),
-        present=tuple(tuple(int(index) for index in each) for each in content["present"]),
-        known_from=tuple(int(each) for each in content["known_from"]),
-    )
-
-
-def _claim(content: Mapping[str, Any]) -> Claim:
-    """Return the claim of one input from its entry in ``report.json``."""
-    error, apart = (math.inf if content[name] is None else float(content[name]) for name in ("error", "apart"))
-    return Claim(Kind(content["claim"]), error, _number(content["samples"]), str(content["why"]), apart)
-
-
-def _fields_of(table: type[Layer | Replay | Estimate], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of ``report.json`` that are fields of a dataclass.
-
-    A field with a default value may be missing, because an earlier release of the same version did not have it.
-    """
-    needed = (field.name for field in fields(table) if field.default is MISSING or field.name in content)
-    return {name: content[name] for name in needed}
-
-
-def _number(value: float | None) -> float:
-    """Return a number, or nan for null."""
-    return float("nan") if value is None else value

@@ -11,17 +11,17 @@ Local steps move the weights, so the equations of the network hold only approxim
    error of each sample then follows from what is left.
 """
 
-import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import nn
 
 from spearpp.auditing.estimate import WEIGHT_ROUNDING
 from spearpp.auditing.replay import as_sent
+from spearpp.auditing.task import Budget, Task
 from spearpp.errors import OptionError, RankError
 from spearpp.inversion.evidence import WHOLE_NETWORK, Evidence
 from spearpp.inversion.levels import halfway_network
@@ -72,39 +72,39 @@ class _Posed:
     """What the gradient must be multiplied by to give the movement of the weights."""
 
 
-def invert_training(
-    layer: Layer,
-    update: ClientUpdate,
-    model: nn.Module,
-    *,
-    seconds: float | None = None,
-    generator: torch.Generator,
-    progress: Callable[[Progress], None] | None = None,
-) -> Inversion | None:
+def invert_training(layer: Layer, update: ClientUpdate, task: Task) -> Inversion | None:
     """Recover the inputs of the first layer from the weights after local training.
+
+    Args:
+        layer: the layer.
+        update: what the client sent.
+        task: what the caller asks for, with the budget for this layer.
 
     Returns:
         The inversion, or None if the network or the update does not allow it, or if repeating the training does not
         reproduce the update.
     """
-    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    deadline = Budget.of(task.budget).deadline
     with suppress(OptionError, RankError, OutOfTimeError), time_limit(deadline):
-        posed = _pose(layer, update, model)
+        posed = _pose(layer, update, task)
         if posed is None:
             return None
         began = time.monotonic()
-        found, starts = _search(posed, generator, deadline, progress)
+        tell = None if task.progress is None else partial(task.progress, layer)
+        found, starts = _search(posed, task.generator, deadline, tell)
         if len(found) < posed.problem.batch_size:
             return None
         for epochs in EPOCHS if update.steps is None else (update.steps,):
-            fit = _fit(posed, found, epochs, generator)
+            fit = _fit(posed, found, epochs, task.generator)
             if fit is not None and fit.residual <= min(MAX_UNEXPLAINED, REPRODUCED * fit.expected):
                 return _inversion(posed, fit, starts, time.monotonic() - began)
     return None
 
 
-def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None:
+def _pose(layer: Layer, update: ClientUpdate, task: Task) -> _Posed | None:
     """Return the layer with its equations halfway; None if the training cannot be repeated."""
+    if task.model is None or task.loss is not Loss.CROSS_ENTROPY:
+        return None
     if update.kind == "gradients" or update.clients > 1 or layer.sees is not Sees.INPUTS or layer.dropout:
         return None
     if update.steps is not None and update.steps > MAX_EPOCHS:
@@ -114,7 +114,7 @@ def _pose(layer: Layer, update: ClientUpdate, model: nn.Module) -> _Posed | None
         weights = {name: update.weights[name] for name in update.weights}
         weights |= {name: weights[name] - share * update.scale * update.gradients[name] for name in update.gradients}
         moved = replace(update, weights=weights)
-        following = Following.of_model(as_sent(model, moved), moved, layer)
+        following = Following.of_model(as_sent(task.model, moved), moved, layer)
         path.append((observe(*moved.layer(layer.weight, layer.bias)), following))
     following = path[0][1]
     whole = following.rest.is_chain and set(following.rest.layers) == set(following.layers)

@@ -1,8 +1,6 @@
 """What the numbers of an update show: its number format, its optimiser, and rank, noise and weight decay of a layer."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -17,34 +15,13 @@ of 256 quantisation levels many times, and examining them takes milliseconds."""
 MIN_ENTRIES = 100
 """Smallest number of nonzero entries for which the number format is examined. A design choice: the percentiles of fewer
 entries are unreliable."""
-SAME_MAGNITUDE = 1.05
-"""Largest ratio of the 90th to the 10th percentile of the magnitudes at which all entries have the same magnitude. A
-design choice: the ratio is 1 for signs and 13 for Gaussian entries."""
-FEW_VALUES = 256
-"""Largest number of different values of a quantised gradient. Derived: the number of values of 8 bits."""
 HALF = {torch.bfloat16: ("bfloat16", "4e-3"), torch.float16: ("float16", "5e-4")}
 """Names and relative rounding errors of the 16-bit formats: 2⁻⁸ and 2⁻¹¹. bfloat16 is first, because most of its values
 are float16 values too."""
-PRUNED = 0.5
-"""Share of zeros above which an update may have been pruned. A design choice: pruning that keeps at least half of the
-entries hides little."""
-SMALL_STEP_RATIO = 3.5
-"""Largest ratio of the 99th percentile to the median of the magnitudes at which an optimiser limited every entry.
-Measured on three data sets: 1.0 to 2.9 after 1 to 20 steps of Adam and AdamW, 4.3 to 20 for SGD with 20 samples.
-Gaussian noise has 3.8."""
-SAME_LIMIT = 1.5
-"""Largest ratio of the 99th percentiles of two matrices at which one optimiser limited both. Measured in the same way:
-1.0 to 1.4 for Adam and AdamW, 2.8 to 18 for SGD."""
 FULL = 0.75
 """Share of the rows or columns with a gradient from which a rank is full. Measured: 0.85 after two steps of AdamW,
 whose weight decay moves the weights of dead neurons too, and 0.78 after 20 steps of Adam on digits, whose constant
 pixels give proportional columns."""
-RELATED = 0.5
-"""Smallest correlation between an update and the weights that no optimiser causes. Derived: 0.7 if the weights before
-and after the training are unrelated, and 0 for steps that do not depend on them."""
-UNEXPLAINED_ZEROS = 0.25
-"""Share of zeros above which the update was pruned, not counting rows and columns that are zero throughout. A design
-choice: the other entries of a dense gradient are zero only if no sample activates both their row and column."""
 SUBSET = (512, 2048)
 """Numbers of rows and columns from which the spectrum is computed first. Up to twice as many are used. Measured: with
 this subset the check of a network with 9.8 million parameters takes 0.35 s on 2 CPU cores (``docs/lab/notebook.md``,
@@ -54,63 +31,15 @@ MAX_UNEXPLAINED = 0.2
 share of nearly 1, and weight decay leaves only rounding and weak noise."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One property of the update that its owner should know."""
-
-    level: Literal["note", "warning", "error"]
-    about: str
-    """The name of a parameter, or "update"."""
-    message: str
-
-
-def changed_format(update: ClientUpdate) -> Iterable[Finding]:
-    """Yield findings about what the number format, a compressor or an optimiser did to the numbers."""
-    sizes = tensor_specs(update.gradients)
-    for each, spec in sizes.items():  # the largest tensor may be a table whose rows also decay
-        if spec.ndim > 1 and _same_magnitude(sample(update.gradients, each)):
-            why = (
-                "all entries have the same magnitude: the client trained with Adam, or sent signs instead of gradients"
-            )
-            yield Finding("error", each, f"{why}. The update does not contain the gradient, so it cannot be inverted")
-            return
-    name = max(sizes, key=lambda each: sizes[each].numel())
-    dtype, values = sizes[name].dtype, sample(update.gradients, name)
+def sizes_at(values: Float[Tensor, "sampled"], *levels: float) -> list[float] | None:
+    """Return quantiles of the magnitudes of the entries that are not zero, or None if there are too few entries."""
     size = values[values != 0].abs()
     if len(size) < MIN_ENTRIES:
-        return
-    zeros = 1 - len(size) / len(values)
-    stored = None if update.kind == "gradients" else _half_precision(sample(update.weights, name))
-    if stored is not None:
-        why = f"the weights are {stored[0]} values: a step below their relative rounding error of {stored[1]} is lost"
-        lost = f", and {zeros:.0%} of the weights did not change" if zeros > PRUNED else ""
-        yield Finding("warning", name, f"{why}{lost}. Fewer inputs can be recovered")
-    elif zeros > PRUNED:
-        expected = _share_of_zero_rows_and_columns(update.gradients, name)
-        if zeros > expected + UNEXPLAINED_ZEROS * (1 - expected):
-            why = f"{zeros:.0%} of the entries are zero: the update was pruned, so fewer inputs can be recovered"
-            yield Finding("warning", name, why)
-    if update.kind != "gradients":
-        return
-    limit = "the relative rounding error of {} limits how exactly inputs can be recovered"
-    few = len(values[:: max(1, len(values) // 10_000)].unique()) <= FEW_VALUES
-    if few and len(values.unique()) <= FEW_VALUES:
-        why = f"the gradient has only {len(values.unique())} different values: it was quantised"
-        yield Finding("warning", name, f"{why} to at most {FEW_VALUES} levels")
-    elif (half := HALF.get(dtype) or _half_precision(values)) is not None:
-        yield Finding("note", name, f"every number is a {half[0]} value: {limit.format(half[1])}")
+        return None
+    return torch.quantile(size[:: max(1, len(size) // 10_000)], torch.tensor(levels, device=size.device)).tolist()
 
 
-def _same_magnitude(values: Float[Tensor, "sampled"]) -> bool:
-    """Return whether all entries that are not zero have the same magnitude."""
-    size = values[values != 0].abs()
-    if len(size) < MIN_ENTRIES:
-        return False
-    low, high = torch.quantile(size[:: max(1, len(size) // 10_000)], torch.tensor([0.1, 0.9], device=size.device))
-    return bool(high <= SAME_MAGNITUDE * low)
-
-
-def _half_precision(values: Float[Tensor, "sampled"]) -> tuple[str, str] | None:
+def half_precision(values: Float[Tensor, "sampled"]) -> tuple[str, str] | None:
     """Return name and relative rounding error of the 16-bit format that holds all values, or None."""
     if not bool(values.any()):
         return None
@@ -131,7 +60,7 @@ def sample(tensors: Named, name: str) -> Float[Tensor, "sampled"]:
     return values
 
 
-def _share_of_zero_rows_and_columns(tensors: Named, name: str) -> float:
+def share_of_zero_rows_and_columns(tensors: Named, name: str) -> float:
     """Return the share of a tensor in rows and columns of zeros, which come from dead neurons and black pixels."""
     shape = tensor_specs(tensors)[name].shape
     rows, columns = _nonzero_rows_and_columns(tensors, name)
@@ -146,32 +75,6 @@ def _nonzero_rows_and_columns(tensors: Named, name: str) -> tuple[int, int]:
         rows.append(matrix.any(1))
         columns.append(matrix.any(0))
     return int(torch.cat(rows).sum()), int(torch.stack(columns).any(0).sum())
-
-
-def limited_by_optimiser(update: ClientUpdate) -> Iterable[Finding]:
-    """Yield a finding if an optimiser such as Adam limited the size of every entry over several steps.
-
-    Adam moves every weight by at most about lr in a step. The magnitudes of all matrices then end at the same value.
-    """
-    if update.kind == "gradients":
-        return
-    limits = []
-    for name, spec in tensor_specs(update.gradients).items():
-        values = sample(update.gradients, name) if spec.ndim > 1 else torch.zeros(0)
-        size = values[values != 0].abs()
-        if len(size) < MIN_ENTRIES:
-            continue
-        levels = torch.tensor([0.5, 0.99], device=size.device)
-        median, limit = torch.quantile(size[:: max(1, len(size) // 10_000)], levels).tolist()
-        _, correlation = share_of_weights(update, name)
-        if limit > SMALL_STEP_RATIO * median or abs(correlation) > RELATED:
-            return
-        limits.append(limit)
-    if len(limits) > 1 and max(limits) <= SAME_LIMIT * min(limits):
-        moved = max(limits) * update.scale
-        why = f"nearly all weights of all layers moved by at most {moved:.1g}, and the update has full "
-        why += "rank: the client trained with Adam or a similar optimiser. The update does not contain the gradient"
-        yield Finding("error", "update", f"{why}, so it cannot be inverted")
 
 
 def share_of_weights(update: ClientUpdate, name: str) -> tuple[float, float]:

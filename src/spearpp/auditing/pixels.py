@@ -16,21 +16,19 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, claims_of
-from spearpp.auditing.judge import is_one_step, known_of, patterns_of
-from spearpp.auditing.replay import Replay, as_sent
+from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, Claim, Kind, Known, claims_of, patterns_of
+from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
-from spearpp.auditing.signals import Signals, replay_alone
+from spearpp.auditing.signals import replay_alone
+from spearpp.auditing.task import Task
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, Evidence
 from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.pixels import NEAR, Pictures, solve
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
-from spearpp.model import Layer, Sees, unwrapped
+from spearpp.model import Sees, unwrapped
 from spearpp.model.front import FrontEnd
-from spearpp.model.loss import Loss
 from spearpp.types import Bool, Float, Int, Tensor, select_rows, to_device
 from spearpp.update import ClientUpdate
 
@@ -38,11 +36,6 @@ MIN_NOISE = 1e-6
 """Smallest relative residual that a solution must reach. Derived: ten times the rounding error of float32."""
 JACOBIAN_COPIES = 3
 """Matrices of the size of the Jacobian or of JᵀJ that are in memory at the same time. Derived: from the code."""
-CONTRADICTS = 0.5
-"""Difference of the replay of a whole gradient from which the recovered inputs are not claimed.
-
-A design choice: the same number as ``judge.WRONG_MISMATCH``. Inputs without a relation to the update have 1.
-"""
 
 
 class FlatInputs(nn.Module):
@@ -65,14 +58,7 @@ class FlatInputs(nn.Module):
 
 
 def recover_inputs(
-    audits: list[LayerAudit],
-    update: ClientUpdate,
-    model: nn.Module,
-    input_shape: tuple[int, ...] | None,
-    batch_size: int | None,
-    loss: Loss | None,
-    memory: int | None,
-    generator: torch.Generator,
+    audits: list[LayerAudit], update: ClientUpdate, model: nn.Module, task: Task
 ) -> tuple[list[LayerAudit], nn.Module | None]:
     """Compute the inputs of the model from the features of one layer, if they determine the inputs.
 
@@ -80,11 +66,7 @@ def recover_inputs(
         audits: the layers with their claims.
         update: what the client sent.
         model: the network.
-        input_shape: shape of one input of the model; None to guess it.
-        batch_size: the number of samples that the client trained on, or None.
-        loss: the loss of the client; None if it is unknown.
-        memory: bytes that the equations may take; None for no limit.
-        generator: source of randomness.
+        task: what the caller asks for.
 
     Returns:
         The layers, and the model for the replay of the recovered inputs. The reason of a layer with features says why
@@ -98,48 +80,22 @@ def recover_inputs(
         if each.layer.sees != Sees.FEATURES or each.layer.tokens or not len(each.inputs):
             continue
         try:
-            front = FrontEnd(unwrapped(as_sent(model, update)), each.layer.name, input_shape)
-            entry = _from_features(each, front, update, model, batch_size, loss, memory, generator)
+            entry, network = _from_features(each, update, model, task)
+            return [*audits, entry], network
         except OptionError as error:
             audits[index] = replace(each, reason=f"{each.reason}; the input of the model does not follow: {error}")
-            continue
-        return [*audits, entry], FlatInputs(model, front.shape)
     return audits, None
 
 
-def check_replay(audits: list[LayerAudit], replayed: Replay | None, update: ClientUpdate) -> list[LayerAudit]:
-    """Withdraw the claims about inputs from features if the replay of a whole gradient contradicts them."""
-    if replayed is None or not is_one_step(update) or replayed.difference < CONTRADICTS:
-        return audits
-    why = f"the replay of all recovered inputs differs from the update by {replayed.difference:.0%}"
-    return [
-        replace(each, claims=tuple(_withdrawn(claim, why) for claim in each.claims))
-        if each.layer.sees == Sees.PIXELS
-        else each
-        for each in audits
-    ]
-
-
-def _withdrawn(claim: Claim, why: str) -> Claim:
-    """Return a claim that the input only fits."""
-    return Claim(Kind.FITS, float("inf"), claim.samples, why) if claim.recovered else claim
-
-
 def _from_features(
-    audited: LayerAudit,
-    front: FrontEnd,
-    update: ClientUpdate,
-    model: nn.Module,
-    batch_size: int | None,
-    loss: Loss | None,
-    memory: int | None,
-    generator: torch.Generator,
-) -> LayerAudit:
-    """Return the entry of the inputs that follow from the features of one layer.
+    audited: LayerAudit, update: ClientUpdate, model: nn.Module, task: Task
+) -> tuple[LayerAudit, FlatInputs]:
+    """Return the entry of the inputs that follow from the features of one layer, and the model that takes them.
 
     Raises:
         OptionError: if no input follows; the message says why.
     """
+    front = FrontEnd(unwrapped(as_sent(model, update)), audited.layer.name, task.input_shape)
     found = audited.inversion
     if found is None or found.evidence is None or found.factors is None or not found.scale_known:
         raise OptionError("the size of the features is unknown, because the layer has no bias")
@@ -147,12 +103,12 @@ def _from_features(
     claimed = claimed[claimed < len(found.directions)]
     errors = torch.tensor([audited.claims[row].error for row in claimed.tolist()], dtype=torch.float64)
     features = found.inputs.to(update.gradients[audited.layer.weight].device)[claimed].double()
-    enough = _enough_equations(front, features, errors, memory)
+    enough = _enough_equations(front, features, errors, task.memory)
     few, claimed, errors, features = int((~enough).sum()), claimed[enough], errors[enough], features[enough]
     if time_is_up():
         raise OptionError(OUT_OF_TIME)
     noise = (SAFETY_FACTOR * errors).clamp(MIN_NOISE, NEAR).to(features)
-    pictures = solve(front, features, noise, generator=generator)
+    pictures = solve(front, features, noise, generator=task.generator)
     solved = pictures.residual <= noise
     good = (solved & torch.isfinite(pictures.slope)).cpu()
     if not bool(good.any()):
@@ -168,14 +124,19 @@ def _from_features(
         reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape {_shape(front)}",
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
-    signals = _signals(FlatInputs(model, front.shape), update, audited.layer, on_features, pictures, loss)
-    known = replace(known_of(audited.layer, update, batch_size, loss), one_row_each=True)
-    claims = claims_of(on_features, patterns_of(audited.layer, found.inputs[rows], update), signals, known)
+    network, signals = FlatInputs(model, front.shape), None
+    try:
+        signals = replay_alone(network, update, audited.layer, on_features, task.loss, inputs=pictures.inputs)
+    except OutOfTimeError:
+        raise OptionError(OUT_OF_TIME) from None
+    except OptionError:  # the layer alone then supports the claims
+        pass
+    known = replace(Known.about(audited.layer, update, task), one_row_each=True)
+    claims = claims_of(on_features, patterns_of(audited.layer, on_features.inputs, update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
-    reason = layer.reason + why_missing
     labels = None if signals is None else signals.labels
-    return LayerAudit(layer, True, reason, inversion, labels, claims)
+    return LayerAudit(layer, True, layer.reason + why_missing, inversion, labels, claims), network
 
 
 def _enough_equations(
@@ -255,35 +216,12 @@ def _rows_of(found: Inversion, evidence: Evidence, rows: Tensor, pictures: Pictu
     )
 
 
-def _signals(
-    network: nn.Module,
-    update: ClientUpdate,
-    layer: Layer,
-    features: Inversion,
-    pictures: Pictures,
-    loss: Loss | None,
-) -> Signals | None:
-    """Replay every picture alone, or return None if this is not possible.
-
-    Raises:
-        OptionError: if the time limit of the caller has passed.
-    """
-    if loss is None or update.clients > 1 or features.factors is None:
-        return None
-    try:
-        return replay_alone(network, update, layer, features, features.factors, inputs=pictures.inputs, loss=loss)
-    except OutOfTimeError:
-        raise OptionError(OUT_OF_TIME) from None
-    except OptionError:
-        return None
-
-
 def _with_error(claim: Claim, error: float, equations: int) -> Claim:
     """Return a claim with at least the error that the equations imply."""
     if not claim.recovered:
         return claim
     error = max(claim.error, error)
     if error > MAX_ERROR:
-        return Claim(Kind.FITS, float("inf"), claim.samples, "the features leave the input too uncertain")
+        return Claim.fitting("the features leave the input too uncertain", claim.samples)
     kind = claim.kind if error <= EXACT else Kind.APPROXIMATE
     return replace(claim, kind=kind, error=error, why=f"{claim.why}; {equations:,} features determine the input")

@@ -3,19 +3,25 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
-from spearpp.auditing.checks import check_with_decay
-from spearpp.auditing.limits import check_layer_memory, replay_skip_reason
-from spearpp.auditing.numbers import Finding
+from spearpp.auditing.checks import Finding, check_with_decay
+from spearpp.auditing.result import LayerAudit
+from spearpp.auditing.task import Task
 from spearpp.model import Layer, find_layers
 from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import elementwise
+from spearpp.update.lazy import elementwise, tensor_specs
 
 RANK_ONE = 1e-3
 """Largest share of the norm of a gradient of rank one that may lie outside the direction of its largest row. A design
 choice: 1e-3 is above the relative rounding error of float16, 5e-4."""
+INVERTED = 52
+"""Bytes per weight of a layer that is inverted. Derived: gradient and weight in float32 and in float64 (24), the
+gradient without dead neurons (8), the singular vectors with their workspace (16), and 4 to spare. Measured:
+``docs/lab/notebook.md``, Memory (``make bench NAME=memory``)."""
+REPLAYED = 24
+"""Bytes per weight of a model whose update is replayed. Derived: a copy of the model, the gradients of the model and
+the gradients of the update, each up to 8 bytes."""
 
 
 @dataclass(frozen=True)
@@ -24,46 +30,43 @@ class Plan:
 
     update: ClientUpdate
     """The update after subtracting weight decay."""
-    layers: list[Layer]
-    """All Linear layers of the model."""
+    layers: list[LayerAudit]
+    """All Linear layers of the model, none inverted yet, with the reasons of those that will not be inverted."""
     feasible: list[Layer]
     """The layers to invert. Layers whose ReLU is only assumed come last, and the output layer after them."""
-    why_not: dict[str, str]
-    """By name of the layer: why the layer qualifies, or why it is not inverted."""
     findings: list[Finding]
     decay: float
     """The weight decay that was subtracted. 0 if there was none."""
     left_out: list[str]
     """Sentences about layers that are skipped, or inverted without the next layer, to save memory."""
-    copies_fit: bool
-    """Whether a copy of the whole network, which its equations need, fits into memory."""
-    loss: Loss | None = Loss.CROSS_ENTROPY
-    """The loss of the client; None if it is unknown."""
+    replay_skipped: str | None
+    """A sentence if a copy of the whole network, which its equations and replays need, does not fit into memory."""
 
 
-def make_plan(
-    update: ClientUpdate, model: nn.Module | None, memory: int | None, loss: Loss | None = Loss.CROSS_ENTROPY
-) -> Plan:
+def make_plan(update: ClientUpdate, task: Task) -> Plan:
     """Find the layers, check the update and subtract weight decay.
 
     Args:
         update: what the client sent.
-        model: the network, or None.
-        memory: largest number of bytes for the work on one layer, or None for no limit.
-        loss: the loss of the client; None if it is unknown.
+        task: what the caller asks for. The model, the memory limit and the loss are used.
     """
-    copies_fit, found = replay_skip_reason(update, memory) is None, find_layers(model, update)
-    fits = [copies_fit or not each.equations or each.output for each in found]
-    layers = [_with_loss(each, loss) if fit else _too_large(each) for each, fit in zip(found, fits, strict=True)]
+    replay_skipped, memory = _replay_skip_reason(update, task.memory), task.memory
+    layers = [
+        _with_loss(each, task.loss) if replay_skipped is None or not each.equations or each.output else _too_large(each)
+        for each in find_layers(task.model, update)
+    ]
     findings, decay = check_with_decay(update, layers)
-    update = _without_decay(update, decay)
-    sized = [check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
+    if decay:  # weight decay adds a multiple of the weights to every gradient
+        pure = elementwise(lambda sent, weight: sent - decay * weight.to(sent), update.gradients, update.weights)
+        update = replace(update, gradients=pure)
+    sized = [_check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
     layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]
     broken = next((finding for finding in findings if finding.level == "error"), None)
     feasible = [layer for layer in layers if layer.qualifies and broken is None]
     feasible.sort(key=lambda layer: (layer.output, layer.assumed))
-    why = {layer.name: broken.message if broken and layer.qualifies else layer.reason for layer in layers}
-    return Plan(update, layers, feasible, why, findings, decay, left_out, copies_fit, loss)
+    reasons = [broken.message if broken and layer.qualifies else layer.reason for layer in layers]
+    not_inverted = [LayerAudit(layer, False, reason) for layer, reason in zip(layers, reasons, strict=True)]
+    return Plan(update, not_inverted, feasible, findings, decay, left_out, replay_skipped)
 
 
 def _with_loss(layer: Layer, loss: Loss | None) -> Layer:
@@ -92,7 +95,7 @@ def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | Non
         return layer
     if layer.weight not in update.gradients or layer.bias not in update.gradients or layer.weight not in update.weights:
         return layer
-    if not check_layer_memory(replace(layer, qualifies=True, next=None), update, memory)[0].qualifies:
+    if not _check_layer_memory(replace(layer, qualifies=True, next=None), update, memory)[0].qualifies:
         return layer
     gradient, bias = update.gradients[layer.weight], update.gradients[layer.bias]
     if gradient.ndim != 2 or bias.shape != gradient.shape[:1]:
@@ -109,9 +112,45 @@ def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | Non
     return replace(layer, qualifies=True, reason=reason, next=None, equations=False, output=False)
 
 
-def _without_decay(update: ClientUpdate, decay: float) -> ClientUpdate:
-    """Subtract weight decay, which adds a multiple of the weights to every gradient."""
-    if not decay:
-        return update
-    pure = elementwise(lambda sent, weight: sent - decay * weight.to(sent), update.gradients, update.weights)
-    return replace(update, gradients=pure)
+def _check_layer_memory(layer: Layer, update: ClientUpdate, memory: int | None) -> tuple[Layer, str | None]:
+    """Return the layer, reduced to what fits into memory, and a sentence about what does not fit (or None).
+
+    A layer that does not fit no longer qualifies. If only the next layer does not fit, the layer is inverted alone.
+    """
+    if memory is None or not layer.qualifies:
+        return layer, None
+    sizes = tensor_specs(update.weights)
+    own = INVERTED * sizes[layer.weight].numel()
+    both = own if layer.next is None else own + INVERTED * sizes[layer.next].numel()
+    if own > memory:
+        why = f"skipped: inverting it takes about {_readable(own)}, more than the {_readable(memory)} allowed"
+        why += "; raise memory= (--memory) to invert it"
+        return replace(layer, qualifies=False, reason=why), f"Layer {layer.name} was {why}."
+    if both > memory:
+        why = f"the gradient of the next layer was not used: both layers take about {_readable(both)}, more than the "
+        why += f"{_readable(memory)} allowed; raise memory= (--memory) to use it"
+        return replace(layer, next=None), f"Layer {layer.name}: {why}."
+    return layer, None
+
+
+def _replay_skip_reason(update: ClientUpdate, memory: int | None) -> str | None:
+    """Return a sentence if the model needs too much memory to be replayed, else None."""
+    needed = REPLAYED * sum(each.numel() for each in tensor_specs(update.weights).values())
+    if memory is None or needed <= memory:
+        return None
+    return (
+        f"No labels and no replay: running the model takes about {_readable(needed)}, more than the "
+        f"{_readable(memory)} allowed; raise memory= (--memory) to get them."
+    )
+
+
+def _readable(count: int) -> str:
+    """Return a number of bytes with a suitable unit.
+
+    >>> _readable(2**33), _readable(5 * 2**19), _readable(100)
+    ('8 GiB', '2.5 MiB', '100 bytes')
+    """
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"

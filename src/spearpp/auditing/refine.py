@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jvp, vjp
 
-from spearpp.auditing.claim import Claim, Kind
+from spearpp.auditing.claims import Claim, Kind
 from spearpp.auditing.replay import as_sent, forward
 from spearpp.auditing.result import LayerAudit
 from spearpp.errors import OptionError

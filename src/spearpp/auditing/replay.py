@@ -9,13 +9,14 @@ in two ways: each input averaged with another input ("mixed"), and inputs whose 
 
 import copy
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from spearpp.errors import OptionError
-from spearpp.linalg.time_limit import check_time
+from spearpp.linalg.time_limit import OutOfTimeError, check_time
 from spearpp.model import Layer
 from spearpp.model.loss import Loss
 from spearpp.types import Float, Int, Tensor
@@ -24,31 +25,20 @@ from spearpp.update.lazy import blocks, row_blocks, tensor_specs
 from spearpp.update.names import plain
 
 MAX_CLASSES = 1000
-"""Largest number of outputs of a classifier. Every label is tried.
-
-A design choice: the number of ImageNet classes, which bounds the memory of the Jacobian.
-"""
+"""Largest number of outputs of a classifier. Every label is tried. A design choice: the number of ImageNet classes,
+which bounds the memory of the Jacobian."""
 PROVES = 0.5
-"""A replay is a proof if its difference is at most this share of the difference of mixed and of unrelated inputs.
-
-A design choice: right inputs must reproduce the update at least twice as well as wrong inputs.
-"""
+"""A replay is a proof if its difference is at most this share of the difference of mixed and of unrelated inputs. A
+design choice: right inputs must reproduce the update at least twice as well as wrong inputs."""
 REWEIGHTED_FROM = 1e-3
-"""Difference above which the replay tries different weights for the samples (clipping, class weights, several steps).
-
-A design choice: 1e-3 is far above the rounding of float32 and far below the difference of wrong inputs.
-"""
+"""Difference above which the replay tries different weights for the samples (clipping, class weights, several steps). A
+design choice: 1e-3 is far above the rounding of float32 and far below the difference of wrong inputs."""
 CANCELLED = 1e-3
-"""Relative squared difference up to which the difference is computed again, entry by entry.
-
-Derived: the expanded square ‖a‖² - 2 a·b + ‖b‖² has a rounding error of about 1e-16 ‖a‖², so above 1e-3 at least 13
-digits are right.
-"""
+"""Relative squared difference up to which the difference is computed again, entry by entry. Derived: the expanded
+square ‖a‖² - 2 a·b + ‖b‖² has a rounding error of about 1e-16 ‖a‖², so above 1e-3 at least 13 digits are right."""
 MIN_SAMPLE_WEIGHT = -0.1
-"""Smallest weight of a sample, relative to the largest weight. A smaller weight rejects the weights.
-
-A design choice: no sample has a negative weight in its own loss, but noise can make a small weight negative.
-"""
+"""Smallest weight of a sample, relative to the largest weight. A smaller weight rejects the weights. A design choice:
+no sample has a negative weight in its own loss, but noise can make a small weight negative."""
 
 
 @dataclass(frozen=True)
@@ -131,30 +121,43 @@ def replay(
     client = as_sent(model, update)
     device = next(iter(tensor_specs(update.gradients).values())).device
     inputs, labels = inputs.to(device), labels.to(device)
-    right = replace(_replay_once(client, update, inputs, labels, loss, reweight=True), kind=update.kind)
+
+    def once(batch: Tensor, *, reweight: bool) -> Replay:
+        return _compare_losses(update, client, loss.each(forward(client, batch), labels), reweight=reweight)
+
+    right = replace(once(inputs, reweight=True), kind=update.kind)
     generator = torch.Generator().manual_seed(0)
     if len(inputs) < 2:
         other = inputs[:, torch.randperm(inputs.shape[1], generator=generator).to(device)]
-        return replace(right, unrelated=_replay_once(client, update, other, labels, loss, reweight=False).difference)
+        return replace(right, unrelated=once(other, reweight=False).difference)
     order = torch.stack([torch.randperm(len(inputs), generator=generator) for _ in range(inputs.shape[1])], dim=1)
     wrong = ((inputs + inputs.roll(1, 0)) / 2, inputs.gather(0, order.to(device)))
-    replays = (_replay_once(client, update, each, labels, loss, reweight=right.weighted) for each in wrong)
-    mixed, unrelated = (each.difference for each in replays)
+    mixed, unrelated = (once(each, reweight=right.weighted).difference for each in wrong)
     return replace(right, mixed=mixed, unrelated=unrelated)
 
 
-def _replay_once(
-    client: nn.Module,
-    update: ClientUpdate,
-    inputs: Float[Tensor, "b n"],
-    labels: Int[Tensor, "b"],
-    loss: Loss,
-    *,
-    reweight: bool,
-) -> Replay:
-    """Replay one batch. If ``reweight`` is True, also try different weights for the samples."""
+def replay_all(
+    model: nn.Module | None, update: ClientUpdate, batches: list[tuple[Tensor, Tensor]], loss: Loss | None
+) -> Replay | None:
+    """Replay the whole update with the first of several batches that the model accepts, or return None.
+
+    Args:
+        model: the network, or None.
+        update: what the client sent.
+        batches: inputs and labels of whole batches.
+        loss: the loss of the client; None if it is unknown.
+    """
+    if model is None or loss is None:
+        return None
+    for inputs, labels in batches:
+        with suppress(OptionError, OutOfTimeError):
+            return replay(model, update, inputs, labels, loss)
+    return None
+
+
+def _compare_losses(update: ClientUpdate, client: nn.Module, losses: Float[Tensor, "b"], *, reweight: bool) -> Replay:
+    """Compare the gradient of the mean loss with the update. ``reweight`` also tries different weights of samples."""
     named = {plain(name): each for name, each in client.named_parameters() if plain(name) in update.gradients}
-    losses = loss.each(forward(client, inputs), labels)
     equal = _compare(update, named, losses.mean())
     if equal.difference <= REWEIGHTED_FROM or not reweight:
         return equal
@@ -173,18 +176,20 @@ def _sample_weights(update: ClientUpdate, named: dict[str, nn.Parameter], losses
     columns = []
     for loss in losses:
         check_time()
-        parts = torch.autograd.grad(loss / len(losses), list(biases.values()), retain_graph=True, allow_unused=True)
-        filled = zip(parts, biases.values(), strict=True)
-        columns.append(torch.cat([torch.zeros_like(each) if part is None else part for part, each in filled]))
+        columns.append(torch.cat(_gradients(loss / len(losses), biases)))
     observed = torch.cat([update.gradients[name].to(losses) for name in biases])
     matrix = torch.stack(columns, dim=1).double()
     return torch.linalg.lstsq(matrix.cpu(), observed.double().cpu()[:, None]).solution[:, 0].to(losses)
 
 
+def _gradients(loss: Tensor, named: dict[str, nn.Parameter]) -> tuple[Tensor, ...]:
+    """Return the gradient of each parameter, which is zero for a parameter that the loss does not depend on."""
+    return torch.autograd.grad(loss, list(named.values()), retain_graph=True, materialize_grads=True)
+
+
 def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor) -> Replay:
     """Compare the gradient of a loss with the update, parameter by parameter."""
-    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True, retain_graph=True)
-    computed = dict(zip(named, gradients, strict=True))
+    computed = dict(zip(named, _gradients(loss, named), strict=True))
     product, computed_square, sent_square = (dict.fromkeys(computed, 0.0) for _ in range(3))
     for name, gradient in computed.items():
         for sent, replayed in _row_pairs(update, name, gradient):
@@ -209,13 +214,12 @@ def _compare(update: ClientUpdate, named: dict[str, nn.Parameter], loss: Tensor)
     )
 
 
-def _row_pairs(update: ClientUpdate, name: str, computed: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+def _row_pairs(update: ClientUpdate, name: str, computed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of rows of one parameter's gradient in float64: as sent, and as computed by the replay."""
+    rows = computed.reshape(len(computed) if computed.ndim else 1, -1)
     parts = zip(row_blocks(tensor_specs(update.gradients)[name].shape), blocks(update.gradients, name), strict=True)
     for (start, stop), block in parts:
-        sent = block.double()
-        rows = None if computed is None else computed.reshape(len(computed) if computed.ndim else 1, -1)[start:stop]
-        yield sent, torch.zeros_like(sent) if rows is None else rows.reshape(sent.shape).double()
+        yield block.double(), rows[start:stop].reshape(block.shape).double()
 
 
 def as_sent(model: nn.Module, update: ClientUpdate) -> nn.Module:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spearpp.auditing.claim import Claim, Kind, reasons
+from spearpp.auditing.checks import Finding
+from spearpp.auditing.claims import Claim, Kind, reasons
 from spearpp.auditing.estimate import Estimate
-from spearpp.auditing.numbers import Finding
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.vocabulary import Vocabulary
 from spearpp.inversion.result import Inversion
@@ -58,6 +58,12 @@ class LayerAudit:
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the search of this layer."""
         return self.inversion is not None and self.inversion.stats.interrupted
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample that the gradient shows has a certified input."""
+        found = self.inversion
+        return found is not None and 0 < int(found.certified.sum()) == found.batch_size
 
     @property
     def recovered(self) -> int:
@@ -133,17 +139,6 @@ class History:
         """Return how many of the recovered inputs were known after the round with this index."""
         return sum(first <= index for first in self.known_from)
 
-    @property
-    def sentence(self) -> str:
-        """What the rounds add to the verdict, to follow its sentence."""
-        if len(self.rounds) < 2:
-            return ""
-        count = len(self.rounds)
-        if not self.known_from:
-            return f"; {count} rounds were audited"
-        alone = f"at most {self.recovered_alone} from a single round"
-        return f"; {len(self.known_from)} from {count} rounds together, {alone}"
-
 
 @dataclass(frozen=True, eq=False)
 class AuditResult:
@@ -198,18 +193,12 @@ class AuditResult:
     @property
     def rows(self) -> Int[Tensor, "k"]:
         """The indices of ``inputs`` in the inversion of the best layer."""
-        best = self.best
-        if best is None or best.inversion is None:
-            return torch.zeros(0, dtype=torch.int64)
-        return best.is_recovered.nonzero()[:, 0]
+        return torch.zeros(0, dtype=torch.int64) if self.best is None else self.best.is_recovered.nonzero()[:, 0]
 
     @property
     def inputs(self) -> Tensor:
         """The recovered inputs of the best layer."""
-        best = self.best
-        if best is None or best.inversion is None:
-            return torch.zeros(0, 0)
-        return best.inversion.inputs[self.rows.to(best.inversion.inputs.device)]
+        return torch.zeros(0, 0) if self.best is None else self.best.inputs
 
     def __repr__(self) -> str:
         return f"AuditResult({self.summary}; {len(self.layers)} layers, {self.seconds:.3g} s)"
@@ -269,6 +258,16 @@ def best_of(audits: list[LayerAudit]) -> LayerAudit | None:
     """
     found = [each for each in audits if len(each.inputs)]
     return max(found, key=lambda each: (each.layer.sees != "features", len(each.inputs)), default=None)
+
+
+def whole_batches(audits: list[LayerAudit]) -> list[tuple[Tensor, Tensor]]:
+    """Return inputs and labels of every layer that recovered all samples and all labels."""
+    return [
+        (each.inversion.inputs, each.labels)
+        for each in audits
+        if each.inversion is not None and each.labels is not None and each.layer.sees != "features"
+        if len(each.inversion.inputs) == each.inversion.batch_size and bool((each.labels >= 0).all())
+    ]
 
 
 def verdict_of(audits: list[LayerAudit], tables: tuple[Vocabulary, ...], *, tried: bool) -> Verdict:

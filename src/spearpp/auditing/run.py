@@ -1,18 +1,20 @@
 """Invert the layers of a plan one after the other, within the time budget."""
 
+import importlib
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
-import torch
 from torch import nn
 
-from spearpp.auditing.limits import MIN_SECONDS, Budget, load_compiler, time_to_load
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
+from spearpp.auditing.task import MIN_SECONDS, Budget, Task
 from spearpp.errors import OptionError, RankError, SpearError
 from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.invert import invert
@@ -20,23 +22,20 @@ from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
 from spearpp.model.following import Following
-from spearpp.model.loss import Loss
 from spearpp.search import Equations, Search
 from spearpp.types import LayerTensors
 
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
 (``search.equations.starts.TRIAL``), so that no activation takes long."""
+COMPILER = "torch._dynamo"
+"""The compiler that ``torch.func`` imports when it first computes a derivative."""
+LOADING_SECONDS = 3.0
+"""Smallest rest of the budget with which this compiler is loaded for a second search. Measured: loading takes 1.5 to
+2.5 s on a CPU core."""
 
 
-def run(
-    plan: Plan,
-    model: nn.Module | None,
-    search: Search | None,
-    clock: Budget,
-    generator: torch.Generator,
-    progress: Callable[[Layer, Progress], None] | None,
-) -> tuple[list[LayerAudit], bool]:
+def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
     """Invert the layers one after the other. The second result says whether Ctrl-C interrupted this."""
     done: dict[str, LayerAudit] = {}
     interrupted = False
@@ -47,50 +46,40 @@ def run(
             done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
         elif index and clock.spent:
             done[layer.name] = LayerAudit(layer, True, f"not tried: {OUT_OF_TIME}")
-        elif layer.sees == "features" and any(_complete(each) for each in done.values()):
+        elif layer.sees == "features" and any(each.complete and each.layer.sees == "inputs" for each in done.values()):
             why = "not inverted: its inputs follow from the recovered inputs of the model"
             done[layer.name] = LayerAudit(layer, True, why)
         else:
             try:
-                done[layer.name] = _invert(layer, plan, model, search, share, generator, progress)
+                done[layer.name] = _invert(layer, plan, task, share)
                 interrupted = done[layer.name].interrupted
             except KeyboardInterrupt:
                 done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
                 interrupted = True
-    return [
-        done.get(each.name) or LayerAudit(each, False, plan.why_not[each.name]) for each in plan.layers
-    ], interrupted
-
-
-def _complete(audited: LayerAudit) -> bool:
-    """Whether all inputs of the model were recovered and certified."""
-    found = audited.inversion
-    return audited.layer.sees == "inputs" and found is not None and 0 < int(found.certified.sum()) == found.batch_size
+    return [done.get(each.layer.name, each) for each in plan.layers], interrupted
 
 
 @dataclass(frozen=True, eq=False)
-class _LayerTask:
+class _LayerRun:
     """One layer to invert, with everything that its searches need."""
 
     layer: Layer
     plan: Plan
-    model: nn.Module | None
-    search: Search | None
-    """The search that the caller chose for layers with ReLU, or None."""
+    task: Task
     tensors: LayerTensors
-    deadline: float | None
-    generator: torch.Generator
-    progress: Callable[[Progress], None]
+    deadline: float
+    """End of the time for the layer on the clock ``time.monotonic``; inf without a budget."""
+    progress: Callable[[Progress], None] | None
 
     @property
-    def remaining(self) -> float | None:
-        """Seconds until the deadline, which may be negative; None without a deadline."""
-        return None if self.deadline is None else self.deadline - time.monotonic()
+    def remaining(self) -> float:
+        """Seconds until the deadline, which may be negative."""
+        return self.deadline - time.monotonic()
 
     @property
-    def seconds(self) -> float | None:
-        """Seconds for the next search; None without a deadline."""
-        return None if self.remaining is None else max(MIN_SECONDS, self.remaining)
+    def seconds(self) -> float:
+        """Seconds for the next search."""
+        return max(MIN_SECONDS, self.remaining)
 
     def invert(
         self, following: Following | None = None, search: Search | None = None, seconds: float | None = None
@@ -104,7 +93,7 @@ class _LayerTask:
             next_weight=None if name is None else update.weights[name],
             following=following,
             search=search,
-            generator=self.generator,
+            generator=self.task.generator,
             dropout=layer.dropout,
             seconds=self.seconds if seconds is None else seconds,
             progress=self.progress,
@@ -112,49 +101,39 @@ class _LayerTask:
 
     def repeat_training(self) -> Inversion | None:
         """Invert the layer by repeating the client's local training, or return None if this is not possible."""
-        repeatable = self.plan.update.kind != "gradients" and self.plan.copies_fit
-        if not repeatable or self.model is None or self.plan.loss is not Loss.CROSS_ENTROPY:
+        if self.plan.replay_skipped is not None:
             return None
-        return invert_training(
-            self.layer,
-            self.plan.update,
-            self.model,
-            seconds=self.seconds,
-            generator=self.generator,
-            progress=self.progress,
-        )
+        return invert_training(self.layer, self.plan.update, replace(self.task, budget=self.seconds))
+
+    def following(self, model: nn.Module | None) -> Following:
+        """Return what follows the layer in a model, with the weights that the client started from."""
+        layer, update, loss = self.layer, self.plan.update, self.task.loss
+        if layer.output and loss is not None and (model is None or layer.assumed):
+            return Following.of_output(layer.neurons, loss)
+        if model is None:
+            raise OptionError("the equations of the network need a model")
+        following = Following.of_model(as_sent(model, update), update, layer, loss)
+        if not following.rest.is_chain:
+            importlib.import_module(COMPILER)  # before the search, so that the search does not wait for it
+        return following
 
 
-def _invert(
-    layer: Layer,
-    plan: Plan,
-    model: nn.Module | None,
-    search: Search | None,
-    seconds: float | None,
-    generator: torch.Generator,
-    progress: Callable[[Layer, Progress], None] | None,
-) -> LayerAudit:
+def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
     """Invert one layer.
 
     A layer with ReLU, known or assumed, is searched for sparse directions first. If this does not certify every input,
     the equations of the network are solved too, in the other half of the time.
     """
-
-    def tell(state: Progress) -> None:
-        if progress is not None:
-            progress(layer, state)
-
     # A file that can no longer be read ends the whole audit, so this is outside of the try block.
     tensors = plan.update.layer(layer.weight, layer.bias)
-    deadline = None if seconds is None else time.monotonic() + seconds
-    task = _LayerTask(layer, plan, model, search, tensors, deadline, generator, tell)
-    twice = search is None and not layer.equations and plan.copies_fit
-    twice = twice and (seconds is None or time_to_load(seconds / 2))
+    tell = None if task.progress is None else partial(task.progress, layer)
+    here = _LayerRun(layer, plan, task, tensors, time.monotonic() + seconds, tell)
+    twice = task.search is None and not layer.equations and plan.replay_skipped is None and _time_to_load(seconds / 2)
     try:
-        if layer.equations or isinstance(search, Equations):
-            result = _by_equations(task)
+        if layer.equations or isinstance(task.search, Equations):
+            result = _by_equations(here)
         else:
-            result = task.invert(search=search, seconds=seconds / 2 if twice and seconds is not None else seconds)
+            result = here.invert(search=task.search, seconds=seconds / 2 if twice else seconds)
     except RankError:
         return LayerAudit(layer, False, _full_rank(layer))
     except SpearError as error:
@@ -165,46 +144,45 @@ def _invert(
         why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
         return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")
     if twice and not result.stats.interrupted and not bool(result.certified.all()):
-        layer, result = _second_search(task, result)
+        layer, result = _second_search(here, result)
     outcome = _outcome(layer, result)
-    if twice and deadline is not None and time.monotonic() >= deadline and not bool(result.certified.all()):
+    if twice and here.remaining <= 0 and not bool(result.certified.all()):
         outcome += "" if OUT_OF_TIME in outcome else f"; {OUT_OF_TIME} by the second search"
     return LayerAudit(layer, True, outcome, result)
 
 
-def _by_equations(task: _LayerTask) -> Inversion:
+def _by_equations(here: _LayerRun) -> Inversion:
     """Solve the equations of the network, and repeat the local training of a client that sent weights."""
-    steps = task.plan.update.steps
-    found = task.repeat_training() if (steps or 1) > 1 else None
+    steps, search = here.plan.update.steps, here.task.search
+    found = here.repeat_training() if (steps or 1) > 1 else None
     if found is not None:
         return found
-    search = task.search if isinstance(task.search, Equations) else None
-    result = task.invert(_following(task.layer, task.plan, task.model), search)
+    result = here.invert(here.following(here.task.model), search if isinstance(search, Equations) else None)
     if steps in (None, 1) and result.batch_size > 0 and not bool(result.fits.any()):
-        found = task.repeat_training()
+        found = here.repeat_training()
     return result if found is None else found
 
 
-def _second_search(task: _LayerTask, first: Inversion) -> tuple[Layer, Inversion]:
+def _second_search(here: _LayerRun, first: Inversion) -> tuple[Layer, Inversion]:
     """Solve the equations of the network for a layer with ReLU whose sparse directions did not certify every input.
 
     Returns:
         The layer and its inversion, with another reason if the second search certified more.
     """
-    layer = task.layer
-    if task.remaining is not None and not time_to_load(task.remaining):
+    layer = here.layer
+    if not _time_to_load(here.remaining):
         return layer, first
-    if task.model is None:
+    if here.task.model is None:
         tries = layer.sees == "inputs" and not bool(first.certified.any())
-        return (_other_activation(task) if tries else None) or (layer, first)
+        return (_other_activation(here) if tries else None) or (layer, first)
     with suppress(OptionError):
-        more = task.invert(_following(layer, task.plan, task.model))
+        more = here.invert(here.following(here.task.model))
         if int(more.certified.sum()) > int(first.certified.sum()):
             return replace(layer, reason=f"{layer.reason}; the equations of the network were solved"), more
     return layer, first
 
 
-def _other_activation(task: _LayerTask) -> tuple[Layer, Inversion] | None:
+def _other_activation(here: _LayerRun) -> tuple[Layer, Inversion] | None:
     """Try common activations other than ReLU for an update without a model.
 
     A few starts for each activation show whether its equations have a solution. A certified input proves the
@@ -213,14 +191,14 @@ def _other_activation(task: _LayerTask) -> tuple[Layer, Inversion] | None:
     Returns:
         The layer and its inversion with the first activation that fits, or None.
     """
-    quiet = replace(task, progress=lambda _: None)
-    for network in assumed_networks(task.plan.update)[1:]:
-        if task.remaining is not None and task.remaining <= 0:
+    quiet = replace(here, progress=None)
+    for network in assumed_networks(here.plan.update)[1:]:
+        if here.remaining <= 0:
             return None
-        following = _following(task.layer, task.plan, network)
+        following = here.following(network)
         if bool(quiet.invert(following, Equations(TRIAL_STARTS)).certified.any()):
             reason = f"its output goes to {network.activation.__name__}, whose equations hold"
-            return replace(task.layer, equations=True, reason=reason), task.invert(following)
+            return replace(here.layer, equations=True, reason=reason), here.invert(following)
     return None
 
 
@@ -247,13 +225,6 @@ def _full_rank(layer: Layer) -> str:
     return f"its gradient has full rank: there are at least {rank:,} {layer.noun}, or noise hides their number"
 
 
-def _following(layer: Layer, plan: Plan, model: nn.Module | None) -> Following:
-    """Return what follows a layer, with the weights that the client started from."""
-    if layer.output and plan.loss is not None and (model is None or layer.assumed):
-        return Following.of_output(layer.neurons, plan.loss)
-    if model is None:
-        raise OptionError("the equations of the network need a model")
-    following = Following.of_model(as_sent(model, plan.update), plan.update, layer, plan.loss)
-    if not following.rest.is_chain:
-        load_compiler()
-    return following
+def _time_to_load(seconds: float) -> bool:
+    """Return whether these seconds are enough to load the compiler, if necessary, and to use it."""
+    return seconds > (0.0 if COMPILER in sys.modules else LOADING_SECONDS)

@@ -27,13 +27,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from spearpp.auditing.after_layer import AfterLayer, observed_signals, signals_of_labels
+from spearpp.auditing.replay import as_sent, forward, module_name
+from spearpp.errors import OptionError
 from spearpp.inversion.factors import Factors
 from spearpp.inversion.result import Inversion
+from spearpp.linalg.chunks import chunk_size
 from spearpp.model import Layer
 from spearpp.model.loss import Loss
-from spearpp.types import Float, Int, Tensor, join_rows, replace_rows, select_rows
+from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import tensor_specs
 
 DIRECTIONS = 4
 """Number of inputs that fit towards which slope and curvature are measured. A design choice: a median needs a few
@@ -55,10 +58,15 @@ TRIES = 6
 be exactly at zero, and rounding then decides whether the neuron is active. A design choice: six tries all fail with a
 probability of 1/64 for one such neuron."""
 MISMATCHED = 1e-3
-"""Smallest mismatch of an input that is replayed again within rounding, or that calls for another loss. A design
-choice: 1e-3 is far above the rounding of float32 gradients."""
-HOPELESS = 0.5
-"""Mismatch from which an input is not replayed again. Wrong inputs have a mismatch of 0.5 or more."""
+"""Largest mismatch of an input that reproduces its part of the update. Other inputs are replayed again within rounding,
+and call for another loss. A design choice: 1e-3 is far above the rounding of float32 gradients."""
+WRONG = 0.5
+"""Mismatch of a wrong input: it is not replayed again, and no replay of the whole batch proves it. Measured: wrong
+inputs have a mismatch of 0.5 or more."""
+
+FIRST_CHUNK = 64
+"""Number of inputs that are replayed at once before the size of the Jacobian is known. A design choice: the Jacobians
+of 64 inputs fit into memory for typical classifiers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +89,55 @@ class Signals:
     """Number of neurons with a signal minus the number of unknowns: the outputs, whose gradients can be combined to any
     signal, or label and scale at the output layer."""
 
+    @property
+    def matched(self) -> Bool[Tensor, "k"]:
+        """Which inputs alone reproduce their part of the update. A wrong network leaves a far larger mismatch."""
+        return self.mismatch <= MISMATCHED
+
+
+class AfterLayer:
+    """The part of a model after a Linear layer, linearised at given inputs."""
+
+    def __init__(self, model: nn.Module, update: ClientUpdate, layer: Layer) -> None:
+        self.model = as_sent(model, update).double()
+        self.layer, self.module = layer, self.model.get_submodule(module_name(self.model, layer))
+        self.device = tensor_specs(update.gradients)[layer.weight].device
+        self.rows_at_once = FIRST_CHUNK
+
+    def outputs(self, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k classes"]:
+        """Return the outputs without the Jacobian."""
+        return forward(self.model, inputs.to(self.device)).detach()
+
+    def __call__(self, inputs: Float[Tensor, "k n"]) -> tuple[Float[Tensor, "k c"], Float[Tensor, "k c m"]]:
+        """Return the outputs and their Jacobian with respect to the pre-activations of the layer.
+
+        Raises:
+            OptionError: if the input of the layer does not have one row per sample.
+        """
+        preactivations: list[Tensor] = []
+
+        def record(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+            preactivations.append(output)
+            return output.clone()  # an in-place ReLU would overwrite the recorded tensor
+
+        handle = self.module.register_forward_hook(record)
+        try:
+            outputs = forward(self.model, inputs.to(self.device))
+        finally:
+            handle.remove()
+        if len(preactivations) != 1 or preactivations[0].shape != (len(inputs), self.layer.neurons):
+            raise OptionError(
+                "the input of the layer does not have one row per sample: no sample can be replayed alone"
+            )
+        rows = [
+            torch.autograd.grad(outputs[:, column].sum(), preactivations[0], retain_graph=True)[0]
+            for column in range(outputs.shape[1])
+        ]
+        jacobian = torch.stack(rows, dim=1)
+        # Three float64 tensors of the size of the Jacobian are in memory at the same time.
+        self.rows_at_once = chunk_size(jacobian.device, 24 * jacobian[0].numel())
+        return outputs.detach(), jacobian
+
 
 @dataclass(frozen=True, eq=False)
 class _Candidates:
@@ -97,9 +154,8 @@ def replay_alone(
     update: ClientUpdate,
     layer: Layer,
     result: Inversion,
-    factors: Factors,
+    loss: Loss | None,
     inputs: Float[Tensor, "found n"] | None = None,
-    loss: Loss = Loss.CROSS_ENTROPY,
 ) -> Signals | None:
     """Replay alone every input that has a direction.
 
@@ -107,13 +163,15 @@ def replay_alone(
     features, ``inputs`` holds the inputs of the model that belong to them.
 
     Returns:
-        One row per input, or None if no input has a direction or the layer has no bias. Without a bias the size of an
-        input is unknown.
+        One row per input, or None if no input can be replayed: none has a direction, the layer has no bias (the size of
+        an input is then unknown), the loss is unknown, the update is a sum of several clients, or the result was read
+        from a folder, which holds no factors.
 
     Raises:
         OptionError: if the model does not accept the inputs or is not a classifier.
     """
-    if not len(result.directions) or not result.scale_known:
+    factors = result.factors
+    if loss is None or update.clients > 1 or factors is None or not len(result.directions) or not result.scale_known:
         return None
     network = AfterLayer(model, update, layer)
     wrong = result.inputs[~result.fits][:WRONG_DIRECTIONS].double()
@@ -127,9 +185,9 @@ def replay_alone(
     epsilon = max(torch.finfo(each.dtype).eps for each in (update.gradients[layer.weight], result.inputs))
     candidates = _Candidates(inputs, observed_signals(factors, result), noise.clamp_min(ROUNDING * epsilon))
     best = _fit(network, candidates, wrong, loss)
-    if loss is Loss.CROSS_ENTROPY and not bool((best.mismatch <= MISMATCHED).any()):
+    if loss is Loss.CROSS_ENTROPY and not bool(best.matched.any()):
         binary = _fit(network, candidates, wrong, Loss.BCE)
-        if bool((binary.mismatch <= MISMATCHED).any()):
+        if bool(binary.matched.any()):
             best, loss = binary, Loss.BCE
     return _moved_within_rounding(network, candidates, wrong, best, loss)
 
@@ -183,6 +241,22 @@ def _best_label(
     return labels, here - functional.one_hot(labels, outputs.shape[1])
 
 
+def observed_signals(factors: Factors, result: Inversion) -> Float[Tensor, "found m"]:
+    """Return d_i = L q_i / (q_i·p_i) for every input whose direction was found."""
+    found = result.directions.to(factors.left)
+    inputs = result.inputs[: len(found)].to(factors.left)
+    if factors.right.shape[1] > inputs.shape[1]:
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    points = inputs @ factors.right.T / factors.singular_values.square()
+    product = (points * found).sum(1, keepdim=True)
+    return (found / torch.where(product == 0, 1.0, product)) @ factors.left.T
+
+
+def signals_of_labels(predicted: Float[Tensor, "k c"], jacobian: Float[Tensor, "k c m"]) -> Float[Tensor, "k c m"]:
+    """Return Jᵀ (f - e_y) for every label y, where f is what the network predicts: softmax(o) for cross-entropy."""
+    return torch.einsum("kc,kcm->km", predicted, jacobian)[:, None] - jacobian
+
+
 def _prediction(loss: Loss) -> Callable[[Tensor], Tensor]:
     """Return the function whose difference to the target is dL/do, up to a factor that is the same for all samples."""
     if loss is Loss.BCE:
@@ -223,9 +297,8 @@ def _along_outputs(
         along = (ahead - behind) / (2 * DERIVATIVE_STEP)
         step = OUTPUT_STEP / torch.linalg.vector_norm(along, dim=1, keepdim=True).clamp_min(1e-300)
         plus, minus, here = (prediction(outputs + sign * step * along) for sign in (1, -1, 0))
-        first = torch.einsum("kc,kcm->km", (plus - minus) / (2 * step), jacobian)
-        second = torch.einsum("kc,kcm->km", (plus + minus - 2 * here) / (2 * step.square()), jacobian)
-        return first, second
+        first, second = ((plus - minus) / (2 * step), (plus + minus - 2 * here) / (2 * step.square()))
+        return torch.einsum("kc,kcm->km", first, jacobian), torch.einsum("kc,kcm->km", second, jacobian)
 
     return change
 
@@ -290,7 +363,7 @@ def _moved_within_rounding(
     """
     generator = torch.Generator().manual_seed(0)
     for _ in range(TRIES):
-        rows = torch.nonzero((best.mismatch > MISMATCHED) & (best.mismatch < HOPELESS))[:, 0]
+        rows = torch.nonzero((best.mismatch > MISMATCHED) & (best.mismatch < WRONG))[:, 0]
         if not len(rows):
             return best
         some = select_rows(candidates, rows)

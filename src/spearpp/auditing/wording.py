@@ -3,13 +3,15 @@
 import math
 from dataclasses import dataclass, replace
 
-from spearpp.auditing.claim import Kind, reasons
-from spearpp.auditing.proof import whole_batches
-from spearpp.auditing.result import AuditResult, LayerAudit, Verdict
+from spearpp.auditing.claims import Kind, reasons
+from spearpp.auditing.result import AuditResult, History, LayerAudit, Verdict, whole_batches
+from spearpp.auditing.task import Task
 from spearpp.model import Sees
 from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 
+LATE = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
+"""Caveat of an audit that ran out of time after its searches."""
 LARGE_DIFFERENCE = 1e-2
 """Relative difference of a replay above which a caveat reports the difference. A design choice: 1 % is far above
 rounding, so the replay does not describe the client's training completely."""
@@ -22,17 +24,14 @@ class Context:
     result: AuditResult
     """The result, still without its sentences."""
     update: ClientUpdate
-    model_given: bool
+    task: Task
+    """What the caller asked for."""
     replayable: bool
     """Whether a model was given, or a network was assumed and proved."""
-    batch_size: int | None
-    """The number of samples that the client trained on, if the caller gave it."""
     decay: float
     """The weight decay that was subtracted from the update."""
     replay_skipped_because: str | None
     """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
-    loss: Loss | None
-    """The loss of the client; None if it is unknown."""
 
 
 def worded(context: Context) -> AuditResult:
@@ -129,30 +128,31 @@ def caveats(context: Context) -> list[str]:
 
 def _about_claims(context: Context) -> list[str]:
     """Return caveats about the claims for the best layer."""
-    best = context.result.best
-    if best is None and context.result.verdict is Verdict.LEAKS:
+    result, task = context.result, context.task
+    best = result.best
+    if best is None and result.verdict is Verdict.LEAKS:
         return ["Treat the vocabulary of the client as personal data when you store or share it."]
     if best is None:
         sentences = [
             "Finding nothing does not prove that the update is safe. Another attack, a larger time budget or another "
             "training round may recover inputs."
         ]
-        if context.loss is not None and any(each.layer.equations and each.feasible for each in context.result.layers):
+        if task.loss is not None and any(each.layer.equations and each.feasible for each in result.layers):
             sentences.append(
-                f"The equations of the network were those of the loss {context.loss}. If the client trained with "
+                f"The equations of the network were those of the loss {task.loss}. If the client trained with "
                 "another loss, pass this loss (loss=, --loss)."
             )
-        if context.result.verdict is Verdict.NOT_FOUND and context.update.kind == "weights":
+        if result.verdict is Verdict.NOT_FOUND and context.update.kind == "weights":
             sentences.append(
                 "The audit also finds nothing if the weights before and after training were swapped, or if the weights "
                 "before training belong to another round. Check both."
             )
-        if context.model_given and any(each.layer.assumed and each.feasible for each in context.result.layers):
+        if task.model is not None and any(each.layer.assumed and each.feasible for each in result.layers):
             sentences.append(
                 "The activation function was assumed. If the network has another one, name your own model (--model "
                 "pkg.mod:Net), or give none, so that the audit tries several activation functions."
             )
-        if any(each.fitting for each in context.result.layers):
+        if any(each.fitting for each in result.layers):
             sentences += _about_batch_size(context)
         return sentences
     sentences = ["Treat the recovered inputs as personal data when you store or share them."]
@@ -168,7 +168,7 @@ def _about_claims(context: Context) -> list[str]:
 
 def _about_batch_size(context: Context) -> list[str]:
     """Return the advice to pass the batch size, if the caller did not pass it and it can prove more."""
-    if context.batch_size is not None or context.update.clients > 1:
+    if context.task.batch_size is not None or context.update.clients > 1:
         return []
     return [
         "If you know how many samples the client trained on, pass this number (batch_size=, --batch-size). The "
@@ -210,20 +210,20 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     found, name = audited.inversion, audited.layer.name
     if found is None:
         return []
-    sentences, noun = [], audited.layer.noun
+    sentences, noun, told = [], audited.layer.noun, context.task.batch_size
     missing = found.batch_size - len(audited.inputs)
     if audited.feasible and missing > 0 and audited.recovered:
         sentences.append(f"Layer {name}: {missing} of {found.batch_size} {noun} were not recovered.")
-    if context.batch_size is not None and 0 < found.batch_size < context.batch_size:
+    if told is not None and 0 < found.batch_size < told:
         sentences.append(
             f"Layer {name}: its gradient shows {_count(found.batch_size, noun)}, but the client trained on "
-            f"{context.batch_size} samples. Equal samples, linearly dependent samples and samples without a gradient "
+            f"{told} samples. Equal samples, linearly dependent samples and samples without a gradient "
             "do not increase the number that the gradient shows."
         )
-    elif context.batch_size is not None and found.batch_size > context.batch_size and not audited.layer.tokens:
+    elif told is not None and found.batch_size > told and not audited.layer.tokens:
         sentences.append(
             f"Layer {name}: its gradient shows {found.batch_size} different inputs, but the client trained on "
-            f"{context.batch_size} samples. Possible reasons: the layer acts on every token or patch of a sample, the "
+            f"{told} samples. Possible reasons: the layer acts on every token or patch of a sample, the "
             "client trained for several steps, or the update contains noise."
         )
     merged = sum(each.kind is Kind.SEVERAL for each in audited.claims)
@@ -242,27 +242,27 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
 
 def _about_replay(context: Context) -> list[str]:
     """Return caveats about the model, the loss and the replay of the update."""
-    whole_replay, sentences = context.result.replay, []
-    if context.loss not in (None, Loss.CROSS_ENTROPY):
-        sentences.append(f"The audit used the given loss, {context.loss}, with one-hot targets.")
-    if context.loss is None:
+    task, whole_replay, sentences = context.task, context.result.replay, []
+    if task.loss not in (None, Loss.CROSS_ENTROPY):
+        sentences.append(f"The audit used the given loss, {task.loss}, with one-hot targets.")
+    if task.loss is None:
         sentences.append(
             "The loss is unknown, so the audit used only equations that hold for every loss, and could neither find "
             "labels nor replay the update."
         )
-    elif not context.model_given and context.replayable:
+    elif task.model is None and context.replayable:
         sentences.append(
             "No model was given. The audit assumed a chain of Linear layers with one activation function between them. "
             "The recovered inputs prove the assumption: replayed through this network, they match their part of the "
             "update."
         )
-    elif not context.model_given:
+    elif task.model is None:
         sentences.append("No model was given, so the audit could neither find labels nor replay the update.")
     elif context.replay_skipped_because is not None:
         sentences.append(context.replay_skipped_because)
     elif context.result.verdict is Verdict.LEAKS and whole_replay is None:
         why = "some inputs or labels are missing"
-        if any(whole_batches(context.result.layers)):
+        if whole_batches(context.result.layers):
             why = "the model does not accept flat inputs, or the time budget ended"
         sentences.append(f"The update was not replayed as a whole, because {why}.")
     if whole_replay is None:
@@ -280,4 +280,31 @@ def _about_replay(context: Context) -> list[str]:
             f"{whole_replay.mixed:.0%}, with unrelated inputs by {whole_replay.unrelated:.0%}). "
             "Possible reasons: several local steps, another loss, noise, or layers that behave differently in training."
         )
+    return sentences
+
+
+def summary_of_rounds(history: History) -> str:
+    """Return what the rounds add to the verdict, to follow its sentence."""
+    count = len(history.rounds)
+    if count < 2:
+        return ""
+    if not history.known_from:
+        return f"; {count} rounds were audited"
+    alone = f"at most {history.recovered_alone} from a single round"
+    return f"; {len(history.known_from)} from {count} rounds together, {alone}"
+
+
+def caveats_of_rounds(history: History, shown: int) -> list[str]:
+    """Return what a reader of the verdict over several rounds must also know. ``shown`` is the round of the inputs."""
+    sentences = []
+    if shown < len(history.rounds) - 1 and history.rounds[shown].recovered:
+        sentences.append(f"The inputs were recovered from round {shown + 1} alone.")
+    if history.joined and len(history.joined) < len(history.rounds):
+        names = ", ".join(str(index + 1) for index in history.joined)
+        count = f"{len(history.joined)} of {len(history.rounds)} rounds were joined: {names}."
+        sentences.append(f"{count} The others repeat a gradient, or memory does not allow more rounds.")
+    if not history.joined and len(history.rounds) > 1:
+        sentences.append(f"The rounds were not joined: {history.outcome}.")
+    elif not history.known_from:
+        sentences.append(f"The joined rounds gave no input: {history.outcome}.")
     return sentences

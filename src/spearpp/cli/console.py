@@ -19,9 +19,9 @@ from rich.table import Table
 from spearpp import AuditResult, Verdict
 from spearpp import report as reports
 from spearpp.auditing import LayerAudit
+from spearpp.auditing.checks import Finding
 from spearpp.auditing.document import plain
 from spearpp.auditing.folder import read_document
-from spearpp.auditing.numbers import Finding
 from spearpp.dp import Comparison
 from spearpp.errors import DataError
 from spearpp.inversion.result import Progress as SearchProgress

@@ -10,7 +10,7 @@ from torch import nn
 
 from spearpp.errors import OptionError
 from spearpp.model import named_as
-from spearpp.model.untraced import AssumedNetwork
+from spearpp.model.assumed import AssumedNetwork
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 from spearpp.update.rounds import by_number

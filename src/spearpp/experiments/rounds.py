@@ -11,6 +11,7 @@ import torch
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import first_layer
 from spearpp.auditing.rounds.joined import join_rounds
+from spearpp.auditing.task import Task
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import Measurement, measurement
 from spearpp.experiments.cell import register
@@ -61,11 +62,12 @@ class RoundsAttack:
         model = mlp(batch.inputs.shape[1], [self.m], self.data.classes, generator=generator).to(device)
         client = reduce(operator.or_, self.changes, self.client)
         updates = play_rounds(model, client, [batch] * self.rounds, rate=self.server_rate, generator=generator)
-        layer = first_layer([make_plan(each, model, None) for each in updates])
+        task = Task(model, memory=None, search=self.search, generator=torch.Generator().manual_seed(seed))
+        layer = first_layer([make_plan(each, task) for each in updates])
         if layer is None:
             raise OptionError("the network has no layer that can be inverted")
         began = time.perf_counter()
-        joined = join_rounds(layer, updates, model, search=self.search, generator=torch.Generator().manual_seed(seed))
+        joined = join_rounds(layer, dict(enumerate(updates)), task)
         seconds = time.perf_counter() - began
         found = None if joined.audited is None else joined.audited.inversion
         if joined.audited is None or found is None:

@@ -13,10 +13,10 @@ from dataclasses import replace
 from torch import nn
 
 from spearpp.errors import CHECK_MODEL, DataError, OptionError, ShapeError
-from spearpp.model.graph import by_graph
+from spearpp.model.assumed import AssumedNetwork, assumed_networks
+from spearpp.model.find import by_definition, by_graph, in_transformers, of_checkpoint
 from spearpp.model.layer import Layer, Sees, layer_of
 from spearpp.model.operations import Tracer, is_linear
-from spearpp.model.untraced import AssumedNetwork, assumed_networks, by_definition, in_transformers, of_checkpoint
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import nonzero, pick, tensor_specs
 from spearpp.update.names import common_prefix, plain

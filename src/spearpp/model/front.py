@@ -18,17 +18,16 @@ from spearpp.model.known import first_exchangeable, first_unknown
 from spearpp.model.operations import (
     Tracer,
     arguments,
+    calls_of,
     evaluate,
     is_batch_norm,
     is_dropout,
-    is_linear,
     label,
     module_of,
 )
 from spearpp.model.rest import PROBES, SAME, TracedPart, device_of
 from spearpp.model.smoothing import max_pooling_of, smoothed, smoothed_max_pool
 from spearpp.types import Float, Tensor
-from spearpp.update.names import plain
 
 COMMON_SIDES = (28, 32, 64, 96, 128, 224)
 """Side lengths that are tried before others if the shape of the input is not given: MNIST, CIFAR, Tiny ImageNet, STL,
@@ -77,14 +76,15 @@ class FrontEnd(TracedPart):
             raise OptionError("the operations before the layer cannot be traced") from error
         super().__init__(model)
         self._models["meta"] = copy.deepcopy(self._models[torch.float64]).to("meta")
-        self._nodes, self._end = _nodes_before(model, graph, name)
+        self._nodes, layer = _nodes_before(model, graph, name)
+        self._end = layer.all_input_nodes[0].name
         self._start = next(node.name for node in graph.nodes if node.op == "placeholder")
-        self.features = int(getattr(model.get_submodule(_linear_named(model, name)), "in_features", 0))
+        self.features = int(getattr(module_of(model, layer), "in_features", 0))
         self.batch_norm = any(is_batch_norm(module_of(model, node)) for node in self._nodes)
         self.shape = self._guess_shape(model) if shape is None else tuple(shape)
         self.guessed = shape is None and len(self.shape) > 1
         self.unknowns = int(torch.Size(self.shape).numel())
-        self._check(model, name)
+        self._check(model, str(layer.target))
 
     def __call__(self, inputs: Float[Tensor, "k n"], widths: Mapping[str, float] | None = None) -> Float[Tensor, "k m"]:
         """Return ψ of every input.
@@ -155,7 +155,7 @@ class FrontEnd(TracedPart):
         try:
             together = self(probe)
             alone = torch.cat([self(each) for each in probe.split(1)])
-            seen = _seen_by_layer(model, _linear_named(model, name), probe.reshape(-1, *self.shape))
+            seen = _seen_by_layer(model, name, probe.reshape(-1, *self.shape))
         except Exception as error:  # the operations are user code and may raise anything
             shape = "x".join(map(str, self.shape))
             raise OptionError(f"the model does not accept inputs of shape {shape} before the layer: {error}") from error
@@ -168,17 +168,16 @@ class FrontEnd(TracedPart):
             raise OptionError("the operations before the layer are random, or differ between training and evaluation")
 
 
-def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx.Node], str]:
-    """Return the nodes that the input of a Linear layer is computed from, in order, and the name of the last one."""
-    calls = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
+def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx.Node], fx.Node]:
+    """Return the nodes that the input of a Linear layer is computed from, in order, and the node of the layer."""
+    calls = calls_of(graph, name)
     if not calls:
         raise OptionError("the layer is part of a module that cannot be traced")
     if len(calls) > 1 or not calls[0].all_input_nodes:
         raise OptionError(f"the layer is called {len(calls)} times")
     if sum(node.op == "placeholder" for node in graph.nodes) != 1:
         raise OptionError("the model has several inputs")
-    end = calls[0].all_input_nodes[0]
-    needed, stack = set(), [end]
+    needed, stack = set(), [calls[0].all_input_nodes[0]]
     while stack:
         node = stack.pop()
         if node not in needed:
@@ -200,15 +199,7 @@ def _nodes_before(model: nn.Module, graph: fx.Graph, name: str) -> tuple[list[fx
     random = next((node for node in nodes if is_dropout(model, node)), None)
     if random is not None:
         raise OptionError(f"{label(model, random)} comes before the layer, and its mask is unknown")
-    return nodes, end.name
-
-
-def _linear_named(model: nn.Module, name: str) -> str:
-    """Return the name of a Linear module in a model that may be wrapped."""
-    names = [each for each, module in model.named_modules() if plain(each) == name and is_linear(module)]
-    if len(names) != 1:
-        raise OptionError(f"{name} is not the name of one Linear module")
-    return names[0]
+    return nodes, calls[0]
 
 
 def _seen_by_layer(model: nn.Module, name: str, inputs: Tensor) -> list[Tensor]:

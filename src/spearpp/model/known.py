@@ -23,26 +23,11 @@ NOT_KNOWN = (nn.Bilinear, nn.LPPool1d, nn.LPPool2d, nn.LPPool3d)
 """Modules that may give the same features for an input and its negative."""
 KNOWN = {
     *("add", "iadd", "sub", "isub", "neg", "sum", "mean", "cumsum", "cat", "concat", "stack", "chunk", "split"),
-    *(
-        "getitem",
-        "permute",
-        "transpose",
-        "t",
-        "T",
-        "mT",
-        "data",
-        "expand",
-        "repeat",
-        "pad",
-        "flip",
-        "roll",
-        "unfold",
-        "movedim",
-    ),
-    *("conv1d", "conv2d", "conv3d", "linear", "interpolate", "pixel_shuffle", "narrow", "type_as", *RESHAPING),
+    *("getitem", "permute", "transpose", "t", "T", "mT", "data", "expand", "repeat", "pad", "flip", "roll", "unfold"),
+    *("conv1d", "conv2d", "conv3d", "linear", "interpolate", "pixel_shuffle", "narrow", "movedim", "type_as"),
     *("batch_norm", "layer_norm", "group_norm", "instance_norm", "softmax", "scaled_dot_product_attention"),
     *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "amax", "clamp"),
-    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "clamp_min", "dropout", *NAMES),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "clamp_min", "dropout", *NAMES, *RESHAPING),
 }
 """Functions, methods and attributes that may be part of a front end, without the underscore of operations in place."""
 PRODUCTS = ("mul", "imul", "truediv", "itruediv", "div", "matmul", "bmm", "einsum")

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from typing import Any
@@ -12,21 +11,12 @@ from torch import fx, nn
 from torch.nn import functional
 
 from spearpp.types import Tensor
+from spearpp.update.names import plain
 
 SHAPE_METHODS = {"size", "dim", "numel"}
 """Tensor methods that use the shape of a tensor and not its values."""
 RESHAPING = {
-    "flatten",
-    "view",
-    "reshape",
-    "contiguous",
-    "unsqueeze",
-    "squeeze",
-    "float",
-    "double",
-    "to",
-    "detach",
-    "clone",
+    *("flatten", "view", "reshape", "contiguous", "unsqueeze", "squeeze", "float", "double", "to", "detach", "clone")
 }
 """Methods and functions that keep the values of a tensor."""
 RESHAPING_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten)
@@ -43,19 +33,9 @@ to 6, so both are tried. A certificate decides whether the assumption holds."""
 class Behaviour(Enum):
     """What a function does to pre-activations."""
 
-    IDENTITY = "identity"
     RELU = "ReLU"
     NEARLY_RELU = "ReLU for small values"
     OTHER = "other"
-
-
-@dataclass(frozen=True)
-class Activation:
-    """A node that depends only on the output of one Linear layer."""
-
-    node: fx.Node
-    behaviour: Behaviour
-    """What the operations from the Linear layer to this node do to the values, together."""
 
 
 def is_batch_norm(module: object) -> bool:
@@ -122,8 +102,13 @@ def label(model: nn.Module, node: fx.Node) -> str:
     return str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", str(node.target))
 
 
-def activations(model: nn.Module, linear: fx.Node, width: int) -> Iterator[Activation]:
-    """Yield every node that the whole output of a Linear layer passes through, with its behaviour.
+def calls_of(graph: fx.Graph, name: str) -> list[fx.Node]:
+    """Return the nodes that call the module with this plain name."""
+    return [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
+
+
+def activations(model: nn.Module, linear: fx.Node, width: int) -> list[tuple[fx.Node, Behaviour]]:
+    """Return every node that the whole output of a Linear layer passes through, and what it makes of this output.
 
     The function evaluates operations that depend only on this output. It therefore recognises ``z * (z > 0)`` and
     ``(z + |z|) / 2`` as ReLU by their values. It stops at a node that also depends on other values.
@@ -136,8 +121,8 @@ def activations(model: nn.Module, linear: fx.Node, width: int) -> Iterator[Activ
     for probe in _probes(width):
         found = list(_evaluated(model, linear, probe))
         if found:
-            yield from found
-            return
+            return found
+    return []
 
 
 def behaviour(function: Callable[[Tensor], Tensor]) -> Behaviour:
@@ -155,7 +140,7 @@ def behaviour(function: Callable[[Tensor], Tensor]) -> Behaviour:
         return Behaviour.OTHER
 
 
-def _evaluated(model: nn.Module, linear: fx.Node, probe: Tensor) -> Iterator[Activation]:
+def _evaluated(model: nn.Module, linear: fx.Node, probe: Tensor) -> Iterator[tuple[fx.Node, Behaviour]]:
     """Evaluate the nodes after a Linear layer in order, with the probe as the layer's output.
 
     ``pending`` holds the nodes that use a computed value and are not computed yet. A node takes the whole output of
@@ -176,7 +161,7 @@ def _evaluated(model: nn.Module, linear: fx.Node, probe: Tensor) -> Iterator[Act
                 return
             pending.discard(node)
             if not pending and isinstance(value, Tensor) and value.is_floating_point():
-                yield Activation(node, _classify(probe, value))
+                yield node, _classify(probe, value)
             pending |= {each for each in readers(node) if each.name not in values}
         node = node.next
 
@@ -201,7 +186,7 @@ def _probes(width: int) -> Iterator[Tensor]:
 
 
 def _classify(probe: Tensor, value: Tensor) -> Behaviour:
-    """Compare the values of a function with those of ReLU and of the identity, up to a positive factor."""
+    """Compare the values of a function with those of ReLU, up to a positive factor."""
     if value.numel() != probe.numel():
         return Behaviour.OTHER
     value, probe = value.detach().flatten().double(), probe.flatten().double()
@@ -213,8 +198,6 @@ def _classify(probe: Tensor, value: Tensor) -> Behaviour:
         return torch.allclose(found, expected, rtol=1e-5, atol=1e-7)  # about 100 times the rounding of float32
 
     relu, small = scale * probe.clamp_min(0), probe.abs() <= SMALL
-    if close(value, scale * probe):
-        return Behaviour.IDENTITY
     if close(value, relu):
         return Behaviour.RELU
     nearly = close(value[small], relu[small]) and close(value[probe < 0], relu[probe < 0])

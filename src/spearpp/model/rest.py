@@ -15,7 +15,17 @@ import torch
 from torch import fx, nn
 from torch.func import grad, jvp, vmap
 
-from spearpp.model.operations import Tracer, arguments, evaluate, frozen, is_dropout, is_linear, label, module_of
+from spearpp.model.operations import (
+    Tracer,
+    arguments,
+    calls_of,
+    evaluate,
+    frozen,
+    is_dropout,
+    is_linear,
+    label,
+    module_of,
+)
 from spearpp.model.smoothing import activation_of, smoothed
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
@@ -93,8 +103,7 @@ class Rest(TracedPart):
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__(model)
-        graph = Tracer().trace(model)
-        starts = [node for node in graph.nodes if node.op == "call_module" and plain(str(node.target)) == name]
+        starts = calls_of(Tracer().trace(model), name)
         if len(starts) != 1:
             raise ValueError(f"layer {name} is used {len(starts)} times")
         self.start = starts[0]
@@ -161,7 +170,7 @@ class Rest(TracedPart):
         """Return the standard deviation of the argument of every activation, by name of its node."""
         _, values = self._run(preactivations, {}, None)
         nodes = [node for node in self._nodes if self._activation(node) is not None]
-        return {node.name: float(values[self._argument(node).name].std()) for node in nodes}
+        return {node.name: float(values[node.all_input_nodes[0].name].std()) for node in nodes}
 
     def _run(
         self, z: Tensor, shifts: Mapping[str, Tensor], widths: Mapping[str, float] | None
@@ -240,9 +249,6 @@ class Rest(TracedPart):
             and all(node.all_input_nodes == [each] for node, each in zip(nodes, before[:-1], strict=True))
             and all(set(node.kwargs) <= {"inplace"} for node in nodes)
         )
-
-    def _argument(self, node: fx.Node) -> fx.Node:
-        return node.all_input_nodes[0]
 
 
 def nodes_after(model: nn.Module, start: fx.Node) -> tuple[list[fx.Node], str]:

@@ -68,6 +68,11 @@ class ClientUpdate:
         """lr · steps: what the gradients are multiplied with to give before - after; 1 for gradients and if unknown."""
         return 1.0 if self.kind == "gradients" else (self.lr or 1.0) * (self.steps or 1)
 
+    @property
+    def one_gradient(self) -> bool:
+        """Whether this is the gradient of one client, and not the result of local steps or a sum of several clients."""
+        return self.kind == "gradients" and self.clients == 1
+
     def __post_init__(self) -> None:
         if not self.gradients:
             raise DataError("the update holds no gradient")

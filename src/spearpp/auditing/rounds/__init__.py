@@ -2,26 +2,20 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
-from torch import nn
 
-from spearpp.auditing.limits import INVERTED, Budget
-from spearpp.auditing.numbers import Finding
-from spearpp.auditing.plan import Plan, make_plan
-from spearpp.auditing.replay import Replay, replay
+from spearpp.auditing.checks import Finding
+from spearpp.auditing.plan import INVERTED, Plan, make_plan
+from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
-from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined
-from spearpp.auditing.rounds.union import Union, of_layer, unite
+from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined, of_layer, unite
+from spearpp.auditing.task import Budget, Task
 from spearpp.auditing.vocabulary import unite_vocabularies
-from spearpp.auditing.wording import Context, worded
+from spearpp.auditing.wording import Context, caveats_of_rounds, summary_of_rounds, worded
 from spearpp.errors import DataError, OptionError
-from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, named_as
-from spearpp.model.loss import Loss
-from spearpp.search import Search
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
@@ -103,99 +97,69 @@ def choose_rounds(layer: Layer, updates: Sequence[ClientUpdate], memory: int | N
 
 def audit_rounds(
     updates: Sequence[ClientUpdate],
-    model: nn.Module | None,
-    audit_one: Callable[[ClientUpdate, float | None], AuditResult],
+    task: Task,
+    audit_one: Callable[[ClientUpdate, float], AuditResult],
     *,
     each_alone: bool = True,
-    budget: float | None = None,
-    memory: int | None = None,
-    search: Search | None = None,
-    batch_size: int | None = None,
-    loss: Loss | None = Loss.CROSS_ENTROPY,
-    generator: torch.Generator,
-    progress: Callable[[Layer, Progress], None] | None = None,
 ) -> AuditResult:
-    """Audit several rounds of one client. See ``spearpp.audit`` for the arguments.
+    """Audit several rounds of one client.
 
     Args:
         updates: the rounds, oldest first, each with the weights that it started from.
-        model: the network, or None.
+        task: what the caller asks for. The budget is for everything together, the memory limits the number of rounds
+            that are joined, and the batch size is that of each round.
         audit_one: audits one round within a number of seconds.
         each_alone: whether to audit every round alone first, and not only the last one.
-        budget: seconds for everything together.
-        memory: bytes that the work on one layer may take. It limits the number of rounds that are joined.
-        search: the search for layers that a ReLU follows.
-        batch_size: the number of samples that the client trained on in each round, if it is known.
-        loss: the loss of the client; None if it is unknown.
-        generator: source of randomness.
-        progress: called after every round of a search.
     """
-    updates = [named_as(each, model) for each in check_rounds(updates)]
-    began = time.monotonic()
-    alone_budget = Budget(None if budget is None else ALONE * budget, began)
-    alone, last = _audit_alone(updates, audit_one, 0 if each_alone else len(updates) - 1, alone_budget)
-    plans = [make_plan(each, model, memory, loss) for each in updates]
+    updates = [named_as(each, task.model) for each in check_rounds(updates)]
+    began, whole = time.monotonic(), Budget.of(task.budget)
+    first = 0 if each_alone else len(updates) - 1
+    alone, last = _audit_alone(updates, audit_one, first, Budget.of(task.budget, ALONE))
+    audited = [each for each in alone if each is not None]
+    plans = [make_plan(each, task) for each in updates]
     sent = [index for index, plan in enumerate(plans) if plan.feasible]  # an idle round has nothing to invert
     layer = first_layer([plans[index] for index in sent]) if sent else None
-    interrupted = any(each is not None and each.interrupted for each in alone)
-    outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, alone)
+    interrupted = any(each.interrupted for each in audited)
+    outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, audited, len(updates))
     joined = not_joined(outcome)
     if layer is not None and not outcome:
-        used = [sent[index] for index in choose_rounds(layer, [plans[index].update for index in sent], memory)]
+        used = [sent[index] for index in choose_rounds(layer, [plans[index].update for index in sent], task.memory)]
         joined = not_joined("only one round sent a gradient of its own, or memory allows only one of them")
         if len(used) > 1:
-            joined = join_rounds(
-                layer,
-                [plans[index].update for index in used],
-                model,
-                search=search,
-                batch_size=batch_size,
-                loss=loss,
-                seconds=Budget(budget, began).share(1),
-                generator=generator,
-                progress=progress,
-            )
-            joined = replace(joined, used=tuple(used))
-    union = None if layer is None else unite(layer, alone, joined)
-    audits, shown = _layers(last, union), len(updates) - 1
+            rest = replace(task, budget=whole.share(1))
+            joined = replace(join_rounds(layer, {index: plans[index].update for index in used}, rest), used=tuple(used))
+    if layer is not None:
+        joined = unite(layer, alone, joined)
+    audits, shown = _layers(last, joined), len(updates) - 1
     if best_of(audits) is None:  # a leak of a single round counts, whatever the other rounds give
-        shown = max(range(len(alone)), key=lambda index: (_recovered(alone[index]), index))
+        counts = [0 if each is None else len(each.inputs) for each in alone]
+        shown = max(range(len(alone)), key=lambda index: (counts[index], index))
         best = alone[shown] or last
         audits, last = (best.layers, best) if best_of(best.layers) is not None else (audits, last)
-    history = _history(alone, layer, joined, union)
-    tables = unite_vocabularies([each.vocabulary for each in alone if each is not None])
-    tried = any(each is not None and each.verdict is not Verdict.NOT_APPLICABLE for each in alone)
+    history = _history(alone, layer, joined)
+    tables = unite_vocabularies([each.vocabulary for each in audited])
+    tried = any(each.verdict is not Verdict.NOT_APPLICABLE for each in audited)
     tried |= any(each.feasible for each in audits)  # the rounds together may allow what none of them allows alone
     result = AuditResult(
         verdict=verdict_of(audits, tables, tried=tried),
         summary="",
         layers=audits,
         findings=_findings(alone),
-        caveats=_caveats(history, shown),
+        caveats=caveats_of_rounds(history, shown),
         interrupted=interrupted,
-        replay=_replay_last(union, updates, model, loss) or last.replay,
+        replay=_replay_last(joined, updates, task) or last.replay,
         seconds=time.monotonic() - began,
-        budget=budget,
+        budget=task.budget,
         history=history,
         vocabulary=tables,
     )
-    context = Context(
-        result,
-        update=updates[shown],
-        model_given=model is not None,
-        replayable=model is not None,
-        batch_size=batch_size,
-        decay=plans[shown].decay,
-        replay_skipped_because=None,
-        loss=loss,
-    )
-    result = worded(context)
-    return replace(result, summary=result.summary + history.sentence)
+    result = worded(Context(result, updates[shown], task, task.model is not None, plans[shown].decay, None))
+    return replace(result, summary=result.summary + summary_of_rounds(history))
 
 
 def _audit_alone(
     updates: Sequence[ClientUpdate],
-    audit_one: Callable[[ClientUpdate, float | None], AuditResult],
+    audit_one: Callable[[ClientUpdate, float], AuditResult],
     first: int,
     clock: Budget,
 ) -> tuple[list[AuditResult | None], AuditResult]:
@@ -225,92 +189,52 @@ def _findings(alone: list[AuditResult | None]) -> list[Finding]:
     ]
 
 
-def _why_not_joined(layer: Layer | None, alone: list[AuditResult | None]) -> str:
+def _why_not_joined(layer: Layer | None, audited: list[AuditResult], rounds: int) -> str:
     """Return why joining the rounds cannot give more than the single rounds; an empty string if it may."""
-    if len(alone) < 2:
+    if rounds < 2:
         return "there is only one round"
     if layer is None:
         return "no layer that can be inverted sees the same inputs in every round"
-    found = [of_layer(each, layer) for each in alone if each is not None]
-    if all(each is not None and each.inversion is not None and _complete(each.inversion) for each in found):
+    found = [of_layer(each, layer) for each in audited]
+    if all(each is not None and each.complete for each in found):
         return f"{'every round' if len(found) > 1 else 'the last round'} alone gave all of its samples"
     return ""
 
 
-def _complete(found: Inversion) -> bool:
-    return 0 < int(found.certified.sum()) == found.batch_size
-
-
-def _layers(last: AuditResult, union: Union | None) -> list[LayerAudit]:
+def _layers(last: AuditResult, joined: Joined) -> list[LayerAudit]:
     """Return the layers of the last round, with the inputs of all rounds in the layer that was joined."""
-    if union is None:
-        return last.layers
-    return [union.audited if each.layer.name == union.audited.layer.name else each for each in last.layers]
+    united = joined.audited
+    return [each if united is None or each.layer.name != united.layer.name else united for each in last.layers]
 
 
-def _replay_last(
-    union: Union | None, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
-) -> Replay | None:
+def _replay_last(joined: Joined, updates: Sequence[ClientUpdate], task: Task) -> Replay | None:
     """Replay the last round from all inputs that contribute to it; None if there are none, or labels are missing."""
-    found = None if union is None else union.audited.inversion
-    labels = None if union is None else union.audited.labels
-    if union is None or found is None or labels is None or model is None or loss is None:
+    found, labels = (None, None) if joined.audited is None else (joined.audited.inversion, joined.audited.labels)
+    if found is None or labels is None or len(found.inputs) < found.batch_size:
         return None
-    if len(found.inputs) < found.batch_size:
-        return None
-    rows = torch.tensor([len(updates) - 1 in each for each in union.present], dtype=torch.bool)
+    rows = torch.tensor([len(updates) - 1 in each for each in joined.present], dtype=torch.bool)
     inputs, labels = found.inputs[rows.to(found.inputs.device)], labels.to(rows.device)[rows]
     if not bool(rows.any()) or not bool((labels >= 0).all()):
         return None
-    with suppress(OptionError):
-        return replay(model, updates[-1], inputs, labels.to(inputs.device), loss)
-    return None
+    return replay_all(task.model, updates[-1], [(inputs, labels.to(inputs.device))], task.loss)
 
 
-def _history(
-    alone: list[AuditResult | None],
-    layer: Layer | None,
-    joined: Joined,
-    union: Union | None,
-) -> History:
+def _history(alone: list[AuditResult | None], layer: Layer | None, joined: Joined) -> History:
     """Return what the rounds gave, alone and together."""
-    rounds = [
-        RoundSummary(None, None, 0)
-        if each is None
-        else RoundSummary(str(each.verdict), _samples(each, layer), len(each.inputs))
-        for each in alone
-    ]
-    rows = [] if union is None else torch.nonzero(union.audited.is_recovered)[:, 0].tolist()
+
+    def summary(result: AuditResult | None) -> RoundSummary:
+        if result is None:
+            return RoundSummary(None, None, 0)
+        audited = None if layer is None else of_layer(result, layer)
+        samples = None if audited is None else audited.batch_size
+        return RoundSummary(str(result.verdict), samples, len(result.inputs))
+
+    rows = [] if joined.audited is None else torch.nonzero(joined.audited.is_recovered)[:, 0].tolist()
     return History(
-        rounds=tuple(rounds),
+        rounds=tuple(map(summary, alone)),
         joined=joined.used,
         samples=joined.samples,
         outcome=joined.outcome,
-        present=tuple(tuple(sorted(union.present[row])) for row in rows if union is not None),
-        known_from=tuple(union.known_from[row] for row in rows if union is not None),
+        present=tuple(tuple(sorted(joined.present[row])) for row in rows),
+        known_from=tuple(joined.known_from[row] for row in rows),
     )
-
-
-def _recovered(result: AuditResult | None) -> int:
-    return 0 if result is None else len(result.inputs)
-
-
-def _samples(result: AuditResult, layer: Layer | None) -> int | None:
-    audited = None if layer is None else of_layer(result, layer)
-    return None if audited is None else audited.batch_size
-
-
-def _caveats(history: History, shown: int) -> list[str]:
-    """Return what a reader of the verdict over several rounds must also know. ``shown`` is the round of the inputs."""
-    sentences = []
-    if shown < len(history.rounds) - 1 and history.rounds[shown].recovered:
-        sentences.append(f"The inputs were recovered from round {shown + 1} alone.")
-    if history.joined and len(history.joined) < len(history.rounds):
-        names = ", ".join(str(index + 1) for index in history.joined)
-        count = f"{len(history.joined)} of {len(history.rounds)} rounds were joined: {names}."
-        sentences.append(f"{count} The others repeat a gradient, or memory does not allow more rounds.")
-    if not history.joined and len(history.rounds) > 1:
-        sentences.append(f"The rounds were not joined: {history.outcome}.")
-    elif not history.known_from:
-        sentences.append(f"The joined rounds gave no input: {history.outcome}.")
-    return sentences

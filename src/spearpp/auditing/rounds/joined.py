@@ -1,4 +1,4 @@
-"""Invert a layer over several rounds of one client, and judge what was found.
+"""Invert a layer over several rounds of one client, judge what was found, and add what single rounds gave.
 
 A client that trains on the same samples in T rounds sends T gradients D_t X̂ᵀ of the same inputs, under T different
 weights. One below the other, they are the gradient of one layer with T·m neurons. So the number of neurons limits what
@@ -8,24 +8,24 @@ of the joined gradient.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch import nn
 
-from spearpp.auditing.claim import Claim, Kind
-from spearpp.auditing.judge import is_one_step, judge_in_round
+from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.judge import judge_in_round
 from spearpp.auditing.replay import as_sent
-from spearpp.auditing.result import LayerAudit
+from spearpp.auditing.result import AuditResult, LayerAudit
+from spearpp.auditing.task import Budget, Task
 from spearpp.errors import OptionError, SpearError
 from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.invert import invert
 from spearpp.inversion.network import SIGMAS
-from spearpp.inversion.result import Inversion, Progress
+from spearpp.inversion.result import Inversion
 from spearpp.model import Layer
 from spearpp.model.following import Following
-from spearpp.model.loss import Loss
 from spearpp.search import Search, Suggested
 from spearpp.types import Bool, Float, LayerTensors, Tensor, select_rows
 from spearpp.update import ClientUpdate
@@ -42,14 +42,14 @@ choice: far above the error of a recovered direction."""
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """What the joined rounds gave for one layer."""
+    """What several rounds gave for one layer."""
 
     audited: LayerAudit | None
     """The layer with its claims. None if nothing was found."""
-    present: Bool[Tensor, "k T"]
-    """In which of the joined rounds each input takes part."""
+    present: list[set[int]]
+    """For each input, the indices of the rounds to which it contributes."""
     known_from: list[int]
-    """For each input, the number of rounds, from the oldest on, that prove it together."""
+    """For each input, the index of the first round after which the rounds so far prove it."""
     samples: int | None
     """Number of different samples that the joined rounds show. None if there is no clear number."""
     outcome: str
@@ -58,34 +58,19 @@ class Joined:
     """Indices of the rounds that were joined. Empty if they were not joined."""
 
 
-def join_rounds(
-    layer: Layer,
-    updates: Sequence[ClientUpdate],
-    model: nn.Module | None,
-    *,
-    search: Search | None = None,
-    batch_size: int | None = None,
-    loss: Loss | None = Loss.CROSS_ENTROPY,
-    seconds: float | None = None,
-    generator: torch.Generator | None = None,
-    progress: Callable[[Layer, Progress], None] | None = None,
-) -> Joined:
+def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) -> Joined:
     """Invert one layer over several rounds, and judge what was found.
 
     Args:
         layer: the layer. Its inputs must be the same function of the samples in all rounds.
-        updates: the rounds, oldest first.
-        model: the network, or None.
-        search: the search for sparse directions; None is the default.
-        batch_size: the number of samples that the client trained on in each round, or None.
-        loss: the loss of the client; None if it is unknown.
-        seconds: time budget; None for none.
-        generator: source of randomness; None is a generator with seed 0.
-        progress: called after every round of the search.
+        rounds: the rounds by their index, oldest first.
+        task: what the caller asks for, with the budget for this layer.
     """
+    used, updates = list(rounds), list(rounds.values())
     tensors, (next_gradient, next_weight) = joined_tensors(layer, updates), _next_layer(layer, updates)
     shown = replace(layer, name=f"{layer.name} ({len(updates)} rounds)")
-    deadline = None if seconds is None else time.monotonic() + seconds
+    deadline = Budget.of(task.budget).deadline
+    tell = None if task.progress is None else partial(task.progress, shown)
 
     def solve(search: Search | None, following: list[Following] | None, share: float) -> Inversion:
         return invert(
@@ -94,21 +79,21 @@ def join_rounds(
             next_weight=next_weight,
             following=following,
             search=search,
-            generator=torch.Generator().manual_seed(0) if generator is None else generator,
+            generator=task.generator,
             dropout=layer.dropout,
-            one_step=all(is_one_step(each) for each in updates),
+            one_step=all(each.one_gradient for each in updates),
             rounds=len(updates),
-            seconds=None if deadline is None else max(0.1, share * (deadline - time.monotonic())),
-            progress=None if progress is None else (lambda state: progress(shown, state)),
+            seconds=max(0.1, share * (deadline - time.monotonic())),
+            progress=tell,
         )
 
     try:
-        following = _rests(layer, updates, model, loss)
+        following = _rests(layer, updates, task)
         if layer.equations and following is None:
             return not_joined("the rest of the network could not be computed in every round")
         alone = layer.equations or following is None
-        found = solve(search, following if layer.equations else None, 1.0 if alone else FIRST_SHARE)
-        if following is not None and not layer.equations and search is None and not bool(found.certified.all()):
+        found = solve(task.search, following if layer.equations else None, 1.0 if alone else FIRST_SHARE)
+        if following is not None and not layer.equations and task.search is None and not bool(found.certified.all()):
             more = solve(None, following, 1.0)
             found = more if int(more.certified.sum()) > int(found.certified.sum()) else found
     except SpearError as error:
@@ -116,9 +101,12 @@ def join_rounds(
     if found.factors is None or not bool(found.certified.any() or found.fits.any()):
         return not_joined(found.stats.stopped, found.batch_size)
     present = contributions(found, len(updates))
-    audited = _judge(layer, found, present, updates, model, batch_size, loss)
-    known_from = _known_from(layer, found, audited, present, updates, following if _by_network(found) else None)
-    return Joined(audited, present, known_from, found.batch_size, found.stats.stopped)
+    audited = _judge(layer, found, present, updates, task)
+    by_network = found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
+    known_from = _known_from(layer, found, audited, present, updates, following if by_network else None)
+    takes_part = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in present]
+    first_known = [used[count - 1] for count in known_from]
+    return Joined(audited, takes_part, first_known, found.batch_size, found.stats.stopped)
 
 
 def joined_tensors(layer: Layer, updates: Sequence[ClientUpdate]) -> LayerTensors:
@@ -140,30 +128,24 @@ def _next_layer(layer: Layer, updates: Sequence[ClientUpdate]) -> tuple[Tensor |
     return gradients, torch.cat([each.weights[name] for each in updates], 1)
 
 
-def _rests(
-    layer: Layer, updates: Sequence[ClientUpdate], model: nn.Module | None, loss: Loss | None
-) -> list[Following] | None:
+def _rests(layer: Layer, updates: Sequence[ClientUpdate], task: Task) -> list[Following] | None:
     """Return the rest of the network in every round; None if it is not known, or has no known loss.
 
     The signals of different rounds can only be compared if all gradients have the scale of the same loss.
     """
     scaled = all(each.kind == "gradients" or each.lr is not None for each in updates)
-    if model is None or not scaled:
+    if task.model is None or not scaled:
         return None
     try:
-        following = [Following.of_model(as_sent(model, each), each, layer, loss) for each in updates]
+        following = [Following.of_model(as_sent(task.model, each), each, layer, task.loss) for each in updates]
     except OptionError:
         return None
     return following if all(each.loss is not None for each in following) else None
 
 
-def _by_network(found: Inversion) -> bool:
-    return found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
-
-
 def not_joined(outcome: str, samples: int | None = None) -> Joined:
     """Return that joining rounds gave nothing, for the reason ``outcome``."""
-    return Joined(None, torch.zeros(0, 0, dtype=torch.bool), [], samples, outcome)
+    return Joined(None, [], [], samples, outcome)
 
 
 def contributions(found: Inversion, rounds: int) -> Bool[Tensor, "k T"]:
@@ -182,20 +164,14 @@ def contributions(found: Inversion, rounds: int) -> Bool[Tensor, "k T"]:
 
 
 def _judge(
-    layer: Layer,
-    found: Inversion,
-    present: Bool[Tensor, "k T"],
-    updates: Sequence[ClientUpdate],
-    model: nn.Module | None,
-    batch_size: int | None,
-    loss: Loss | None,
+    layer: Layer, found: Inversion, present: Bool[Tensor, "k T"], updates: Sequence[ClientUpdate], task: Task
 ) -> LayerAudit:
     """Judge every input in each round to which it contributes.
 
     If the joined rounds certify an input, its strongest claim counts. An input that they do not certify counts only if
     each of at least two rounds proves it, and its weakest claim counts.
     """
-    nowhere = Claim(Kind.NONE, float("inf"), float("nan"), "fewer than two rounds say anything about the input")
+    nowhere = Claim.nothing("fewer than two rounds say anything about the input")
     collected: list[list[Claim]] = [[] for _ in range(len(found.inputs))]
     labels = torch.full((len(found.inputs),), -1)
     for index, update in enumerate(updates):
@@ -205,7 +181,7 @@ def _judge(
         missing = found.batch_size - len(found.inputs)
         own = replace(_in_round(found, rows, index, len(updates)), batch_size=int(takes_part.sum()) + missing)
         part = LayerAudit(layer, True, layer.reason, own)
-        judged = judge_in_round(part, update, model, batch_size, loss)
+        judged = judge_in_round(part, update, task)
         for row, claim in zip(rows.tolist(), judged.claims, strict=False):
             if bool(takes_part[row]):
                 collected[row].append(claim)
@@ -214,7 +190,7 @@ def _judge(
             labels[rows[named]] = judged.labels.cpu()[named]
     joined = torch.zeros(len(found.inputs)).bool() if found.evidence is None else found.evidence.consistent.cpu()
     claims = [
-        strongest(each) if certified and each else weakest(each) if len(each) > 1 else nowhere
+        min(each, key=strength) if certified and each else max(each, key=strength) if len(each) > 1 else nowhere
         for each, certified in zip(collected, joined.tolist(), strict=True)
     ]
     known = labels if bool((labels >= 0).any()) else None
@@ -273,7 +249,7 @@ def _known_from(
                 following=None if following is None else following[:count],
                 search=suggested,
                 dropout=layer.dropout,
-                one_step=all(is_one_step(each) for each in updates),
+                one_step=all(each.one_gradient for each in updates),
                 rounds=count,
             )
         except SpearError:  # the rounds so far do not show a clear rank
@@ -294,15 +270,75 @@ def same_inputs(first: Float[Tensor, "k n"], second: Float[Tensor, "j n"]) -> Bo
     return (distances <= SAME * torch.linalg.vector_norm(first.double(), dim=1, keepdim=True)).cpu()
 
 
-def strongest(claims: Sequence[Claim]) -> Claim:
-    """Return the strongest claim about one input, or the one with the smallest error."""
-    return min(claims, key=_strength)
-
-
-def weakest(claims: Sequence[Claim]) -> Claim:
-    """Return the weakest claim about one input, or the one with the largest error."""
-    return max(claims, key=_strength)
-
-
-def _strength(claim: Claim) -> tuple[int, float]:
+def strength(claim: Claim) -> tuple[int, float]:
+    """Return what claims about one input are ordered by, the strongest first, and then the one with less error."""
     return list(Kind).index(claim.kind), claim.error
+
+
+def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Joined:
+    """Add the inputs that only a single round gave to those of the joined rounds, without repetitions.
+
+    Args:
+        layer: the layer.
+        alone: the audit of every round alone, None where it was not audited alone.
+        joined: what the joined rounds gave.
+    """
+    for index, result in enumerate(alone):
+        single = None if result is None else of_layer(result, layer)
+        if single is not None and single.inversion is not None and bool(single.is_recovered.any()):
+            joined = _added(joined, single, single.inversion, index)
+    return joined
+
+
+def _added(joined: Joined, single: LayerAudit, found: Inversion, index: int) -> Joined:
+    """Add the recovered inputs of one round.
+
+    An input and its claim belong together: the claim states the error of this input. If the round has a stronger claim
+    about a sample, its input therefore replaces the one that was there.
+    """
+    before = joined.audited
+    if before is None or before.inversion is None:
+        rows = len(found.inputs)
+        return replace(joined, audited=single, present=[{index} for _ in range(rows)], known_from=[index] * rows)
+    base, claims = before.inversion, list(before.claims)
+    present, known = [set(each) for each in joined.present], list(joined.known_from)
+    labels = [-1] * len(claims) if before.labels is None else before.labels.tolist()
+    same = same_inputs(found.inputs, base.inputs)
+    inputs, exact = base.inputs.clone(), base.certified.clone()
+    new, replaced = [], False
+    for row in torch.nonzero(single.is_recovered)[:, 0].tolist():
+        matches = torch.nonzero(same[row])[:, 0].tolist()
+        for match in matches[:1]:
+            present[match].add(index)
+            known[match] = min(known[match], index)
+            if strength(single.claims[row]) < strength(claims[match]):
+                claims[match], replaced = single.claims[row], True
+                inputs[match], exact[match] = found.inputs[row].to(inputs), claims[match].certified
+                labels[match] = labels[match] if single.labels is None else int(single.labels[row])
+        if not matches:
+            new.append(row)
+    chosen = torch.tensor(new, dtype=torch.long, device=found.inputs.device)
+    certified = torch.tensor([single.claims[row].certified for row in new], dtype=torch.bool, device=chosen.device)
+    inputs = torch.cat([inputs, found.inputs[chosen].to(inputs)])
+    inversion = replace(
+        base,
+        inputs=inputs,
+        certified=torch.cat([exact, certified]),
+        fits=torch.cat([base.fits, torch.ones_like(certified)]),
+        batch_size=max(base.batch_size, found.batch_size, len(inputs)),
+        evidence=None if new or replaced else base.evidence,
+    )
+    labels += [-1 if single.labels is None else int(single.labels[row]) for row in new]
+    audited = replace(
+        before,
+        inversion=inversion,
+        claims=(*claims, *(single.claims[row] for row in new)),
+        labels=torch.tensor(labels) if max(labels, default=-1) >= 0 else None,
+    )
+    present += [{index} for _ in new]
+    return replace(joined, audited=audited, present=present, known_from=[*known, *([index] * len(new))])
+
+
+def of_layer(result: AuditResult, layer: Layer) -> LayerAudit | None:
+    """Return the part of an audit that belongs to a layer, or None."""
+    return next((each for each in result.layers if each.layer.name == layer.name), None)

@@ -1,7 +1,7 @@
 """The vocabulary of a client: which tokens, categories or items its training looked up in embedding tables."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from spearpp.auditing.vocabulary.rows import looked_up
@@ -11,9 +11,7 @@ from spearpp.update import ClientUpdate
 
 POSITIONS = 8
 """Number of rows from which on the first rows of a table, without a gap, are taken for positions, not for a vocabulary.
-
-A design choice: the tokens of a text are hardly ever exactly the first ones of a vocabulary.
-"""
+A design choice: the tokens of a text are hardly ever exactly the first ones of a vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,6 @@ class Vocabulary:
     def leaks(self) -> bool:
         """Whether the table reveals which tokens, categories or items the client has."""
         return self.count > 0 and not self.positions
-
-    def redacted(self) -> "Vocabulary":
-        """Return the same without rows and words."""
-        return replace(self, used=(), words=())
 
 
 Words = Sequence[str] | Mapping[str, Sequence[str]]

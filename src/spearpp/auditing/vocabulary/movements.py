@@ -24,44 +24,41 @@ class Movements:
         self.usable = torch.ones(table.rows, dtype=torch.bool)
         if table.padding is not None:
             self.usable[table.padding] = False
-        self.weight_dtype = self._rounded_to(lambda w, d: w - d, tensor_specs(update.weights)[self.name].dtype)
+        spec = tensor_specs(update.weights)[self.name]
+        self.shape, self.columns = spec.shape, spec.shape[1]
+        self.weight_dtype = self._rounded_to(lambda w, d: w - d, spec.dtype)
         self.movement_dtype = self._rounded_to(lambda _, d: d, tensor_specs(update.gradients)[self.name].dtype)
         stored = self.movement_dtype if update.kind == "gradients" else self.weight_dtype
         self.half = torch.float16 in (stored, self.movement_dtype) or stored is torch.bfloat16
-        self.columns = tensor_specs(update.weights)[self.name].shape[1]
         nonzero = self.per_row(lambda _, d: torch.where(d == 0, torch.inf, d.abs()).amin(1))
         self.smallest = float(nonzero.min())  # compression may round all movements to multiples of this one
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield blocks of w and Δ in float64, with at most the block size of a file."""
-        pairs = zip(blocks(self.update.weights, self.name), blocks(self.update.gradients, self.name), strict=True)
-        for weight, gradient in pairs:
-            yield weight.double(), gradient.double() * self.update.scale
+    def __iter__(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield the rows of a block with their w and Δ in float64. A block has at most the block size of a file."""
+        weights, gradients = (blocks(each, self.name) for each in (self.update.weights, self.update.gradients))
+        for rows, weight, gradient in zip(row_blocks(self.shape), weights, gradients, strict=True):
+            yield slice(*rows), weight.double(), gradient.double() * self.update.scale
 
     def per_row(self, compute: Callable[[Tensor, Tensor], Tensor]) -> Float[Tensor, "rows"]:
         """Return one number per row, computed from blocks of w and Δ."""
-        shape = tensor_specs(self.update.weights)[self.name].shape
-        result = torch.zeros(shape[0], dtype=torch.float64)
-        for (start, stop), (weight, movement) in zip(row_blocks(shape), self, strict=True):
-            result[start:stop] = compute(weight, movement).double().cpu()
+        result = torch.zeros(self.shape[0], dtype=torch.float64)
+        for block, weight, movement in self:
+            result[block] = compute(weight, movement).double().cpu()
         return result
 
     def entries(self, rows: Bool[Tensor, "rows"]) -> tuple[Float[Tensor, "e"], Float[Tensor, "e"]]:
         """Return all entries of some rows, and how they moved."""
-        shape = tensor_specs(self.update.weights)[self.name].shape
-        parts = [
-            (
-                weight[rows[start:stop].to(weight.device)].flatten(),
-                movement[rows[start:stop].to(weight.device)].flatten(),
-            )
-            for (start, stop), (weight, movement) in zip(row_blocks(shape), self, strict=True)
-        ]
-        return torch.cat([each[0] for each in parts]), torch.cat([each[1] for each in parts])
+        weights, movements = [], []
+        for block, weight, movement in self:
+            chosen = rows[block].to(weight.device)
+            weights.append(weight[chosen].flatten())
+            movements.append(movement[chosen].flatten())
+        return torch.cat(weights), torch.cat(movements)
 
     def _rounded_to(self, values: Callable[[Tensor, Tensor], Tensor], own: torch.dtype) -> torch.dtype:
         """Return the half precision that nearly all moved values have, or else their own dtype."""
         count, hits = 0, {torch.bfloat16: 0, torch.float16: 0}
-        for weight, movement in self:
+        for _, weight, movement in self:
             moved = movement != 0
             numbers = values(weight, movement)[moved]
             slack = 2.0**-22 * (numbers.abs() + movement[moved].abs())

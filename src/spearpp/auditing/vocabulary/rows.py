@@ -19,85 +19,58 @@ from spearpp.auditing.vocabulary.regularised import PARALLEL, is_regularised, no
 from spearpp.model.embeddings import Table
 from spearpp.types import Bool, Float, Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import row_blocks, tensor_specs
 
 ROUNDED_ONCE = 0.6
-"""Largest movement by rounding, in units of rounding, if nothing else moved a row.
-
-Derived: rounding to the nearest number moves an entry by half a unit at most.
-"""
+"""Largest movement by rounding, in units of rounding, if nothing else moved a row. Derived: rounding to the nearest
+number moves an entry by half a unit at most."""
 ROUNDED_OFTEN = 5000.0
-"""Largest movement by rounding in every step of a training in float32, in units of rounding.
-
-Derived: half a unit for each of at most 10,000 steps. A design choice: clients train for fewer steps.
-"""
+"""Largest movement by rounding in every step of a training in float32, in units of rounding. Derived: half a unit for
+each of at most 10,000 steps. A design choice: clients train for fewer steps."""
 ROUNDED_A_FEW = 8.0
 """Movement by rounding in a few steps, in units of rounding. A design choice."""
 ROUNDED_GRADIENT = 4.0
 """Largest rounding of a gradient λ w, in units of rounding. A design choice: a few operations round it."""
 COLLINEAR, COLLINEAR_HALF = 0.1, 0.5
 """Largest share of a movement that is not parallel to the row, for rows from which the weight decay is estimated: in
-general, and in half precision.
-
-Design choices: a wrong estimate explains no rows, so that nothing is claimed.
-"""
+general, and in half precision. Design choices: a wrong estimate explains no rows, so that nothing is claimed."""
 GAP = 4.0
-"""Smallest ratio between the unexplained movement of a claimed row and that of any row that decay explains.
-
-A design choice: the rounding of different rows differs by less.
-"""
+"""Smallest ratio between the unexplained movement of a claimed row and that of any row that decay explains. A design
+choice: the rounding of different rows differs by less."""
 BETWEEN = 0.01
-"""Largest number of rows between the explained and the claimed rows, as a share of the explained rows.
-
-A design choice: a few rows that moved little are left undecided.
-"""
+"""Largest number of rows between the explained and the claimed rows, as a share of the explained rows. A design choice:
+a few rows that moved little are left undecided."""
 MIN_ROWS, MIN_ENTRIES = 8, 64
-"""Smallest number of rows that establish a weight decay, and of entries that establish that there is none.
-
-Design choices: by chance, so many rows do not agree on one factor, and so many entries are not hidden by rounding while
-entries of other rows are not.
-"""
+"""Smallest number of rows that establish a weight decay, and of entries that establish that there is none. Design
+choices: by chance, so many rows do not agree on one factor, and so many entries are not hidden by rounding while
+entries of other rows are not."""
 MIN_DECAY_COLUMNS, MIN_HALF_COLUMNS, MIN_SIGN_COLUMNS = 4, 8, 16
 """Smallest number of columns of a table that shows weight decay, that may be rounded to half precision, and that shows
-a pull by signs.
-
-Derived: a row with one entry is always parallel to its movement, the third-largest entry needs eight columns, and the
-signs of 16 entries agree with those of the weights by chance in one of 65,536 rows.
-"""
+a pull by signs. Derived: a row with one entry is always parallel to its movement, the third-largest entry needs eight
+columns, and the signs of 16 entries agree with those of the weights by chance in one of 65,536 rows."""
 VISIBLE, VISIBLE_HALF, VISIBLE_FEW_COLUMNS = 2.0, 0.75, 1000.0
 """Units of rounding by which the third-largest entry of a row must move: in general, in half precision, and with fewer
-than eight columns.
-
-Derived: a single rounding moves by half a unit. Design choices: two units leave a margin in float32, and a decay that
-is smaller than rounding, one unit in each of 1,000 steps, hides in all entries of a row only if there are few.
-"""
+than eight columns. Derived: a single rounding moves by half a unit. Design choices: two units leave a margin in
+float32, and a decay that is smaller than rounding, one unit in each of 1,000 steps, hides in all entries of a row only
+if there are few."""
 STRONGEST_DECAY = 0.5
 """Largest c of weight decay. A design choice: no training halves its weights, but ``max_norm`` may."""
 HIDDEN = {False: 1000.0, True: 32.0}
-"""Units of rounding up to which a movement towards zero may be a decay that rounding hides in other rows.
-
-Design choices: one unit in each of 1,000 steps in float32, and in each of 32 steps in half precision (True).
-"""
+"""Units of rounding up to which a movement towards zero may be a decay that rounding hides in other rows. Design
+choices: one unit in each of 1,000 steps in float32, and in each of 32 steps in half precision (True)."""
 CHANCE = 3.0
 """How many times the expected number of rows may move towards zero in every visible entry. A design choice."""
 SIMILAR = 1e-2
-"""Largest relative difference of the movements of two entries that are similar.
-
-A design choice: the pull of Adam with L2 varies by less for entries far from zero.
-"""
+"""Largest relative difference of the movements of two entries that are similar. A design choice: the pull of Adam with
+L2 varies by less for entries far from zero."""
 SIGN_PRECISION = 2e-3
-"""Largest relative deviation from a(|w|) of rows that Adam with L2 explains.
-
-Measured (benchmarks/embeddings.py): the polynomial is accurate to less than 1e-3 over 50 steps.
-"""
+"""Largest relative deviation from a(|w|) of rows that Adam with L2 explains. Measured (benchmarks/embeddings.py): the
+polynomial is accurate to less than 1e-3 over 50 steps."""
 SIZES = 1.5
 """By which factor the weights of a claimed row may be smaller or larger than those of all rows that Adam with L2
 explains. A design choice: the polynomial is not accurate outside the range of weights that it was fitted to."""
 DEGREE, TRIMS = 6, 4
-"""Degree of the polynomial a(1/|w|), and how often it is fitted again to the better half of the rows.
-
-Design choices: the accuracy above needs six terms, and four times suffice where half of the rows were looked up.
-"""
+"""Degree of the polynomial a(1/|w|), and how often it is fitted again to the better half of the rows. Design choices:
+the accuracy above needs six terms, and four times suffice where half of the rows were looked up."""
 
 OTHER_REGULARISER = "a regulariser that is neither L2, L1 nor weight decay moves rows"
 """Reason why nothing is claimed about a table."""
@@ -253,9 +226,8 @@ class _View(Movements):
 
         def fit(chosen: Bool[Tensor, "rows"]) -> Tensor:
             gram = right = torch.zeros((), dtype=torch.float64)
-            shape = tensor_specs(self.update.weights)[self.name].shape
-            for (start, stop), (weight, movement) in zip(row_blocks(shape), self, strict=True):
-                entries = chosen[start:stop, None].to(weight.device) & (weight.abs() > near)
+            for block, weight, movement in self:
+                entries = chosen[block, None].to(weight.device) & (weight.abs() > near)
                 basis = powers(weight[entries])
                 gram = gram + (basis.T @ basis).cpu()
                 right = right + (basis.T @ (movement * weight.sign())[entries]).cpu()

@@ -15,8 +15,8 @@ from torch import nn
 import spearpp.report as reports
 from spearpp.auditing import AuditResult, audit
 from spearpp.auditing.folder import REDACTIONS, Redaction
-from spearpp.auditing.limits import MEMORY, check_memory
 from spearpp.auditing.rounds import audit_rounds
+from spearpp.auditing.task import MEMORY, Task, check_memory
 from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.federation import RoundStore, Training
@@ -196,13 +196,16 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
         return audit_one(update, settings.budget)
     return audit_rounds(
         [*earlier, update],
-        settings.model,
+        Task(
+            settings.model,
+            budget=settings.budget,
+            memory=settings.memory,
+            batch_size=job.samples,
+            loss=Loss.named(settings.loss),
+            generator=torch.Generator().manual_seed(settings.seed),
+        ),
         audit_one,
         each_alone=False,
-        budget=settings.budget,
-        loss=Loss.named(settings.loss),
-        generator=generator(),
-        **known,
     )
 
 
