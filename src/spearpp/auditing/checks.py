@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from spearpp.auditing.numbers import (
+from spearpp.auditing.measurements import (
     HALF,
     MIN_ENTRIES,
     Spectrum,
