@@ -105,7 +105,7 @@ ClientLoss = Annotated[
 FailOn = Annotated[
     FailOnValue,
     typer.Option(
-        help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update without proof. "
+        help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update but is not proved. "
         "certified: the verdict is LEAKS. never: do not use code 1."
     ),
 ]
