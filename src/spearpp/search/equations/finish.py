@@ -102,7 +102,7 @@ class Finish:
 
     def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
         """Return the label whose signals lie closest to the column spaces of the gradients."""
-        count, signals = max(1, self._network.labels), [span for span in self._spans if span.signals]
+        count, signals = max(1, self._network.label_count), [span for span in self._spans if span.signals]
         labels = torch.arange(count, device=points.device).repeat_interleave(len(points))
         if not signals:
             return labels[: len(points)]
