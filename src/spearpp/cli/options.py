@@ -98,7 +98,7 @@ Vocabulary = Annotated[
 ClientLoss = Annotated[
     LossName,
     typer.Option(
-        help="Loss of the client. mse and bce have one-hot targets. The equations of the network and the replay use "
+        help="Loss of the client. mse and bce use one-hot targets. The equations of the network and the replay use "
         "the loss; the search for ReLU layers does not."
     ),
 ]
