@@ -91,7 +91,7 @@ Memory = Annotated[
 Vocabulary = Annotated[
     list[str] | None,
     typer.Option(
-        help="File with the words or column values of an embedding table: tokenizer.json (needs the extra text), a "
+        help="File with the words or column values of an embedding table: tokenizer.json (needs the extra 'text'), a "
         "JSON list, or one entry per line. If several tables fit, write TABLE=FILE once for each table."
     ),
 ]
@@ -128,7 +128,7 @@ Clip = Annotated[
     ),
 ]
 SampleRate = Annotated[
-    float, _about_dp("Probability with which a step draws a sample. A rate below 1 needs the extra dp.")
+    float, _about_dp("Probability with which a step draws a sample. A rate below 1 needs the extra 'dp'.")
 ]
 DPSteps = Annotated[
     int | None,

@@ -70,7 +70,7 @@ def preflight(
         console.print(_table(found))
     console.print(f"simulated client of {batch} samples: {safe(result.summary)}", style=VERDICT_STYLES[result.verdict])
     if not quiet:
-        more = "A bound above this batch size means that another search may recover what this one did not."
+        more = "Where a layer reveals samples up to a larger batch, another search may recover what this one did not."
         for sentence in (*found.advice, *(() if result.verdict is Verdict.LEAKS else (more,))):
             console.print(f"- {sentence}")
     raise typer.Exit(exit_code(result, fail_on))

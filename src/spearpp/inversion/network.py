@@ -85,7 +85,7 @@ class Network:
 
     @property
     def label_count(self) -> int:
-        """Number of labels that the loss knows; 0 without a loss."""
+        """Number of labels of the loss; 0 without a loss."""
         return 0 if self.loss is None else self.loss.labels(self.output_count)
 
     def vectors(

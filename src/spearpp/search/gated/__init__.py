@@ -155,7 +155,7 @@ class Gated(Search):
         rounds = OneLayerRounds(
             problem,
             RoundOptions(
-                self.round_starts or self._least(problem),
+                self.round_starts or self._min_round_starts(problem),
                 self.chunk or MAX_STARTS,
                 self.efforts_for(problem),
                 self.rate,
@@ -175,7 +175,7 @@ class Gated(Search):
             remaining -= size
             yield rounds.run(size, generator)
 
-    def _least(self, problem: Problem) -> int:
+    def _min_round_starts(self, problem: Problem) -> int:
         """Return the smallest number of starts in a round if ``round_starts`` is None."""
         if problem.seen.device.type != "cuda":
             return MIN_STARTS
