@@ -51,8 +51,8 @@ TRIES = 6
 """Number of points within rounding of a sample that are tried. Design choice: if one neuron is at a kink, half of the
 points are on the right side, and six tries all fail with a probability of 1/64."""
 JITTER = 1e-6
-"""Distance of these points from the sample, relative to the root mean square of the pre-activations. Derived: about ten
-times the rounding of float32."""
+"""Size of the change of each pre-activation at these points, relative to the root mean square of the pre-activations.
+Derived: about ten times the rounding of float32."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ the conditions for every input:
 
 - **pattern**: pattern and zeros agree where both are clear of noise. An inactive neuron with a gradient is possible
   only if local training moved the neuron (**drift** η) or if the noise is heavier than usual (**heavier noise** ω). The
-  number of active neurons without a gradient must not exceed the number of small gradients that noise hides;
+  number of active neurons without a gradient must not exceed the number of small gradients that noise can hide;
 - **chance**: beyond the b-1 neurons that agree for any vertex by construction, 30 + log₂ b must agree. If each agrees
   with probability ½, this leaves a probability of 1e-9 for the batch;
 - **determined**: the rows where L q_i is zero and x̂_i is clearly inactive must have a kernel that contains only q_i.
