@@ -109,9 +109,7 @@ def _differences(rows: Sequence[dict[str, Any]]) -> str:
 
 def _reasons(rows: Sequence[dict[str, Any]]) -> str:
     """Return the outcome of the layer that each row is about."""
-    explained = (
-        "Independent directions are the candidates of the search for samples, and λ is 1 if all of them are right."
-    )
+    explained = "Independent directions are candidates for samples. λ is 1 if all candidates agree with the weights."
     lines = [
         "## The outcome in the words of the report",
         "",

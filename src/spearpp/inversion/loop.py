@@ -117,7 +117,8 @@ def search_loop(
         found.stopped += f" with {len(found.solutions)} of {b} inputs that satisfy the equations of the network"
         return found
     found.stopped += f" with candidates for {rank} of {b} samples"
-    found.stopped += f" and λ = {found.selection.score:.4f} (1 if all are right)" if found.selection is not None else ""
+    if found.selection is not None:
+        found.stopped += f" and λ = {found.selection.score:.4f} (1 if all agree with the weights)"
     found.stopped += f"; {len(found.matches)} inputs match two layers" if found.matches else ""
     return found
 
