@@ -109,6 +109,14 @@ def _differences(rows: Sequence[dict[str, Any]]) -> str:
 
 def _reasons(rows: Sequence[dict[str, Any]]) -> str:
     """Return the outcome of the layer that each row is about."""
-    lines = ["## The outcome in the words of the report", "", "| network | b | outcome |", "|---|---|---|"]
+    explained = "Independent directions are candidates for samples. λ is 1 if all candidates agree with the weights."
+    lines = [
+        "## The outcome in the words of the report",
+        "",
+        explained,
+        "",
+        "| network | b | outcome |",
+        "|---|---|---|",
+    ]
     lines += [f"| {ZOO[row['network']].name} | {row['b']} | {row['why'].replace('|', ' ')} |" for row in rows]
     return "\n".join([*lines, ""])

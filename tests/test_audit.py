@@ -10,7 +10,7 @@ import spearpp
 from conftest import present
 from models import TwoInputs
 from spearpp import ClientUpdate, Verdict, audit, check, find_layers, simulate
-from spearpp.auditing.numbers import quick_spectrum
+from spearpp.auditing.measurements import quick_spectrum
 from spearpp.auditing.replay import replay
 from spearpp.errors import OptionError
 from spearpp.search import Gated

@@ -302,7 +302,7 @@ def test_ctrl_c_keeps_what_was_certified(folder: Path) -> None:
     command = "spearpp audit update.safetensors --budget 10m --out found"
     text, code = terminal(folder, command, interrupt_at=b"round ")
     assert code == 130, text
-    assert "interrupted: the report contains the samples certified so far" in text
+    assert "interrupted: the report contains the inputs certified so far" in text
     assert "found " in text  # the live line
     assert " s left" in text
     content = json.loads(Path("found/report.json").read_text())

@@ -56,7 +56,7 @@ def test_too_few_starts_give_a_partial_result_that_is_scored_and_not_certified(
     assert not bool(result.certified.any())
     assert 0 < result.score < 1
     assert not client.score(result).exact
-    assert f"{result.stats.found} of 10 independent directions" in result.stats.stopped
+    assert f"candidates for {result.stats.found} of 10 samples" in result.stats.stopped
     assert bool(torch.isfinite(result.inputs).all())
 
 

@@ -1,23 +1,23 @@
 """Find out whether a client's update in federated learning reveals its training samples.
 
-These are all public names of the package. Every other module is the home of the types that these names return, or an
-implementation detail.
+The table lists all public names of the package. The other modules hold the types that these names return, and
+implementation details.
 
 ===================  ==============================================================================================
-``audit``            Audit a client's update: recover training samples and return a verdict.
-``AuditResult``      The result of an audit, with methods to save and load it.
-``Verdict``          LEAKS, NOT_FOUND or NOT_APPLICABLE.
-``ClientUpdate``     What a client sent, from gradients, from weights or from files.
-``find_layers``      List the layers of a model that an audit can invert.
-``check``            Report what was done to an update, for example noise or compression, without a search.
-``invert``           Recover the inputs of one Linear layer from its gradients.
-``invert_many``      Recover the inputs of many layers at once.
+``audit``            Function: recover training samples from a client's update, and return a verdict.
+``AuditResult``      Class: the result of ``audit``, with methods to save and load it.
+``Verdict``          Enumeration: the verdicts LEAKS, NOT_FOUND and NOT_APPLICABLE.
+``ClientUpdate``     Class: what a client sent, built from gradients, from weights or from a file.
+``find_layers``      Function: list the Linear layers of a model, and say which of them an audit can invert.
+``check``            Function: report what was done to an update, such as noise or compression, without a search.
+``invert``           Function: recover the inputs of one Linear layer from its gradient.
+``invert_many``      Function: recover the inputs of many Linear layers from their gradients.
 ``search``           Module: the searches that ``invert`` and ``audit`` accept, with their losses and roundings.
-``score``            Compare recovered inputs with the true inputs.
-``Normalisation``    The map from the [0, 1] scale to the inputs of a network.
-``report``           Module: write, re-render and compare report folders.
+``score``            Function: compare recovered inputs with the true inputs.
+``Normalisation``    Class: the map from values between 0 and 1 to the inputs of a network.
+``report``           Module: functions that write, re-render and compare report folders.
 ``simulate``         Module: networks, data sets and clients for experiments.
-``SpearError``       Base class of every error that the package raises.
+``SpearError``       Class: the base class of all errors that the package raises.
 ===================  ==============================================================================================
 """
 

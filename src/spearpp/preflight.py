@@ -108,7 +108,7 @@ def preflight(
     budget: float | None = 60.0,
     generator: torch.Generator | None = None,
 ) -> Preflight:
-    """Say which layers of a model could leak what, and audit a simulated client.
+    """Predict what each layer of a model could reveal, and audit a simulated client.
 
     Args:
         model: the network: a classifier with the outputs (batch, classes), one class per position with (batch,

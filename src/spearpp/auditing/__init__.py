@@ -43,22 +43,24 @@ def audit(
 ) -> AuditResult:
     """Find out whether training samples can be recovered from a client's update.
 
-    The audit inverts the Linear layers of the model until all inputs of the model are recovered (the inputs of later
-    layers follow from them). If a ReLU follows a layer, it searches for sparse directions, together with the next layer
-    if there is one. For any other activation, and for a ReLU layer whose inputs were not all certified, it solves the
-    equations of the network after the layer. A layer whose gradient has rank one is inverted whatever follows it.
-    After convolutions a layer sees features. If they determine the inputs of the model, these are computed from them.
-    Then the audit replays each recovered input alone through the model. The replay
-    says how many samples the input stands for and how far it may be off (``spearpp.auditing.claims``).
+    The audit inverts the Linear layers of the model until all inputs of the model are recovered. (The inputs of later
+    layers follow from the inputs of the model.) If a ReLU follows a layer, the audit searches for sparse directions,
+    and uses the gradient of the next layer if there is one. For any other activation, and for a ReLU layer whose inputs
+    were not all certified, the audit solves the equations of the network after the layer. A layer whose gradient has
+    rank one is inverted whatever follows it. A layer after convolutions receives features. If the features determine
+    the inputs of the model, the audit computes these inputs. Finally, the audit replays each recovered input alone
+    through the model, to determine how many samples the input stands for and how large its error may be
+    (``spearpp.auditing.claims``).
 
     If the model has embedding tables, the audit also finds the rows that the training looked up: the vocabulary of the
     client (``spearpp.auditing.vocabulary``).
 
     The verdict is LEAKS if at least one input has the claim "one sample", "one sample or a mean" or "approximate", or
-    if a table reveals a vocabulary. It is NOT_FOUND if nothing was recovered within the budget; inputs that fit the
-    gradient without being proved are counted and explained. It is NOT_APPLICABLE if no layer can be inverted.
+    if a table reveals a vocabulary. It is NOT_FOUND if nothing was recovered within the budget. The result then counts
+    the inputs that fit the gradient without a proof, and says why they are not proved. The verdict is NOT_APPLICABLE if
+    no layer can be inverted.
 
-    An update that is in files is checked first, then read one layer at a time. Nothing of it is kept.
+    An update in files is checked first, then read one layer at a time. Its tensors are not kept in memory.
 
     Ctrl-C ends the search, not the call: the result contains what was certified until then, and ``interrupted`` is
     True.
@@ -67,29 +69,31 @@ def audit(
         update: what the client sent; or a list of what it sent in several rounds, oldest first, each with the weights
             that the round started from. The rounds are audited one by one and then joined
             (``spearpp.auditing.rounds``).
-        model: the network, used to find what follows each layer, to find labels and to replay; None to go without.
-        budget: seconds for the whole audit; None for no limit. A search that is running at the end of its share stops,
-            and what it found is kept.
+        model: the network. The audit uses it to determine what follows each layer, to find labels and to replay inputs.
+            None if the network is not known.
+        budget: seconds for the whole audit; None for no limit. Each search gets a share of the budget. A search that is
+            still running at the end of its share stops, and its results so far are kept.
         memory: bytes that the work on one layer may take. Larger layers are skipped, and the caveats say so. None means
             no limit.
         search: the search to run for layers that a ReLU follows; None is ``spearpp.search.Gated()``. Other layers are
             inverted by ``spearpp.search.Equations``.
         batch_size: how many samples the client trained on, if this is known (Flower's ``num-examples``). With this
-            number an input can be proved to be one sample. Without it, an input may also be a mean, and the claim
-            states how far apart the samples of the mean can be, if the loss is known.
+            number, an input can be proved to be one sample. Without this number, an input may also be the mean of
+            several samples. If the loss is known, the claim then states how far apart these samples can be.
         loss: the loss that the client trained with: "cross-entropy"; "mse" or "bce" with one-hot targets; or "unknown".
-            The equations of the network then use the inputs of the layers only, no output layer is inverted, and
-            nothing is replayed. A model with one output needs no loss. The search for ReLU layers never uses the loss.
-        input_shape: shape of one input of the model, such as (3, 32, 32), if it is known. It is used if the first
-            Linear layer comes after other layers, such as convolutions. None guesses a square picture.
+            If the loss is unknown, the equations of the network use the inputs of the layers only, no output layer is
+            inverted, and nothing is replayed. For a model with one output, the loss need not be known. The search for
+            ReLU layers never uses the loss.
+        input_shape: shape of one input of the model, such as (3, 32, 32), if it is known. The shape is used if the
+            first Linear layer comes after other layers, such as convolutions. None guesses a square picture.
         vocabulary: the words or column values of the rows of an embedding table, as a list, or as a mapping from the
             names of tables to lists. The result then names words instead of row numbers only.
         generator: source of randomness; None is a generator with seed 0.
         progress: called after every round of a search with the layer and its progress.
 
     Raises:
-        SpearError: if ``update`` is not an update, or its file is damaged, changed or missing. If nothing is found, the
-            result says so; this is not an error.
+        SpearError: if ``update`` is not an update, or its file is damaged, changed or missing. If nothing is recovered,
+            the result says so and no error is raised.
 
     >>> import torch, spearpp
     >>> from spearpp import simulate

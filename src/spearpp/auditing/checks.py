@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from spearpp.auditing.numbers import (
+from spearpp.auditing.measurements import (
     HALF,
     MIN_ENTRIES,
     Spectrum,
@@ -31,14 +31,14 @@ MAX_WEIGHTS = 16_000_000
 """Largest number of weights of a layer whose spectrum is computed. A design choice: the Gram matrix of a square layer
 of this size takes 128 MB in float64."""
 WHOLE_WEIGHTS = 0.02
-"""Largest difference between 1 and the share of the weights in an update at which the update holds the weights. A
-design choice: the fit is exact up to the noise, and no weight decay removes all weights in one round."""
+"""An update contains the whole weights if the factor of the weights in the update differs from 1 by at most this
+number. A design choice: the fit is exact up to the noise, and no weight decay removes all weights in one round."""
 SAME_DECAY = 1.2
-"""Largest ratio of the weight decays of two layers at which both layers have the same weight decay. A design choice: an
+"""Two layers have the same weight decay if the ratio of their estimates is at most this number. A design choice: an
 optimiser usually applies one weight decay to all layers."""
 SAME_MAGNITUDE = 1.05
-"""Largest ratio of the 90th to the 10th percentile of the magnitudes at which all entries have the same magnitude. A
-design choice: the ratio is 1 for signs and 13 for Gaussian entries."""
+"""All entries have the same magnitude if the ratio of the 90th to the 10th percentile of the magnitudes is at most this
+number. A design choice: the ratio is 1 for signs and 13 for Gaussian entries."""
 NOTICEABLE_NOISE = 1e-5
 """Smallest relative noise that is reported. A design choice: 1e-5 is about a hundred times the rounding of float32."""
 FEW_VALUES = 256
@@ -47,15 +47,15 @@ PRUNED = 0.5
 """Share of zeros above which an update may have been pruned. A design choice: pruning that keeps at least half of the
 entries hides little."""
 SMALL_STEP_RATIO = 3.5
-"""Largest ratio of the 99th percentile to the median of the magnitudes at which an optimiser limited every entry.
-Measured on three data sets: 1.0 to 2.9 after 1 to 20 steps of Adam and AdamW, 4.3 to 20 for SGD with 20 samples.
-Gaussian noise has 3.8."""
+"""An optimiser limited the size of every entry if the ratio of the 99th percentile to the median of the magnitudes is
+at most this number. Measured on three data sets: 1.0 to 2.9 after 1 to 20 steps of Adam and AdamW, 4.3 to 20 for SGD
+with 20 samples. Gaussian noise has 3.8."""
 SAME_LIMIT = 1.5
-"""Largest ratio of the 99th percentiles of two matrices at which one optimiser limited both. Measured in the same way:
-1.0 to 1.4 for Adam and AdamW, 2.8 to 18 for SGD."""
+"""One optimiser limited two matrices if the ratio of their 99th percentiles is at most this number. Measured in the
+same way: 1.0 to 1.4 for Adam and AdamW, 2.8 to 18 for SGD."""
 RELATED = 0.5
-"""Smallest correlation between an update and the weights that no optimiser causes. Derived: 0.7 if the weights before
-and after the training are unrelated, and 0 for steps that do not depend on them."""
+"""No optimiser causes a larger correlation between an update and the weights. Derived: 0.7 if the weights before and
+after the training are unrelated, and 0 for steps that do not depend on the weights."""
 UNEXPLAINED_ZEROS = 0.25
 """Share of zeros above which the update was pruned, not counting rows and columns that are zero throughout. A design
 choice: the other entries of a dense gradient are zero only if no sample activates both their row and column."""

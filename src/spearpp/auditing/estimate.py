@@ -59,7 +59,7 @@ forward differences in float64: the relative error is about 1e-4."""
 
 @dataclass(frozen=True)
 class Estimate:
-    """How the client trained, if every step used the whole batch. None for everything that the update leaves open."""
+    """How the client trained, if every step used the whole batch. Fields that the update leaves open are None."""
 
     product: float
     """Total factor of the mean gradient: lr · steps, or lr · Σ_t (1 - μᵗ) / (1 - μ) with momentum μ."""
@@ -240,7 +240,7 @@ def _gauss_newton(training: _Training, start: _Fit) -> _Fit:
 
 
 def total_factor(steps: int, momentum: float) -> float:
-    """Return how often all gradients together enter the weights: ``steps`` without momentum, more with momentum."""
+    """Return the sum of the weights of all gradients: ``steps`` without momentum, and more with momentum."""
     return sum(sum(momentum**age for age in range(steps - step)) for step in range(steps))
 
 

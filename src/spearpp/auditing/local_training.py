@@ -3,12 +3,12 @@
 Local steps move the weights, so the equations of the network hold only approximately. The inversion has three parts:
 
 1. the equations are solved with the weights halfway between those before and after the training
-   (``spearpp.inversion.levels``). This gives all samples, about one percent off, and their labels;
+   (``spearpp.inversion.levels``). This gives all samples, with an error of about one percent, and their labels;
 2. the samples are fitted to the update by repeating the training, with an unknown order of the mini-batches
    (``spearpp.inversion.local_fit``);
-3. the samples count only if the repeated training reproduces the whole update up to the rounding of the weights. Its
-   equations are far more than its unknowns, so nothing but the client's training reproduces the update in this way. The
-   error of each sample then follows from what is left.
+3. the samples count only if the repeated training reproduces the whole update up to the rounding of the weights. There
+   are far more equations than unknowns, so only the training of this client reproduces the update so closely. The error
+   of each sample then follows from the remaining residual.
 """
 
 import time
@@ -54,22 +54,22 @@ for the right samples and order; 4 with one sample in a wrong mini-batch
 MAX_UNEXPLAINED = 0.01
 """Largest residual, relative to the update, whatever the rounding is. Design choice: wrong samples leave more."""
 SPARE = 2
-"""Number of equations for each unknown. Design choice: a fit with fewer proves little."""
+"""Smallest number of equations for each unknown. Design choice: a fit with fewer equations proves little."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Posed:
-    """One layer of a client that trained locally."""
+    """One layer of a client that trained locally, with its equations."""
 
     problem: Problem
-    """With the weights halfway."""
+    """The layer with the weights halfway between before and after the training."""
     network: Network
     layers: list[Observation]
     """The layer and all later ones, with the weights before the training."""
     following: Following
     """The rest of the network with the weights before the training."""
     scale: float
-    """What the gradient must be multiplied by to give the movement of the weights."""
+    """The factor between the gradient and the movement of the weights."""
 
 
 def invert_training(layer: Layer, update: ClientUpdate, task: Task) -> Inversion | None:

@@ -13,8 +13,8 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import elementwise, tensor_specs
 
 RANK_ONE = 1e-3
-"""Largest share of the norm of a gradient of rank one that may lie outside the direction of its largest row. A design
-choice: 1e-3 is above the relative rounding error of float16, 5e-4."""
+"""A gradient counts as having rank one if at most this share of its norm lies outside the direction of its largest row.
+A design choice: 1e-3 is above the relative rounding error of float16, 5e-4."""
 INVERTED = 52
 """Bytes per weight of a layer that is inverted. Derived: gradient and weight in float32 and in float64 (24), the
 gradient without dead neurons (8), the singular vectors with their workspace (16), and 4 to spare. Measured:
@@ -31,16 +31,18 @@ class Plan:
     update: ClientUpdate
     """The update after subtracting weight decay."""
     layers: list[LayerAudit]
-    """All Linear layers of the model, none inverted yet, with the reasons of those that will not be inverted."""
+    """All Linear layers of the model, not inverted yet. ``reason`` says why a layer is or is not inverted."""
     feasible: list[Layer]
-    """The layers to invert. Layers whose ReLU is only assumed come last, and the output layer after them."""
+    """The layers to invert, in this order: layers that a known activation follows, layers whose activation is assumed,
+    the output layer."""
     findings: list[Finding]
     decay: float
     """The weight decay that was subtracted. 0 if there was none."""
     left_out: list[str]
     """Sentences about layers that are skipped, or inverted without the next layer, to save memory."""
     replay_skipped: str | None
-    """A sentence if a copy of the whole network, which its equations and replays need, does not fit into memory."""
+    """A sentence if a copy of the whole network does not fit into memory. The equations of the network and the replay
+    need such a copy. None if it fits."""
 
 
 def make_plan(update: ClientUpdate, task: Task) -> Plan:
@@ -70,7 +72,7 @@ def make_plan(update: ClientUpdate, task: Task) -> Plan:
 
 
 def _with_loss(layer: Layer, loss: Loss | None) -> Layer:
-    """Return an output layer that the equations of the given loss invert; without a loss there are none."""
+    """Return the layer with the reason that fits the loss. Without a loss, an output layer does not qualify."""
     if not layer.output or loss is Loss.CROSS_ENTROPY:
         return layer
     if loss is None:
@@ -87,9 +89,9 @@ def _too_large(layer: Layer) -> Layer:
 
 
 def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | None) -> Layer:
-    """Return the layer, qualified for inversion if its gradient has rank one: its rows are then multiples of the input.
+    """Return the layer, qualified for inversion if its gradient has rank one.
 
-    Such a layer is inverted alone, without the next layer.
+    The rows of such a gradient are multiples of the input, so the layer is inverted without the next layer.
     """
     if (layer.qualifies and not layer.output) or layer.bias is None:
         return layer

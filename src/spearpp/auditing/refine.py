@@ -1,9 +1,9 @@
 """Fit all recovered inputs together to a noisy gradient.
 
-The equations of the network use each layer's gradient through its row and column space, sample by sample. With noise,
-least squares over all entries of all gradients is better: it weights every entry by its noise, which is the same for
-all, and it uses the whole network for every input. Gauss-Newton steps from the recovered inputs find its minimum, and
-conjugate gradients solve each step without forming a matrix.
+The equations of the network use only the row and column space of each layer's gradient, sample by sample. With noise,
+least squares over all entries of all gradients is more accurate: the noise of all entries is the same, and the whole
+network determines every input. Gauss-Newton steps from the recovered inputs find the minimum, and conjugate gradients
+solve each step without forming a matrix.
 """
 
 import math
@@ -29,17 +29,21 @@ from spearpp.update.lazy import tensor_specs
 from spearpp.update.names import plain
 
 STEPS, SMALL_STEP = 10, 1e-4
-"""Largest number of Gauss-Newton steps, and the largest relative change of an input by the last step. Measured: most
-fits take four steps. A faint sample whose stated error was 0.65 gained 2 dB after the fourth."""
+"""Largest number of Gauss-Newton steps. The fit stops earlier when a step changes every input by less than the share
+``SMALL_STEP``. Measured: most fits take four steps. A faint sample whose stated error was 0.65 gained 2 dB after the
+fourth step."""
 ITERATIONS = 100
-"""Largest number of iterations of conjugate gradients in a step. Measured: the rest is then 1e-6 of the slope."""
+"""Largest number of conjugate-gradient iterations in a Gauss-Newton step. Measured: the remainder is then 1e-6 of the
+slope."""
 SOLVED = 1e-6
-"""Size of the rest, over the size of the slope, at which conjugate gradients stop. Design choice: far below noise."""
+"""Conjugate gradients stop when the norm of the remainder is at most this share of the norm of the slope. Design
+choice: far below noise."""
 MAX_PARAMETERS = 5_000_000
-"""Largest number of parameters. Design choice: several copies of the gradient are held in float64."""
+"""Largest number of parameters of an update that is fitted. Design choice: several copies of the gradient are held in
+float64."""
 EXPLAINED = 1.2
-"""Largest residual of the layer's gradient, over its noise, with which the fit of an input that the equations did not
-find counts. Measured: 0.96 with the right inputs, and 6 without one of them (σ = 1e-5, b = 20)."""
+"""If one input was missing, the fit is kept only if the residual of the layer's gradient is at most this many times its
+noise. Measured: 0.96 times with the right inputs, and 6 times without one of them (σ = 1e-5, b = 20)."""
 
 MISSING = Claim(
     Kind.FITS,
@@ -55,12 +59,12 @@ Gradients = dict[str, Tensor]
 def refine(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | None) -> list[LayerAudit]:
     """Fit inputs that are approximate because of noise. Their claims and stated errors do not change.
 
-    Only a layer that sees the inputs of the model, and whose inputs and labels the equations of the network found from
-    a single gradient, is fitted. An input must stay within its stated error, else nothing changes. An input whose
-    stated error is too large to report it is fitted with the others, and still not reported.
+    A layer is fitted only if it receives the inputs of the model, and if the equations of the network found its inputs
+    and labels from a single gradient. If the fit moves an input farther than its stated error, nothing changes. An
+    input whose stated error is too large to be reported is fitted with the others, and is still not reported.
 
-    One input may be missing, because noise can leave one solution for two faint samples. It follows from the others,
-    and is added without a proof if the gradients of all inputs then explain the update up to noise.
+    One input may be missing, because noise can leave one solution for two faint samples. The missing input follows from
+    the others. It is added without a proof if the gradients of all inputs then explain the update up to noise.
     """
     size = sum(each.numel() for each in tensor_specs(update.gradients).values())
     if model is None or update.kind != "gradients" or update.clients > 1 or size > MAX_PARAMETERS:
@@ -91,7 +95,7 @@ def _refined(audited: LayerAudit, update: ClientUpdate, model: nn.Module) -> Lay
 
 
 class _Gradients:
-    """The observed gradients of a model, and those that inputs and labels give."""
+    """The observed gradients of a model, and the gradients computed from inputs and labels."""
 
     def __init__(self, update: ClientUpdate, model: nn.Module) -> None:
         self._model = model
@@ -109,7 +113,7 @@ class _Gradients:
         return grad(loss)(self._weights)
 
     def with_last_label(self, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "k"]) -> Int[Tensor, "b"]:
-        """Return the labels with that of the last input, whose gradient is closest to what the others leave."""
+        """Return the labels, completed by the label of the last input that leaves the smallest residual."""
         classes = forward(self._model, inputs[:1].double()).shape[1]
         guesses = [torch.cat([labels, labels.new_tensor([label])]) for label in range(classes)]
         return min(guesses, key=lambda guess: math.hypot(*self._residuals(inputs.double(), guess).values()))
@@ -186,7 +190,7 @@ def least_squares(
 
 
 def _conjugate_gradients(product: Callable[[Tensor], Tensor], slope: Tensor) -> Tensor:
-    """Return about (JᵀJ)⁻¹ times the slope."""
+    """Return an approximation of (JᵀJ)⁻¹ times the slope."""
     found, rest, direction = torch.zeros_like(slope), slope, slope
     size = rest.square().sum()
     goal = SOLVED**2 * size

@@ -51,7 +51,7 @@ class LayerAudit:
 
     @property
     def batch_size(self) -> int | None:
-        """Number of samples that the gradient of the layer shows. None if the layer was not inverted."""
+        """Number of samples that the gradient of the layer shows: its rank. None if the layer was not inverted."""
         return None if self.inversion is None else self.inversion.batch_size
 
     @property
@@ -67,22 +67,22 @@ class LayerAudit:
 
     @property
     def recovered(self) -> int:
-        """Number of inputs recovered exactly. Each is one sample, or a mean of samples that cannot be distinguished."""
+        """Number of inputs that were recovered exactly. Each is one sample, or the mean of several samples."""
         return sum(each.certified for each in self.claims)
 
     @property
     def approximate(self) -> int:
-        """Number of further inputs that were recovered with a stated error."""
+        """Number of inputs that were recovered approximately, up to a stated error. ``recovered`` excludes them."""
         return len(self.inputs) - self.recovered
 
     @property
     def fitting(self) -> int:
-        """Number of further inputs that fit the gradient without proof that they are samples. Their claims say why."""
+        """Number of inputs that fit the gradient, but are not proved to be samples. They do not count as recovered."""
         return sum(each.kind in (Kind.SEVERAL, Kind.FITS) for each in self.claims)
 
     @property
     def inputs(self) -> Tensor:
-        """The inputs that count as recovered, exact or approximate."""
+        """All recovered inputs, exact or approximate."""
         if self.inversion is None:
             return torch.zeros(0, self.layer.features)
         return self.inversion.inputs[self.is_recovered.to(self.inversion.inputs.device)]
@@ -103,7 +103,7 @@ class LayerAudit:
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """What one round gave on its own."""
+    """What the audit of one round alone gave."""
 
     verdict: str | None
     """The verdict of the round alone. None if it was not audited alone."""
@@ -115,20 +115,24 @@ class RoundSummary:
 
 @dataclass(frozen=True)
 class History:
-    """The rounds of an audit, and what they gave together. Rows belong to the recovered inputs of the best layer."""
+    """The rounds of an audit, and what they gave together.
+
+    ``present`` and ``known_from`` have one entry for each recovered input of the best layer.
+    """
 
     rounds: tuple[RoundSummary, ...]
     """The rounds, oldest first."""
     joined: tuple[int, ...]
     """Indices of the rounds whose gradients were joined. Empty if they were not joined."""
     samples: int | None
-    """Number of different samples in the joined rounds. None if they were not joined or show no clear number."""
+    """Number of different samples in the joined rounds. None if the rounds were not joined or show no clear number."""
     outcome: str
-    """What joining the rounds gave, or why they were not joined. A clause without a full stop."""
+    """What joining the rounds gave, or why they were not joined. The text has no capital letter and no full stop."""
     present: tuple[tuple[int, ...], ...]
     """For each recovered input, the indices of the rounds to which it contributes."""
     known_from: tuple[int, ...]
-    """For each recovered input, the index of the first round after which the rounds so far prove it."""
+    """For each recovered input, the index of the first round that, together with the rounds before it, proves the
+    input."""
 
     @property
     def recovered_alone(self) -> int:
@@ -152,7 +156,7 @@ class AuditResult:
     caveats: list[str]
     """Sentences about what the verdict does not say."""
     replay: Replay | None
-    """The replay of the update from the recovered inputs. None if some inputs or labels are missing."""
+    """The comparison of the update with its replay from the recovered inputs. None if inputs or labels are missing."""
     seconds: float
     """How long the audit took."""
     budget: float | None
@@ -168,24 +172,24 @@ class AuditResult:
 
     @property
     def best(self) -> LayerAudit | None:
-        """The layer with the most serious leak: inputs of the model before features, then the larger number."""
+        """The layer with the most serious leak, or None if no input was recovered (``best_of``)."""
         return best_of(self.layers)
 
     @property
     def fitting(self) -> int:
-        """Number of inputs that fit the gradient without proof that they are samples, in the layer with most."""
+        """The largest number of inputs of one layer that fit its gradient, but are not proved to be samples."""
         return max((each.fitting for each in self.layers), default=0)
 
     @property
     def why_not_certified(self) -> str | None:
-        """The most frequent reason why inputs that fit are not certified. None if no input fits without proof."""
+        """The most frequent reason why the inputs that ``fitting`` counts are not proved. None if there are none."""
         if not self.fitting:
             return None
         return reasons(max(self.layers, key=lambda each: each.fitting).claims, Kind.SEVERAL, Kind.FITS)
 
     @property
     def shown(self) -> LayerAudit | None:
-        """The layer to show: the layer with the most serious leak, or else the layer with most inputs that fit."""
+        """The layer to show: ``best``, or else the layer with the most inputs that fit. None if there is neither."""
         if self.best is not None or not self.fitting:
             return self.best
         return max(self.layers, key=lambda each: (each.layer.sees != "features", each.fitting > 0, each.fitting))
@@ -252,16 +256,17 @@ class AuditResult:
 
 
 def best_of(audits: list[LayerAudit]) -> LayerAudit | None:
-    """Return the layer with the most serious leak: inputs of the model before features, then the larger number.
+    """Return the layer with the most serious leak, or None if no layer has recovered inputs.
 
-    None if no layer has recovered inputs.
+    Inputs of the model are more serious than features. Among layers of the same kind, the number of recovered inputs
+    decides.
     """
     found = [each for each in audits if len(each.inputs)]
     return max(found, key=lambda each: (each.layer.sees != "features", len(each.inputs)), default=None)
 
 
 def whole_batches(audits: list[LayerAudit]) -> list[tuple[Tensor, Tensor]]:
-    """Return inputs and labels of every layer that recovered all samples and all labels."""
+    """Return inputs and labels of every layer that has an input of the model and a label for each sample it shows."""
     return [
         (each.inversion.inputs, each.labels)
         for each in audits
@@ -271,7 +276,7 @@ def whole_batches(audits: list[LayerAudit]) -> list[tuple[Tensor, Tensor]]:
 
 
 def verdict_of(audits: list[LayerAudit], tables: tuple[Vocabulary, ...], *, tried: bool) -> Verdict:
-    """Return the verdict for some layers and embedding tables. ``tried`` says whether any layer could be inverted."""
+    """Return the verdict for all layers and embedding tables. ``tried`` says whether any layer could be inverted."""
     if best_of(audits) is not None or any(each.leaks for each in tables):
         return Verdict.LEAKS
     return Verdict.NOT_FOUND if tried else Verdict.NOT_APPLICABLE

@@ -31,12 +31,12 @@ TRIAL_STARTS = 64
 COMPILER = "torch._dynamo"
 """The compiler that ``torch.func`` imports when it first computes a derivative."""
 LOADING_SECONDS = 3.0
-"""Smallest rest of the budget with which this compiler is loaded for a second search. Measured: loading takes 1.5 to
-2.5 s on a CPU core."""
+"""Smallest remaining time for which this compiler is loaded for a second search. Measured: loading takes 1.5 to 2.5 s
+on a CPU core."""
 
 
 def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
-    """Invert the layers one after the other. The second result says whether Ctrl-C interrupted this."""
+    """Invert the layers one after the other. Return them, and whether Ctrl-C interrupted the inversion."""
     done: dict[str, LayerAudit] = {}
     interrupted = False
     for index, layer in enumerate(plan.feasible):
@@ -124,7 +124,7 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
     A layer with ReLU, known or assumed, is searched for sparse directions first. If this does not certify every input,
     the equations of the network are solved too, in the other half of the time.
     """
-    # A file that can no longer be read ends the whole audit, so this is outside of the try block.
+    # Outside of the try block, because a file that can no longer be read ends the whole audit.
     tensors = plan.update.layer(layer.weight, layer.bias)
     tell = None if task.progress is None else partial(task.progress, layer)
     here = _LayerRun(layer, plan, task, tensors, time.monotonic() + seconds, tell)
@@ -210,7 +210,7 @@ def _outcome(layer: Layer, result: Inversion) -> str:
         outcome += f"; {certified} of {result.batch_size} inputs are certified"
     evidence = result.evidence
     if evidence is None or evidence.layers != WHOLE_NETWORK or "forward" not in evidence.numbers:
-        return outcome  # a repeated local training says so in how its search ended
+        return outcome  # ``stopped`` already describes a repeated local training
     forward, backward = (int(evidence.numbers[each]) for each in ("forward", "backward"))
     parts = [f"{forward} forward"] if forward else []
     parts += [f"{backward} backward"] if backward else []

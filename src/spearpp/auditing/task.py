@@ -83,10 +83,10 @@ def _is_shape(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Budget:
-    """A time budget that runs."""
+    """A time budget that has started."""
 
     deadline: float
-    """Its end on the clock ``time.monotonic``; inf if there is no limit."""
+    """The end of the budget on the clock ``time.monotonic``; inf if there is no limit."""
 
     @classmethod
     def of(cls, seconds: float | None, share: float = 1.0) -> "Budget":

@@ -31,7 +31,7 @@ class Context:
     decay: float
     """The weight decay that was subtracted from the update."""
     replay_skipped_because: str | None
-    """A sentence that says that the model was not replayed because of the memory limit. None if it was not limited."""
+    """A sentence if the model was not replayed because of the memory limit, else None."""
 
 
 def worded(context: Context) -> AuditResult:
@@ -82,7 +82,7 @@ def _recovered(audited: LayerAudit) -> str:
 
 
 def how_exactly(audited: LayerAudit) -> str:
-    """Return how exactly the inputs of a layer were recovered, as far as their claims say, to follow "recovered"."""
+    """Return how exactly the inputs of a layer were recovered, in words that follow "recovered"."""
     if audited.approximate:
         return f"up to a relative error of {audited.error:.2g}"
     found = [each for each in audited.claims if each.recovered]
@@ -109,7 +109,7 @@ def _uncertified(audited: LayerAudit, more: str = "") -> str:
 
 
 def caveats(context: Context) -> list[str]:
-    """Return the sentences that a reader of the verdict must also know."""
+    """Return sentences about what the verdict does not say, and about assumptions of the audit."""
     sentences = []
     if context.result.interrupted:
         sentences.append("The audit was interrupted. It reports what was found until then; more may be recoverable.")
@@ -284,7 +284,7 @@ def _about_replay(context: Context) -> list[str]:
 
 
 def summary_of_rounds(history: History) -> str:
-    """Return what the rounds add to the verdict, to follow its sentence."""
+    """Return how many rounds were audited and what they gave, in words that continue the summary."""
     count = len(history.rounds)
     if count < 2:
         return ""
@@ -295,7 +295,7 @@ def summary_of_rounds(history: History) -> str:
 
 
 def caveats_of_rounds(history: History, shown: int) -> list[str]:
-    """Return what a reader of the verdict over several rounds must also know. ``shown`` is the round of the inputs."""
+    """Return the caveats about several rounds. ``shown`` is the index of the round that the inputs are shown from."""
     sentences = []
     if shown < len(history.rounds) - 1 and history.rounds[shown].recovered:
         sentences.append(f"The inputs were recovered from round {shown + 1} alone.")

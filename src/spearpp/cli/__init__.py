@@ -10,7 +10,7 @@ __all__ = ["main"]
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code. See ``spearpp.cli.app.main``.
 
-    ``--version`` alone does not import PyTorch, which takes seconds.
+    ``--version`` alone is answered without importing PyTorch, because the import takes seconds.
     """
     if (sys.argv[1:] if arguments is None else arguments) == ["--version"]:
         print(f"spearpp {__version__}")  # noqa: T201

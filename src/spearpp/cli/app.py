@@ -58,7 +58,7 @@ def _global_options(
         typer.Option(TRACEBACK, help="Print the Python traceback of an error. Accepted anywhere on the command line."),
     ] = False,
 ) -> None:
-    """Audit federated learning: recover training data from a client's update, and see which defences prevent it."""
+    """Find out whether a client's update in federated learning reveals its training data, and which defences help."""
     del show_traceback  # ``main`` removes this option from the arguments before Typer parses them.
     if version:
         import spearpp

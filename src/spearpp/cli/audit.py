@@ -66,8 +66,8 @@ def audit(
     shape: Annotated[
         str | None,
         typer.Option(
-            help="Shape of one input of the model, e.g. 3x32x32. It is needed to show inputs as images, and to compute "
-            "them from features after convolutions. none: show inputs as table rows. Default: guessed."
+            help="Shape of one input of the model, e.g. 3x32x32. It is used to show inputs as images, and to compute "
+            "inputs from features after convolutions. none: show inputs as table rows. Default: guessed."
         ),
     ] = None,
     mean: options.Mean = None,
@@ -96,7 +96,7 @@ def audit(
     \b
     Exit codes: 0 finished, 1 leak (with --fail-on), 2 invalid input, 3 not applicable,
     4 internal error, 130 interrupted.
-    Ctrl-C stops the search. The report then contains the samples certified so far.
+    Ctrl-C stops the search. The report then contains the inputs certified so far.
     """  # noqa: D301
     if as_json and as_sarif:
         raise OptionError("--json and --sarif cannot be combined. The report folder contains both files")
@@ -212,7 +212,7 @@ def displayable(
 ) -> tuple[reports.Presentation | None, list[str]]:
     """Return the presentation, as far as it matches what the audit recovered, and sentences about what does not match.
 
-    The display options are never a reason to lose a finished audit.
+    A wrong display option does not discard a finished audit.
     """
     presentation, notes = None, []
     why = None if truth is None else reports.why_not_compared(result, truth)
@@ -267,7 +267,7 @@ def exit_code(result: AuditResult, fail_on: str, content: Mapping[str, Any] | No
     Args:
         result: The audit.
         fail_on: The value of ``--fail-on``.
-        content: The content of ``report.json``, which knows accepted leaks. None accepts nothing.
+        content: The content of ``report.json``, with the accepted leaks. None means that no leak is accepted.
     """
     decided = decide(result.to_dict(), fail_on=fail_on) if content is None else content
     if decided["gate"]["passed"] is False:

@@ -1,4 +1,4 @@
-"""``spearpp compare``: say what changed between two audits."""
+"""``spearpp compare``: list what changed between two audits."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,7 +31,7 @@ def compare(
         ),
     ] = "never",
 ) -> None:
-    """Say what changed between two audits: verdict, leaks, layers, claims, settings and files.
+    """List what changed between two audits: verdict, leaks, layers, claims, settings and files.
 
     \b
     spearpp compare audit-monday audit-tuesday

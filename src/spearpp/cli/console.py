@@ -152,7 +152,7 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
 
 
 def print_findings(console: Console, findings: list[Finding]) -> None:
-    """Print what the checks before the search found in the update."""
+    """Print the findings of the checks before the search."""
     for each in findings:
         console.print(f"[{FINDING_STYLES[each.level]}]{each.level}[/] {safe(each.about)}: {safe(each.message)}")
 
@@ -162,7 +162,7 @@ def print_result(
 ) -> None:
     """Print the verdict and, unless ``quiet``, the decision, layers, findings, replay, caveats and path of the report.
 
-    What a file of accepted leaks changes, and why a gate failed, is printed in any case.
+    Accepted leaks and the reason why a gate failed are printed even if ``quiet``.
 
     Args:
         result: The audit.
@@ -174,7 +174,7 @@ def print_result(
     console, content = output(), read_document(page.parent)
     console.print(safe(result.summary), style=VERDICT_STYLES[result.verdict])
     if result.interrupted:
-        console.print("interrupted: the report contains the samples certified so far", style="yellow")
+        console.print("interrupted: the report contains the inputs certified so far", style="yellow")
     _print_accepted(console, content)
     print_gate(console, content, quiet)
     if quiet:

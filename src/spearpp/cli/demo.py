@@ -20,7 +20,7 @@ WIDTH = 200
 CLASSES = 10
 """Outputs of the simulated networks, as many as CIFAR-10 and the digits have classes."""
 BUDGET = 60.0
-"""Time limit of the audit in seconds. Design choice: the default of ``spearpp audit``; the demo needs seconds."""
+"""Time limit of the audit in seconds. Design choice: the default of ``spearpp audit``. The demo takes a few seconds."""
 
 
 def demo(
@@ -32,7 +32,7 @@ def demo(
     show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Simulate a client with real photographs, audit its update and write a report, offline and within seconds."""
+    """Simulate a client that trains on photographs, audit its update and write a report. Works offline."""
     generator = torch.Generator().manual_seed(seed)
     batch = photographs(samples, generator=generator)
     model = mlp(batch.inputs.shape[1], [WIDTH] * 3, CLASSES, generator=generator)

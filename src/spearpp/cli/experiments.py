@@ -1,4 +1,4 @@
-"""``spearpp reproduce`` and ``spearpp frontier``: measure tables of the paper, and the effect of defences.
+"""``spearpp reproduce`` and ``spearpp frontier``: measure tables of the paper, and the effect and cost of defences.
 
 Exit codes: 0 all cells measured, 1 some cells failed (run the command again to retry them), 2 invalid input,
 130 interrupted.
@@ -48,10 +48,18 @@ LabelOption = Annotated[str | None, typer.Option(help="Column that contains the 
 
 def reproduce(
     table: Annotated[
-        str, typer.Argument(help=f"Experiment of the paper: {', '.join(TABLES)} (how the work of SPEAR grows).")
+        str,
+        typer.Argument(
+            help=f"Experiment of the paper: {', '.join(TABLES)}. spear measures how the work of SPEAR grows with the "
+            "batch size."
+        ),
     ],
     method: Annotated[
-        Method, typer.Option(help="paper: the paper's searches. gated: the search of this package. both: all of them.")
+        Method,
+        typer.Option(
+            help="Searches to measure. paper: the searches of the paper. gated: the gated search, the default of "
+            "spearpp. both: the searches of the paper and the gated search."
+        ),
     ] = "both",
     batches: Annotated[int | None, typer.Option(min=1, help="Batches per row. Default: 100, as in the paper.")] = None,
     starts: Annotated[
@@ -166,7 +174,9 @@ def frontier(
     ] = None,
     level: Annotated[
         float,
-        typer.Option(min=0, max=0.99, help="Largest share of leaking batches at which recovery counts as stopped."),
+        typer.Option(
+            min=0, max=0.99, help="A setting counts as sufficient if at most this share of the batches leaks an input."
+        ),
     ] = 0.0,
     data: DataOption = "photographs",
     label: LabelOption = None,
@@ -178,7 +188,7 @@ def frontier(
     gpus: GpusOption = 0.0,
     out: OutOption = None,
 ) -> None:
-    """Find the weakest setting of a defence that prevents recovery, and measure its cost in accuracy.
+    """Find the weakest setting of a defence that prevents the recovery of inputs, and its cost in accuracy.
 
     \b
     spearpp frontier --axis noise -b 32 -m 512

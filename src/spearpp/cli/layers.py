@@ -20,7 +20,9 @@ def layers(
     steps: options.Steps = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the Linear layers of an update, say which can be inverted, and check the update for defences.
+    """List the Linear layers of an update, say which of them an audit can invert, and check the update.
+
+    The check reports noise, compression and other changes to the update.
 
     \b
     spearpp layers client7.safetensors

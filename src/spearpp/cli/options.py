@@ -91,21 +91,21 @@ Memory = Annotated[
 Vocabulary = Annotated[
     list[str] | None,
     typer.Option(
-        help="File with the words or column values of an embedding table: tokenizer.json (needs the extra text), a "
+        help="File with the words or column values of an embedding table: tokenizer.json (needs the extra 'text'), a "
         "JSON list, or one entry per line. If several tables fit, write TABLE=FILE once for each table."
     ),
 ]
 ClientLoss = Annotated[
     LossName,
     typer.Option(
-        help="Loss of the client. mse and bce have one-hot targets. The equations of the network and the replay use "
+        help="Loss of the client. mse and bce use one-hot targets. The equations of the network and the replay use "
         "the loss; the search for ReLU layers does not."
     ),
 ]
 FailOn = Annotated[
     FailOnValue,
     typer.Option(
-        help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update without proof. "
+        help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update but is not proved. "
         "certified: the verdict is LEAKS. never: do not use code 1."
     ),
 ]
@@ -128,7 +128,7 @@ Clip = Annotated[
     ),
 ]
 SampleRate = Annotated[
-    float, _about_dp("Probability with which a step draws a sample. A rate below 1 needs the extra dp.")
+    float, _about_dp("Probability with which a step draws a sample. A rate below 1 needs the extra 'dp'.")
 ]
 DPSteps = Annotated[
     int | None,

@@ -1,4 +1,4 @@
-"""``spearpp preflight``: say what an update of a model could reveal, before any training."""
+"""``spearpp preflight``: predict what updates of a model could reveal, before any training."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -23,7 +23,7 @@ def preflight(
         str,
         typer.Option(
             "--input",
-            help="Shape of one input, e.g. 3x32x32 or 20; if the model starts with an embedding, the number of tokens.",
+            help="Shape of one input, e.g. 3x32x32 or 20. If the model starts with an embedding: the number of tokens.",
         ),
     ],
     batch: Annotated[int, typer.Option(min=1, help="Number of samples of each client.")],
@@ -37,7 +37,7 @@ def preflight(
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
-    """Say which layers of a model could leak what, up to which batch size, and audit a simulated client.
+    """Predict what the updates of a model could reveal, layer by layer, and audit a simulated client.
 
     \b
     spearpp preflight net.py:Net --input 3x32x32 --batch 32
@@ -70,7 +70,7 @@ def preflight(
         console.print(_table(found))
     console.print(f"simulated client of {batch} samples: {safe(result.summary)}", style=VERDICT_STYLES[result.verdict])
     if not quiet:
-        more = "A bound above this batch size means that another search may recover what this one did not."
+        more = "Where a layer reveals samples up to a larger batch, another search may recover what this one did not."
         for sentence in (*found.advice, *(() if result.verdict is Verdict.LEAKS else (more,))):
             console.print(f"- {sentence}")
     raise typer.Exit(exit_code(result, fail_on))

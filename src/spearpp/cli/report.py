@@ -1,4 +1,4 @@
-"""``spearpp report``: render the page of an audit again."""
+"""``spearpp report``: re-render the report page of an audit."""
 
 from pathlib import Path
 from typing import Annotated

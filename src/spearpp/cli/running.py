@@ -158,8 +158,8 @@ class Interruption:
 def interruptible() -> Iterator[Interruption]:
     """Handle SIGTERM, which schedulers send, like Ctrl-C.
 
-    A signal can arrive between any two steps, also inside Python's own locks. A lock then raises a RuntimeError instead
-    of the KeyboardInterrupt. The context manager replaces such an error by a KeyboardInterrupt.
+    A signal can arrive at any point, even inside Python's own locks. A lock then raises a RuntimeError instead of the
+    KeyboardInterrupt. The context manager replaces this error by a KeyboardInterrupt.
     """
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():

@@ -24,11 +24,11 @@ def score(
         ),
     ],
     threshold: Annotated[
-        float, typer.Option(help="PSNR in dB above which a sample counts as recovered in this comparison.")
+        float, typer.Option(help="PSNR in dB above which an input counts as recovered in this comparison.")
     ] = PAPER_PSNR,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare recovered inputs with the true batch, sample by sample.
+    """Compare recovered inputs with the client's true batch, sample by sample.
 
     \b
     spearpp score audit-client7 truth.safetensors

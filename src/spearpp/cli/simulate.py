@@ -53,7 +53,7 @@ def simulate(
     data: Annotated[
         str,
         typer.Option(
-            help=f"Data set: {', '.join(DATA)}. For cifar10 set the environment variable SPEARPP_DATA to its file."
+            help=f"Data set: {', '.join(DATA)}. For cifar10, the environment variable SPEARPP_DATA must name its file."
         ),
     ] = "photographs",
     samples: Annotated[int, typer.Option(help="Number of samples of all clients together.")] = 32,

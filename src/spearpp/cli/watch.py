@@ -59,8 +59,8 @@ def watch(
 
     \b
     The page timeline.html in the folder of reports shows all audits over time.
-    Exit codes: 0 finished, 1 leak (with --fail-on), 2 invalid input, or an update that cannot be audited
-    or no update at all (with --fail-on), 3 not applicable (with --fail-on), 4 internal error, 130 interrupted.
+    Exit codes: 0 finished, 1 leak (with --fail-on), 2 invalid input, or (with --fail-on) no update or an update
+    that cannot be audited, 3 not applicable (with --fail-on), 4 internal error, 130 interrupted.
     """  # noqa: D301
     if not interval > 0:
         raise OptionError(f"--interval {interval}: expected a positive number of seconds")

@@ -1,4 +1,4 @@
-"""The inputs that follow from what a search found, with the evidence for each."""
+"""Compute the inputs from what a search found, and collect the evidence for each input."""
 
 import math
 from dataclasses import dataclass, replace
@@ -47,11 +47,11 @@ class Recovered:
         return replace(self, certified=none, evidence=self.evidence and replace(self.evidence, determined=none))
 
     def fits(self, problem: Problem) -> Bool[Tensor, "k"]:
-        """Return which inputs fit the gradient, which is weaker than to be certified.
+        """Return which inputs fit the gradient. To fit is a weaker condition than to be certified.
 
-        With the equations of the network, or for a single sample, these are the inputs for which the evidence holds.
-        Otherwise L q must be zero at the neurons that the input leaves inactive, at more of them than chance explains.
-        Inputs can fit despite Dropout, noise and samples that were not found.
+        With the equations of the network, or for a single sample, an input fits if the evidence holds for it.
+        Otherwise, L q must be zero at the neurons that the input leaves inactive, and at more of them than chance
+        explains. Inputs can fit despite Dropout, noise and samples that were not found.
         """
         alone = problem.batch_size == 1  # the only input that the gradient allows
         if self.evidence is not None and (alone or self.evidence.layers == WHOLE_NETWORK):
@@ -93,7 +93,7 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     seen = outcome.matches
     solved = solve_inputs(problem, problem.next_layer, seen.points, seen, own=True)
     evidence = certify_two_layers(problem, problem.next_layer, seen, solved)
-    # If all inputs are samples up to their error, two layers replace them only if they certify more of them.
+    # If all inputs are consistent, the inputs of two layers replace them only if more of these are exact.
     certified = int((evidence.exact if whole else evidence.consistent).sum())
     if certified <= int(best.certified.sum()) or certified < int(best.fits(problem).sum()):
         return best

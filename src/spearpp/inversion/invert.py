@@ -49,9 +49,9 @@ def invert(
     factorisation L R of the gradient there is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions
     q that make L q sparse. ``search`` proposes such directions, and the pool keeps the sparse ones. The weights of the
     layer decide which b of them belong together, by the score λ. ``spearpp.inversion.loop`` says when the search stops.
-    If it ends before the whole batch is found, an orthonormal basis of the complement takes the place of the missing
-    directions, and all inputs are returned without certificates. If single rows of the gradient revealed some inputs,
-    only these are returned.
+    If the search ends before the whole batch is found, an orthonormal basis of the complement takes the place of the
+    missing directions, and all inputs are returned without certificates. But if single rows of the gradient revealed
+    some inputs, only these inputs are returned.
 
     If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
     (``spearpp.inversion.next_layer``). Batches of nearly m/2 samples are then recovered, and each input is certified on
@@ -62,33 +62,35 @@ def invert(
 
     A gradient of rank one is inverted whatever follows the layer, because its rows are multiples of the input. A
     certified input is one training sample, or the weighted mean of several samples that activate the same neurons with
-    proportional signals. Nothing in the gradient of one layer separates these two cases.
+    proportional signals. The gradient of one layer cannot distinguish these two cases.
 
     Ctrl-C ends the search, not the call: the inputs found until then are certified and returned, and
     ``stats.interrupted`` is True. A second Ctrl-C ends the call.
 
     Args:
-        grad_weight: dℒ/dW, the gradient of the loss ℒ, (m, n), any float dtype, CPU or CUDA.
-        grad_bias: the gradient of the bias, (m,), or None together with ``bias`` for a layer without bias.
-        weight: W, (m, n), as the client had it.
-        bias: the bias as the client had it, (m,).
-        next_grad_weight: dℒ/dW₂ of the Linear layer that follows the ReLU, (m₂, m), or None.
-        next_weight: W₂, (m₂, m). Pass both arguments of the next layer or neither.
+        grad_weight: dℒ/dW, the gradient of the loss ℒ with respect to the weight, of shape (m, n). Any float dtype, on
+            a CPU or a CUDA device.
+        grad_bias: the gradient of the bias, of shape (m,). None together with ``bias`` for a layer without bias.
+        weight: W, of shape (m, n), with which the client computed the gradient.
+        bias: the bias, of shape (m,), with which the client computed the gradient.
+        next_grad_weight: dℒ/dW₂ of the Linear layer that follows the ReLU, of shape (m₂, m), or None.
+        next_weight: W₂, of shape (m₂, m). Pass both arguments of the next layer or neither.
         following: the rest of the network (``spearpp.model.following.Following``), for any activation. Its equations
-            are solved instead of searching for sparse directions. If the layer is made of several rounds of one client,
-            one below the other: a list with the rest of the network in each round.
+            are solved instead of searching for sparse directions. With ``rounds`` above 1, a list with the rest of the
+            network in each round.
         search: the search to run; None is ``spearpp.search.Equations()`` if ``following`` is given, else
             ``spearpp.search.Gated()``.
         batch_size: the number of samples in the batch, if it is known. It is used where the spectrum of the gradient
             does not show a clear rank. A clear rank may be smaller: samples may repeat or activate no neuron.
         generator: source of randomness; None is a generator with seed 0.
         dropout: whether Dropout follows the ReLU, so that active neurons may have no gradient.
-        one_step: whether the gradient is known to come from one step and not from local training. ``spearpp.audit``
-            knows this, as it knows ``dropout`` and ``rounds``.
-        rounds: number of rounds of one client whose rows form the layer, one below the other. A sample may be absent
-            from some of them. The tensors of the next layer are then those of all rounds side by side,
-            (m₂, rounds · m).
-        seconds: wall-clock budget of the search; None for none. A round that is running at its end is given up.
+        one_step: whether the gradient is known to come from one step, not from local training. Movement of the weights
+            then cannot explain a contradiction. ``spearpp.audit`` passes this argument only when it joins rounds.
+        rounds: number of rounds of one client. The rows of all rounds form the layer, one round below the other. A
+            sample may be absent from some rounds. The tensors of the next layer are those of all rounds side by side,
+            of shape (m₂, rounds · m).
+        seconds: wall-clock budget of the search; None for no limit. A round of the search that is still running at the
+            end of the budget is discarded.
         progress: called after every round of the search.
 
     Returns:

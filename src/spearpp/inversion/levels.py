@@ -51,7 +51,7 @@ def with_input_noise(network: Network, own: Factors, seen: Observation) -> Netwo
     white = bool((own.spectrum[own.batch_size :] <= WHITE * edge).all())
     if len(network.rests) > 1 or not white or noise <= BEYOND_ROUNDING * seen.gradient_epsilon * size:
         return network
-    inputs, labels = _typical_samples(seen, network.labels)
+    inputs, labels = _typical_samples(seen, network.label_count)
     draw = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(inputs)
     step = STEP * float(inputs.square().mean().sqrt())
     if not step:  # no row has a bias gradient, as before BatchNorm in training mode
@@ -120,7 +120,7 @@ def halfway_network(path: Sequence[tuple[Observation, Following]], own: Factors)
 
 def _changes(networks: list[Network], layers: list[Observation]) -> list[float]:
     """Return the relative change of the vector of each span by the whole movement of the weights."""
-    inputs, labels = _typical_samples(layers[0], networks[0].labels)
+    inputs, labels = _typical_samples(layers[0], networks[0].label_count)
 
     def vectors(number: int) -> list[Tensor]:
         network = networks[number]

@@ -28,17 +28,18 @@ from spearpp.types import join_rows
 INTERRUPTED = "the search was interrupted"
 OUT_OF_TIME = "the time budget was spent"
 UNRELATED = 0.7
-"""Share of a later layer's input outside the row space of its gradient above which the two are unrelated. Design
-choice: less than half of its squared norm is then inside. A random vector is nearly completely outside."""
+"""Share of a later layer's input outside the row space of the layer's gradient above which input and gradient are
+unrelated. Design choice: above this share, at most about half of the squared norm of the input is inside. A random
+vector is nearly completely outside."""
 
 
 @dataclass
 class SearchOutcome:
-    """What a search has found, and why it stopped. It grows while the search runs."""
+    """What a search has found so far, and why it stopped. ``search_loop`` updates it after every round."""
 
     pool: Pool
     stopped: str
-    """Why the search ended, as a clause."""
+    """Why the search ended, in words that continue a sentence: no capital letter and no full stop."""
     selection: Selection | None = None
     """The b directions selected from the whole pool; None if the selection has not been made."""
     starts: int = 0
@@ -81,7 +82,7 @@ def search_loop(
 ) -> SearchOutcome:
     """Run a search until the whole batch is found, the search has no more rounds, or Ctrl-C interrupts it.
 
-    The caller sets the ``time_limit``. At the deadline the round that is running is given up.
+    The caller sets the ``time_limit``, which discards the round that is running at the deadline.
     """
     b, rank = problem.batch_size, 0
     found = SearchOutcome(empty_pool(problem), stopped="the search ended")
@@ -115,8 +116,9 @@ def search_loop(
         found.solutions = no_solutions(problem) if found.solutions is None else found.solutions
         found.stopped += f" with {len(found.solutions)} of {b} inputs that satisfy the equations of the network"
         return found
-    found.stopped += f" with {rank} of {b} independent directions"
-    found.stopped += f" and λ = {found.selection.score:.4f}" if found.selection is not None else ""
+    found.stopped += f" with candidates for {rank} of {b} samples"
+    if found.selection is not None:
+        found.stopped += f" and λ = {found.selection.score:.4f} (1 if all agree with the weights)"
     found.stopped += f"; {len(found.matches)} inputs match two layers" if found.matches else ""
     return found
 
@@ -124,8 +126,9 @@ def search_loop(
 def contradicts(network: Network, problem: Problem) -> bool:
     """Return whether later layers contradict the only input that a gradient of rank one allows.
 
-    The input of a later layer is then far from the row space of its gradient. This needs no loss. Local training moves
-    an input less. Some activations that are named wrongly move it as far, such as tanh for a sigmoid network.
+    They contradict the input if it gives a later layer an input that lies far from the row space of this layer's
+    gradient. This test does not need the loss. Local training alone does not move the input of a later layer so far. A
+    wrong activation function in the model can, for example tanh instead of sigmoid.
     """
     spans = [span for span in network.spans if not span.signals]
     if problem.one is None or not spans:  # without a bias, the scale of the input is unknown
@@ -151,14 +154,14 @@ def without_search(problem: Problem) -> SearchOutcome:
 
 
 def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Selection, Evidence | None]:
-    """Return the best b candidates, and their evidence if further search cannot improve the selection.
+    """Return the best b candidates, and their evidence if it ends the search, else None.
 
-    The sparsest candidates are mostly right. If their evidence holds, or if there are no other candidates, the
-    selection keeps them.
+    The sparsest candidates are usually the right ones. They are selected at once if their evidence holds, or if there
+    are no other candidates.
     """
     first = polish(problem, initial(problem, pool)[0])
     final = _final_evidence(problem, first)
-    # Drift can explain a wrong direction.
+    # With drift, a wrong direction can look consistent, so the other candidates are tried as well.
     holds = final is not None and (first.score == 1.0 or final.numbers["drift"] == 0)
     if holds or (first.full and len(pool) == problem.batch_size):
         return first, final

@@ -68,8 +68,8 @@ def invert_many(
         One inversion for each layer, in the same order.
 
     Raises:
-        SpearError: a subclass of it, for the first layer whose tensors ``invert`` rejects. The message names the index
-            of the layer.
+        SpearError: one of its subclasses, if ``invert`` rejects the tensors of a layer. The message names the index of
+            the layer.
 
     >>> import torch, spearpp
     >>> from spearpp import simulate

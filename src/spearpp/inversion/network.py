@@ -36,22 +36,23 @@ from spearpp.model.rest import Rest
 from spearpp.types import Float, Int, Tensor
 
 SIGMAS = 5.0
-"""Largest share of a sample's vector outside its space, in units of its level. The stated error is exceeded as rarely
-as a normal variable exceeds this number of standard deviations (``Spread.reach``). Measured: the shares of true
-samples are 0.6 to 1.4 levels in float32 networks with three hidden layers."""
+"""Number of standard deviations of noise that are accepted. A point satisfies an equation if the share of its vector
+outside the space is at most this many times the level. The stated error uses the same number (``Spread.reach``).
+Measured: in float32 networks with three hidden layers, the shares of true samples are 0.6 to 1.4 times their levels."""
 DOUBTFUL = 1.5
-"""Ratio of a share to its level from which on a point is examined: it may be a local minimum, or a neuron may be at a
-kink of its activation. Measured: the largest ratio is 0.2 to 1.4 for nearly all samples, and it was 1.75 for a local
+"""Ratio of a share to its level above which a point is examined again: it may be a local minimum, or a neuron may be at
+a kink of its activation. Measured: the largest ratio is 0.2 to 1.4 for nearly all samples, and it was 1.75 for a local
 minimum beside two samples that differ by 1 %."""
 ROUNDING = 3.0
-"""Rounding error of a sample's own vectors, in units of the machine epsilon of the gradient. Measured: see
-``SIGMAS``."""
+"""Relative rounding error of the vectors that the client computes for a sample, in units of the machine epsilon of the
+gradient. Measured together with ``SIGMAS``: with this rounding in the levels, true samples have the ratios given
+there."""
 TRIES = 6
-"""Number of points within rounding of a sample that are tried. Design choice: for one neuron at a kink, six tries all
-fail with a probability of 1/64."""
+"""Number of points within rounding of a sample that are tried. Design choice: if one neuron is at a kink, half of the
+points are on the right side, and six tries all fail with a probability of 1/64."""
 JITTER = 1e-6
-"""Size of the rounding of pre-activations, relative to their root mean square. Derived: about ten times the rounding of
-float32."""
+"""Size of the change of each pre-activation at these points, relative to the root mean square of the pre-activations.
+Derived: about ten times the rounding of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +63,8 @@ class Network:
     """The rest of the network with the weights of each round."""
     loss: Loss | None
     """The loss of the client; None if it is unknown or the outputs depend on more than the layer."""
-    outputs: int
-    """Number of outputs of the network; 0 if they are not known."""
+    output_count: int
+    """Number of outputs of the network; 0 if it is unknown."""
     spans: tuple[Span, ...]
     """The spaces of all later layers, and of the layer's own signals, that the gradients determine."""
     weights: dict[str, Tensor]
@@ -83,9 +84,9 @@ class Network:
         return tuple(span for span in self.spans if self.loss is not None or not span.signals)
 
     @property
-    def labels(self) -> int:
-        """Number of labels that the loss knows; 0 without a loss."""
-        return 0 if self.loss is None else self.loss.labels(self.outputs)
+    def label_count(self) -> int:
+        """Number of labels of the loss; 0 without a loss."""
+        return 0 if self.loss is None else self.loss.labels(self.output_count)
 
     def vectors(
         self,
@@ -155,12 +156,12 @@ class Network:
     ) -> tuple[Float[Tensor, "s k"], Float[Tensor, "s k"]]:
         """Return the share of each sample's vectors outside the ``usable_spans``, and what noise explains.
 
-        A classifier that is sure of a label computes softmax(o) - e_y as a difference of nearly equal numbers. The
-        client's rounding error of this signal, relative to its size, is the machine epsilon over its size.
+        If the network predicts the label with confidence, softmax(o) - e_y is a difference of nearly equal numbers. The
+        relative rounding error of this signal is the machine epsilon divided by the norm of the signal.
 
-        A pre-activation may lie within rounding of a kink of its activation, and rounding then decides which slope the
-        signal has. Where a share exceeds ``tolerated`` times its level, a few points within rounding of the sample are
-        tried, and the best one counts.
+        If a pre-activation lies within rounding of a kink of its activation, rounding decides which slope the signal
+        has. Where a share exceeds ``tolerated`` times its level, a few points within rounding of the sample are tried,
+        and the best one counts.
         """
         _, shares, levels = self.vectors_with_levels(preactivations, labels)
         rows = torch.nonzero((shares > tolerated * levels).any(0))[:, 0] if self.loss is not None else labels[:0]
@@ -186,7 +187,10 @@ class Network:
         return span.rounding * self._cancellation(self.replay(preactivations, labels)[1])
 
     def _cancellation(self, signals: list[Tensor]) -> Float[Tensor, "k"]:
-        """Return how many times larger the rounding of each sample's signals is than that of its inputs."""
+        """Return how many times larger the relative rounding error of each sample's signals is than that of its inputs.
+
+        Only losses whose derivative is a difference of nearly equal numbers have a factor above 1.
+        """
         if self.loss not in (Loss.CROSS_ENTROPY, Loss.BCE):
             return torch.ones_like(signals[0][:, 0])
         count = len(self.rests[0].layers)
@@ -213,9 +217,10 @@ class Network:
     def without_input_noise(
         self, preactivations: Float[Tensor, "k m"], levels: Float[Tensor, "s k"]
     ) -> Float[Tensor, "k"]:
-        """Return the part of the levels that noise in the entries of the inputs does not cause, as a share.
+        """Return which share of its levels is not caused by noise in the entries of each input.
 
-        The largest share of all ``usable_spans`` counts. The parts of a level add as squares.
+        The causes are independent, so the square of a level is the sum of the squares of its causes. The largest share
+        of all ``usable_spans`` is returned.
         """
         noise = self._noise_of_inputs(preactivations)
         moved = torch.stack([span.sensitivity * noise for span in self.usable_spans]) / levels
@@ -246,8 +251,9 @@ class Network:
 def network_equations(rounds: Sequence[Following], own: Factors, seen: Observation) -> Network:
     """Derive the equations of a network from the gradients of its later layers.
 
-    A later layer gives equations only if its gradient has the rank of the batch: with fewer outputs than samples its
-    row space does not contain the single inputs. ``own`` and ``seen`` belong to the inverted layer.
+    A later layer gives equations only if its gradient has the rank of the batch. With fewer outputs than samples, the
+    row space of its gradient does not contain the input of each sample. ``own`` and ``seen`` belong to the inverted
+    layer.
     """
     loss, outputs, count = rounds[0].loss, rounds[0].outputs, len(rounds[0].rest.layers)
     spans: list[Span] = []

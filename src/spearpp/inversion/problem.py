@@ -1,4 +1,6 @@
-"""One layer as a search sees it: the factors of its gradient, their noise, and the equations of later layers."""
+"""Everything that a search needs to know about one layer: the factors of its gradient, their noise, and the equations
+of later layers.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,10 +17,11 @@ from spearpp.linalg.nullspace import complement_of_basis
 from spearpp.types import Bool, Float, Tensor, to_device
 
 REPEATED_SINE, REPEATED_NOISE = 1e-3, 100.0
-"""Largest sine of the angle between rows of L that repeat each other: 1e-3, or a hundred times what noise explains.
-Derived for the second: an entry of up to about 60 standard deviations may count as noise (``tolerance``: a bound of 5,
-widened by 3, and by 4 in ``evidence.patterns``). Rows that differ by more contradict a wrong direction. The first is a
-design choice. Measured: with a server that moves, the smallest sine was 0.09 (docs/results/rounds.md)."""
+"""Two rows of L repeat each other if the sine of the angle between them is at most ``REPEATED_SINE``, or at most
+``REPEATED_NOISE`` times the sine that noise explains. The first number is a design choice. Measured: if the server
+changes its weights between the rounds, the smallest sine was 0.09 (docs/results/rounds.md). The second number is
+derived: an entry of up to about 60 standard deviations may count as noise (``tolerance``: a bound of 5, widened by 3,
+and by 4 in ``evidence.patterns``). Only rows that differ by more can contradict a wrong direction."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Problem:
     dropout: bool = False
     """Whether Dropout follows the ReLU: active neurons may then have no gradient."""
     one_step: bool = False
-    """Whether the gradient is known to come from one step, so that no neuron can have moved in between."""
+    """Whether the gradient is known to come from one step, so that local training cannot have moved the weights."""
     rounds: int = 1
     """Number of rounds of one client whose rows form the layer, one below the other."""
     outputs: FewOutputs | None = None
@@ -73,7 +76,7 @@ class Problem:
 
     @cached_property
     def live_rows(self) -> Float[Tensor, "live b"]:
-        """The rows of L of neurons with a gradient. All other rows are zero and contain no information."""
+        """The rows of L that belong to neurons with a gradient. All other rows are zero."""
         return self.factors.left[self.factors.live]
 
     @cached_property
@@ -103,8 +106,8 @@ class Problem:
     def repeated_rows(self) -> Bool[Tensor, "*u m"]:
         """Which rows of L repeat the row of the same neuron in an earlier round, up to their sign, size and noise.
 
-        A server that does not move its weights receives the same gradient again. A direction with a zero in the first
-        of such rows has a zero in all of them, so only the first one says something.
+        If the server does not change its weights, the client sends the same gradient again. A direction with a zero in
+        the first of these rows then has a zero in all of them, so only the first row is evidence.
         """
         repeated = torch.zeros_like(self.factors.live)
         if self.rounds == 1:
@@ -123,7 +126,7 @@ class Problem:
 def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | None = None) -> Problem:
     """Factor the gradient of a layer and compute everything that a search needs.
 
-    ``batch_size`` is that of ``decompose``, and ``sparsity`` that of ``tolerance``.
+    See ``decompose`` for ``batch_size``, and ``tolerance`` for ``sparsity``.
 
     Raises:
         RankError: if the rank of the gradient does not allow inversion.
@@ -132,7 +135,7 @@ def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | 
 
 
 def problem_of(seen: Observation, factors: Factors, sparsity: float | None) -> Problem:
-    """Compute everything that a search needs from a gradient and its factors, or from several that are stacked."""
+    """Compute everything that a search needs from the factors of a gradient. The arguments may stack several layers."""
     return Problem(seen, factors, tolerance(seen, factors, sparsity), seen.weight @ factors.right.mT)
 
 

@@ -25,15 +25,15 @@ networks with a few hidden layers."""
 
 
 class _Linearised(NamedTuple):
-    """Residuals, and the maps from directions [k, n, u] to their derivatives [k, n, e] of each span, and from there to
-    pre-activations [k, n, m].
-    """
+    """The residuals at some points, and their derivatives."""
 
     residuals: list[Tensor]
     scales: list[Float[Tensor, "k"]]
     """Factors that the derivatives still lack."""
     jvps: Callable[[Tensor], Iterator[Tensor]]
+    """Maps directions [k, n, u] to the derivatives [k, n, e] of the residuals of each span."""
     vjps: Callable[[list[Tensor]], Tensor]
+    """Maps vectors [k, n, e] of all spans back to pre-activations [k, n, m]."""
 
 
 class Residuals:

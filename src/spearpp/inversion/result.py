@@ -80,11 +80,11 @@ class Stats:
     candidates: int = 0
     """Number of candidate directions in the pool at the end."""
     found: int = 0
-    """Number of directions in the result that were found. The others complete the basis."""
+    """Number of directions that were found. The other directions of the result complete the basis."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by stage: decompose, search, pool, filter."""
     stopped: str = ""
-    """The reason why the search ended, as a sentence."""
+    """Why the search ended, in words that continue a sentence: no capital letter and no full stop."""
     rounds: int = 0
     """Number of rounds, or chunks of starts."""
     interrupted: bool = False
@@ -124,9 +124,10 @@ class Inversion:
     spectrum: Float[Tensor, "r"]
     """Singular values of the gradient, largest first. The first b are above the noise."""
     zeros: Int[Tensor, "found"]
-    """For each direction, the number of neurons that have a gradient, but none from the input of this direction."""
+    """For each direction, the number of neurons that have a gradient, but not from the input of this direction."""
     fits: Bool[Tensor, "k"]
-    """Which inputs fit the gradient, certified or not: their inactive neurons have no gradient from them."""
+    """Which inputs fit the gradient, certified or not: neurons that are inactive for an input get no gradient from
+    it."""
     next_layer: str
     """How the gradient of the next layer was used: "not given", "used", or the reason why it was not used."""
     stats: Stats

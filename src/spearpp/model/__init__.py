@@ -1,11 +1,13 @@
-"""Find the layers of a model that can be inverted: Linear layers that a ReLU or later Linear layers follow.
+"""Find the Linear layers of a model, and decide which of them an audit can invert.
 
-``torch.fx`` traces a model: it runs ``forward`` on symbols and needs no input. If tracing fails (for example because
-of control flow that depends on values), layers are assumed to run in the order of their definition. A wrong assumption
-does no harm: with two or more samples a certificate holds only if the ReLU exists, and a single sample is certified
-whatever the activation is. A layer that no ReLU follows qualifies if a later Linear layer depends on it alone, because
-the equations of the network can then be solved (``spearpp.model.rest``). The output layer qualifies too, because the
-loss gives equations.
+A Linear layer qualifies in three cases: a ReLU follows it; a later Linear layer depends on its output alone, so that
+the equations of the network can be solved (``spearpp.model.rest``); or it is the output layer, for which the loss gives
+equations.
+
+``torch.fx`` traces a model: it runs ``forward`` on symbolic values and needs no input. If tracing fails (for example
+because control flow depends on values), the layers are assumed to run in the order of their definition. A wrong
+assumption cannot lead to a wrong certificate. With two or more samples, a certificate holds only if the ReLU exists. A
+single sample is certified whatever the activation is.
 """
 
 from dataclasses import replace
@@ -43,16 +45,17 @@ def check_types(update: object, model: object) -> None:
 def named_as(update: ClientUpdate, model: nn.Module | None) -> ClientUpdate:
     """Return the update with the parameter names of a model.
 
-    The names change only if the update and the model have no name in common. Names without meaning ("0", "1", …), as
-    lists and ``arr_0`` files have, are replaced by position: the order is that of the parameters, or that of the state
-    dict if its running statistics were sent too. Otherwise a prefix that all names share is removed or added.
+    The names change only if the update and the model have no name in common. If the names are numbers ("0", "1", …), as
+    those of lists and ``arr_0`` files are, they are replaced by position: in the order of the parameters, or in the
+    order of the state dict if running statistics were sent too. Otherwise, a prefix that all names share is removed or
+    added.
 
     Args:
         update: the client's update.
         model: the network, or None to return the update unchanged.
 
     Raises:
-        DataError: if names without meaning have another number than the parameters.
+        DataError: if the names are numbers and the update has more or fewer tensors than the model has parameters.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> weights = [each.detach().numpy() for each in model.parameters()]
@@ -86,7 +89,7 @@ def named_as(update: ClientUpdate, model: nn.Module | None) -> ClientUpdate:
 
 
 def find_layers(model: nn.Module | None, update: ClientUpdate) -> list[Layer]:
-    """Return every Linear layer of a model, and whether the audit can invert it.
+    """Return every Linear layer of a model. Each layer says whether the audit can invert it, and why.
 
     Args:
         model: the network. If it is None, every two-dimensional weight of the update counts as a Linear layer.
@@ -149,7 +152,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _check_gradient(layer: Layer, update: ClientUpdate) -> Layer:
-    """Disqualify a layer without a gradient, and forget its next layer if that one has no gradient."""
+    """Disqualify a layer without a gradient, and remove its next layer if the next layer has no gradient."""
     if not layer.qualifies:
         return layer
     reason = None
@@ -167,7 +170,7 @@ def _check_gradient(layer: Layer, update: ClientUpdate) -> Layer:
 
 
 def _of_model(model: nn.Module) -> list[Layer]:
-    """Return every Linear layer of a model, without regard to the update."""
+    """Return every Linear layer of a model, before the update is considered."""
     try:
         graph = Tracer().trace(model)
     except Exception:  # forward is user code and may raise anything when it runs on symbols

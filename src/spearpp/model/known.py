@@ -1,9 +1,9 @@
 """Operations that may come before a Linear layer whose features are solved for the input of the model.
 
-Convolutions, pooling, normalisation and the usual activations keep different inputs apart, as far as they have enough
-outputs. Other operations may not: the absolute value gives an input and its negative the same features. Known
-operations can be combined to such a function too, if the same weights compute two values that are then combined: the
-sum of relu(conv(x)) and relu(conv(x.flip(3))) is the same for a picture and its mirror image.
+Convolutions, pooling, normalisation and the usual activations map different inputs to different features, if they have
+enough outputs. Other operations may not: the absolute value maps an input and its negative to the same features. Known
+operations can have this property too, if they combine two values that the same weights computed: the sum of
+relu(conv(x)) and relu(conv(x.flip(3))) is the same for a picture and its mirror image.
 """
 
 from collections.abc import Iterator

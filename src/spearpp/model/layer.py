@@ -52,7 +52,7 @@ class Layer:
     next: str | None = None
     """Name of the weight of the next Linear layer, if its only input is this layer's ReLU output, else None."""
     assumed: bool = False
-    """Whether the ReLU was assumed rather than found in the model. A certificate proves the assumption."""
+    """Whether the activation after the layer was assumed, not found in the model. A certificate proves it."""
     equations: bool = False
     """Whether the layer is inverted by the equations of the network, because no ReLU follows it."""
     output: bool = False

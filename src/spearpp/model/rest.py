@@ -89,7 +89,7 @@ class Rest(TracedPart):
     Attributes:
         layers: names of the later Linear modules whose inputs depend on the layer only, in order of execution.
         outputs: number of outputs of the model if they depend on the layer only, else 0.
-        reason: what ended the part that can be computed; an empty string if the outputs of the model were reached.
+        reason: why the operations end before the outputs of the model; an empty string if they reach the outputs.
         is_chain: whether activations and Linear layers alternate, with nothing else, so that ``steps`` can be used.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
@@ -135,8 +135,7 @@ class Rest(TracedPart):
                 activation is convolved with; None for the exact activations.
 
         Returns:
-            The input of every layer of ``layers``, and the output of the model. If it is not known (``outputs`` is 0),
-            it is empty.
+            The inputs of the later ``layers``, and the output of the model, which is empty if ``outputs`` is 0.
         """
         inputs, values = self._run(preactivations, shifts, widths)
         return [inputs[name] for name in self.layers], values.get("output", preactivations[:, :0])
@@ -254,8 +253,8 @@ class Rest(TracedPart):
 def nodes_after(model: nn.Module, start: fx.Node) -> tuple[list[fx.Node], str]:
     """Return the nodes that depend on one node and on nothing else that differs between samples, in order.
 
-    The second value says what ended this part of the model; it is empty if all nodes after the start are returned.
-    Dropout ends it, because its mask is unknown.
+    The second value says why later nodes are missing; it is empty if all nodes after the start are returned. Nodes
+    after Dropout are missing, because the mask of Dropout is unknown.
     """
     known, mixed, found, reason = {start}, set(), [], ""
     for node in start.graph.nodes:

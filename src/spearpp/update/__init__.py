@@ -48,12 +48,12 @@ class ClientUpdate:
     """The weights that the server sent to the client, by parameter name."""
     gradients: Named
     """The gradients by parameter name, without parameters that the client did not send. If the client sent weights, a
-    "gradient" is (before - after) / (lr · steps), which is the mean gradient of its training only approximately. If lr
-    is unknown, its scale is unknown."""
+    "gradient" is (before - after) / (lr · steps), which is only approximately the mean gradient of its training. In
+    this formula, an unknown lr and an unknown number of steps count as 1."""
     kind: Kind = "gradients"
     """What the client sent."""
     lr: float | None = None
-    """The client's learning rate, or None if it is unknown. Without it, the scale of the gradients is unknown."""
+    """The client's learning rate, or None if it is unknown. The scale of the gradients is then unknown too."""
     steps: int | None = None
     """Number of passes over the batch (full-batch steps, or epochs), or None if it is unknown."""
     clients: int = 1
@@ -65,7 +65,10 @@ class ClientUpdate:
 
     @property
     def scale(self) -> float:
-        """lr · steps: what the gradients are multiplied with to give before - after; 1 for gradients and if unknown."""
+        """The factor lr · steps between ``gradients`` and before - after. 1 if the client sent gradients.
+
+        An unknown lr and an unknown number of steps count as 1.
+        """
         return 1.0 if self.kind == "gradients" else (self.lr or 1.0) * (self.steps or 1)
 
     @property

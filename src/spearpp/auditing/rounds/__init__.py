@@ -1,4 +1,4 @@
-"""Audit several rounds of one client: every round alone, then all rounds joined, then what both gave together."""
+"""Audit several rounds of one client: first each round alone, then all rounds joined. The result combines both."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -75,7 +75,7 @@ def choose_rounds(layer: Layer, updates: Sequence[ClientUpdate], memory: int | N
     """Return the rounds that fit into memory: those whose weights differ most from each other, the latest one included.
 
     Rounds with nearly equal weights have nearly equal gradients and add little. A round with exactly the gradient of an
-    earlier one, which a server that does not move receives, adds nothing and is left out.
+    earlier round adds nothing and is left out. Such rounds occur if the server does not change its weights.
     """
     step = max(1, layer.neurons * layer.features // COMPARED)
     gradients = [each.gradients[layer.weight].flatten()[::step].clone() for each in updates]
@@ -106,8 +106,8 @@ def audit_rounds(
 
     Args:
         updates: the rounds, oldest first, each with the weights that it started from.
-        task: what the caller asks for. The budget is for everything together, the memory limits the number of rounds
-            that are joined, and the batch size is that of each round.
+        task: what the caller asks for. The budget covers all rounds together, the memory limits the number of rounds
+            that are joined, and the batch size is that of each single round.
         audit_one: audits one round within a number of seconds.
         each_alone: whether to audit every round alone first, and not only the last one.
     """
@@ -139,7 +139,7 @@ def audit_rounds(
     history = _history(alone, layer, joined)
     tables = unite_vocabularies([each.vocabulary for each in audited])
     tried = any(each.verdict is not Verdict.NOT_APPLICABLE for each in audited)
-    tried |= any(each.feasible for each in audits)  # the rounds together may allow what none of them allows alone
+    tried |= any(each.feasible for each in audits)  # the joined rounds may be invertible although no single round is
     result = AuditResult(
         verdict=verdict_of(audits, tables, tried=tried),
         summary="",
@@ -190,7 +190,7 @@ def _findings(alone: list[AuditResult | None]) -> list[Finding]:
 
 
 def _why_not_joined(layer: Layer | None, audited: list[AuditResult], rounds: int) -> str:
-    """Return why joining the rounds cannot give more than the single rounds; an empty string if it may."""
+    """Return why joining the rounds cannot give more than the single rounds, or an empty string if it can."""
     if rounds < 2:
         return "there is only one round"
     if layer is None:

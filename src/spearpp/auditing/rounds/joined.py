@@ -1,10 +1,10 @@
-"""Invert a layer over several rounds of one client, judge what was found, and add what single rounds gave.
+"""Invert a layer over several rounds of one client, judge the inputs, and add the inputs of single rounds.
 
 A client that trains on the same samples in T rounds sends T gradients D_t X̂ᵀ of the same inputs, under T different
-weights. One below the other, they are the gradient of one layer with T·m neurons. So the number of neurons limits what
-one round shows, not what a client shows over time. A sample that takes part in some of the rounds only has zeros in the
-rows of the others; nothing assumes that the rounds share their samples. Samples that are not shared increase the rank
-of the joined gradient.
+weights. Stacked one below the other, these gradients form the gradient of one layer with T·m neurons. So the number of
+neurons limits what one round reveals, but not what a client reveals over time. A sample that takes part in only some
+rounds has zeros in the rows of the other rounds. The rounds need not share any samples: every further sample only
+increases the rank of the joined gradient.
 """
 
 import time
@@ -49,11 +49,11 @@ class Joined:
     present: list[set[int]]
     """For each input, the indices of the rounds to which it contributes."""
     known_from: list[int]
-    """For each input, the index of the first round after which the rounds so far prove it."""
+    """For each input, the index of the first round that, together with the rounds before it, proves the input."""
     samples: int | None
     """Number of different samples that the joined rounds show. None if there is no clear number."""
     outcome: str
-    """Why the search ended, or why the rounds were not joined. A clause without a full stop."""
+    """Why the search ended, or why the rounds were not joined. The text has no capital letter and no full stop."""
     used: tuple[int, ...] = ()
     """Indices of the rounds that were joined. Empty if they were not joined."""
 
@@ -144,12 +144,12 @@ def _rests(layer: Layer, updates: Sequence[ClientUpdate], task: Task) -> list[Fo
 
 
 def not_joined(outcome: str, samples: int | None = None) -> Joined:
-    """Return that joining rounds gave nothing, for the reason ``outcome``."""
+    """Return a result without inputs. ``outcome`` says why there are none."""
     return Joined(None, [], [], samples, outcome)
 
 
 def contributions(found: Inversion, rounds: int) -> Bool[Tensor, "k T"]:
-    """Return to which rounds each input contributes: where its signal L_t q exceeds the noise."""
+    """Return to which rounds each input contributes: those in which its signal L_t q exceeds the noise."""
     present = torch.ones(len(found.inputs), rounds, dtype=torch.bool)
     if found.factors is None or not len(found.directions):
         return present
@@ -293,8 +293,8 @@ def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Join
 def _added(joined: Joined, single: LayerAudit, found: Inversion, index: int) -> Joined:
     """Add the recovered inputs of one round.
 
-    An input and its claim belong together: the claim states the error of this input. If the round has a stronger claim
-    about a sample, its input therefore replaces the one that was there.
+    If the round has a stronger claim about a sample, both its claim and its input replace the earlier ones, because the
+    claim states the error of this input.
     """
     before = joined.audited
     if before is None or before.inversion is None:

@@ -10,8 +10,8 @@ from spearpp.model.embeddings import Table
 from spearpp.update import ClientUpdate
 
 POSITIONS = 8
-"""Number of rows from which on the first rows of a table, without a gap, are taken for positions, not for a vocabulary.
-A design choice: the tokens of a text are hardly ever exactly the first ones of a vocabulary."""
+"""If the training looked up exactly the first rows of a table, and at least this many, the table counts as a table of
+positions. A design choice: the tokens of a text are hardly ever exactly the first tokens of a vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Vocabulary:
     words: tuple[str, ...]
     """The word or column value of each of these rows. Empty without a vocabulary file, or if they were redacted."""
     reason: str
-    """What explains the other rows, or why nothing is claimed. A clause without a full stop."""
+    """What explains the other rows, or why nothing is claimed. The text has no capital letter and no full stop."""
     positions: bool = False
     """Whether the rows are the first ones of the table, as the rows of a table of positions are."""
 
@@ -131,5 +131,5 @@ def _audit_table(update: ClientUpdate, table: Table, words: Sequence[str]) -> Vo
 
 
 def _are_positions(rows: tuple[int, ...]) -> bool:
-    """Return whether the rows are the first ones of their table, and enough of them to be taken for positions."""
+    """Return whether the rows are the first ones of their table, and at least ``POSITIONS``."""
     return len(rows) >= POSITIONS and rows == tuple(range(len(rows)))

@@ -1,10 +1,10 @@
-"""Rows of an embedding table that a regulariser moved, and not the data, without one rule for the whole table.
+"""Detect rows of an embedding table that a regulariser moved, and not the data, without one rule for all rows.
 
 A regulariser moves a row as a function of its weights. It need not treat all rows alike: some frameworks decay rare
-rows more than others, or leave out the first row. Such a row still moves in parallel to its weights, with a factor of
-its own. And a regulariser need not be L2 or L1: a Huber penalty, or Adam with L2 and weights of very different sizes,
-moves every entry by some other function of this entry. Then entries of different rows with nearly the same weight move
-alike. The movement of a row that the data moved does neither, except by chance.
+rows more than others, or leave out the first row. A decayed row still moves in parallel to its weights, with a factor
+of its own. A regulariser need not be L2 or L1 either: a Huber penalty, or Adam with L2 and weights of very different
+sizes, moves every entry by some other function of this entry. Entries of different rows with nearly the same weight
+then move alike. A row that the data moved shows neither of these properties, except by chance.
 """
 
 import math
@@ -51,16 +51,17 @@ def not_parallel(weight: Float[Tensor, "rows d"], movement: Float[Tensor, "rows 
 
 
 Rest = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From weights and movements to what a rule for the whole table leaves, and to what rounding explains of this."""
+"""A function of weights and movements. It returns the part of the movements that a rule for the whole table does not
+explain, and the size of this part that rounding explains."""
 
 
 def is_regularised(view: Movements, used: Bool[Tensor, "rows"], rest_of: Rest) -> bool:
-    """Return whether in more of these rows than chance explains, a function of single entries explains the rest.
+    """Return whether a function of single entries explains the movement of more of these rows than chance does.
 
     Args:
         view: the table.
         used: the rows.
-        rest_of: what the rule for the other rows of the table does not explain.
+        rest_of: returns the part of the movements that the rule for the other rows of the table does not explain.
     """
     if view.table.renormalised or not bool(used.any()):
         return False
@@ -106,7 +107,7 @@ def _chance(columns: int, share: float) -> Float[Tensor, "n"]:
 def _alike(
     weight: Float[Tensor, "rows d"], own: Float[Tensor, "rows d"], weights: Float[Tensor, "e"], rest: Float[Tensor, "e"]
 ) -> Bool[Tensor, "rows d"]:
-    """Return which entries leave about the same rest (``own``) as others (``rest``) with nearly the same weight."""
+    """Return which entries have about the same rest (``own``) as entries (``rest``) with nearly the same weight."""
     places = torch.searchsorted(weights, weight)
     near = torch.stack([(places + step).clamp(0, len(weights) - 1) for step in NEIGHBOURS])
     size = own.abs().maximum(own.abs().mean(1, keepdim=True))

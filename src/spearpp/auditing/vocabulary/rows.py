@@ -41,8 +41,8 @@ BETWEEN = 0.01
 a few rows that moved little are left undecided."""
 MIN_ROWS, MIN_ENTRIES = 8, 64
 """Smallest number of rows that establish a weight decay, and of entries that establish that there is none. Design
-choices: by chance, so many rows do not agree on one factor, and so many entries are not hidden by rounding while
-entries of other rows are not."""
+choices: this many rows do not agree on one factor by chance, and rounding does not hide this many entries while it
+shows entries of other rows."""
 MIN_DECAY_COLUMNS, MIN_HALF_COLUMNS, MIN_SIGN_COLUMNS = 4, 8, 16
 """Smallest number of columns of a table that shows weight decay, that may be rounded to half precision, and that shows
 a pull by signs. Derived: a row with one entry is always parallel to its movement, the third-largest entry needs eight

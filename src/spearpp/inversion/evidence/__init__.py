@@ -1,9 +1,9 @@
 """Evidence, without ground truth, that a recovered input is a sample of the batch.
 
-This file has the one type of evidence, the one rule that turns it into certificates, and how likely agreement is by
-chance. ``one_layer`` uses the gradient of one layer and needs all b directions. ``two_layers`` also uses the next
-layer, and ``network`` all later layers; both judge each input on its own. ``joint`` adds what certified inputs say
-about the others. If the model is known, replaying an input alone gives further evidence
+This file has the type of all evidence, the rule that turns evidence into certificates, and probabilities of agreement
+by chance. ``one_layer`` uses the gradient of one layer and needs all b directions. ``two_layers`` also uses the next
+layer, and ``network`` uses all later layers; both judge each input on its own. ``joint`` adds equations that certified
+inputs give for the other inputs. If the model is known, replaying an input alone gives further evidence
 (``spearpp.auditing.signals``).
 """
 
@@ -19,14 +19,16 @@ EXACT = 1e-3
 error of a thousandth of the norm cannot be seen in an ordinary picture. (Half a grey level is 2e-3 of the range of a
 picture, but the norm of a dark picture is smaller.) All other modules import this value."""
 WHOLE_NETWORK = 3
-"""Value of ``Evidence.layers`` if the equations come from all layers of a network. A mark, not a number of layers."""
+"""Value of ``Evidence.layers`` if the equations come from all layers of a network. It marks this kind of evidence and
+does not count layers."""
 ABOVE_NOISE = 10.0
-"""By how many times the noise a wrong solution must violate an equation of an input for the equation to count. For one
-layer, the equations are its zero rows, and every vector other than its direction must have a larger image. A design
-choice: ten times the bound that noise exceeds with probability 1e-3."""
+"""An equation counts only if wrong solutions violate it by at least this many times the noise. For one layer, the
+equations of an input are its zero rows, and the image of every vector other than its direction must be this much larger
+than the noise. A design choice: ten times the bound that noise exceeds with probability 1e-3."""
 UNLUCKY = 1e-6
 """Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
-choice: such a sample loses its certificate, which is no error, so this is larger than ``tolerance.RARE``."""
+choice: such a sample only loses its certificate. No certificate becomes wrong, so this probability may be larger than
+``tolerance.RARE``."""
 
 COLUMNS = ("holds", "determined", "error", "share")
 """The tensors that every kind of evidence has."""
@@ -48,9 +50,9 @@ class Evidence:
     """How much of the gradient this input explains: ‖d_i‖ ‖x̂_i‖ over the sum of these products for one layer, and over
     the norm of the gradient for several layers."""
     layers: int
-    """How many layers the equations come from: 1, 2, or ``WHOLE_NETWORK``. With one layer, no input
-    is exact unless the equations hold for every input of the batch, because each input is computed from all directions.
-    Several layers determine each input on its own."""
+    """The kind of the evidence: 1 or 2 if the equations come from one or two layers, and ``WHOLE_NETWORK`` if they come
+    from all layers. With one layer, no input is exact unless the equations hold for every input of the batch, because
+    each input is computed from all directions. Several layers determine each input on its own."""
     details: dict[str, Tensor] = field(default_factory=dict)
     """The numbers behind ``holds`` and ``determined``, by name, one row for each input."""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -80,7 +82,7 @@ def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:
 
 
 def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
-    """Return the smallest count that a Poisson variable of this mean exceeds with probability ``UNLUCKY`` at most."""
+    """Return the smallest count that a Poisson variable with this mean exceeds with probability at most ``UNLUCKY``."""
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
     exceeds = torch.special.gammainc((counts + 1).to(mean), mean[..., None])  # P(N > count)
     return (exceeds > UNLUCKY).sum(-1)
@@ -89,12 +91,10 @@ def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
 def chance_in_bits(
     neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
 ) -> Float[Tensor, "*k"]:
-    """Return how unlikely it is that all inactive neurons lie among the zeros of a column by chance, in bits.
+    """Return -log₂ of the probability that all inactive neurons lie among the zeros of a column by chance.
 
-    k bits stand for a probability of 2^-k.
-
-    ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons beyond
-    those. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
+    ``free`` zeros exist by construction. Let n, k and s be the numbers of neurons, zeros and inactive neurons without
+    these. The probability is that of drawing s zeros in a row without replacement: C(n - s, k - s) / C(n, k).
 
     >>> import torch
     >>> round(float(chance_in_bits(torch.tensor(4), torch.tensor(2), torch.tensor(2), 0)), 3)  # 1 of 6

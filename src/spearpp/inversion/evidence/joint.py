@@ -1,9 +1,10 @@
-"""What certified samples say about the other samples: every p is orthogonal to the directions of all other samples.
+"""Use certified samples as evidence for the other samples: p is orthogonal to the directions of all other samples.
 
-The equations of the network judge each sample alone. Two kinds of samples need more. A sample that activates few ReLU
-neurons leaves some directions of p without an equation: inactive neurons do not change with p. And the equations of a
-faint sample, which the network classifies with confidence, are noisy. The samples that are certified help: with
-q_j = Lᵀd_j for the signal d_j of a certified sample j, every other sample satisfies (Σ⁻¹q_j)·p = 0.
+The equations of the network judge each sample alone. For two kinds of samples this is not enough. A sample that
+activates few ReLU neurons leaves some directions of p without an equation, because inactive neurons do not change with
+p. The equations of a faint sample, which the network classifies with confidence, are noisy. Certified samples give
+further equations: with q_j = Lᵀd_j for the signal d_j of a certified sample j, every other sample satisfies
+(Σ⁻¹q_j)·p = 0.
 
 The noise of this equation has three parts, all of them multiplied by ‖Σ⁻¹p‖. Noise of standard deviation σ in the
 gradient adds σ ‖Σ⁻¹q_j‖. The client rounds d_j, which adds the relative rounding over √m. And d_j is computed from the

@@ -6,9 +6,9 @@ x̂_i contains -Σ_j (p_i·δ_j) (s_j / s_i) x̂_j besides the sample itself. Sc
     x_i - sample = -Σ_j (p_i·δ_j) (s_j / s_i) (x_j - x_i).
 
 The direction q_j was solved for its zeros k, where L q_j has noise of standard deviation σ_k ‖Σ⁻¹q_j‖. The covariance
-of δ_j is therefore ‖Σ⁻¹q_j‖² (Σ_k ℓ_k ℓ_kᵀ / σ_k²)⁺. With few samples the noise of the entries of R is larger. With
-b = 800 samples and n = 3072 features, strong samples next to weak ones were off by up to 3.3 times the error that
-ignores this one.
+of δ_j is therefore ‖Σ⁻¹q_j‖² (Σ_k ℓ_k ℓ_kᵀ / σ_k²)⁺. With few samples, the noise of the entries of R is larger than
+this error. With b = 800 samples and n = 3072 features, the true errors of strong samples next to weak ones were up to
+3.3 times a stated error without this part.
 """
 
 import torch
@@ -29,7 +29,8 @@ def mixing_error(
 ) -> Float[Tensor, "*u b"]:
     """Return the standard deviation of each input that errors of all directions cause, relative to its norm.
 
-    It is huge for inputs that depend on a direction which its zeros do not determine, and small for the others.
+    The result is huge for inputs that depend on a direction which its zeros do not determine, and small for other
+    inputs.
     ``zeros`` has the neurons with a gradient at which L q_j is zero, ``scale`` the s_i for which x̂_i = Rᵀp_i / s_i ends
     in 1 (any scale for a layer without bias), and ``size`` is ‖x_i‖ at this scale.
     """

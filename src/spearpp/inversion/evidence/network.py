@@ -10,12 +10,15 @@ At a sample every vector lies in its space up to noise, and the noise of each gr
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
   satisfies the equations. For a layer without bias, the input with the opposite sign must violate them. If the input is
   not exact, the equations must be nearly linear within its stated error;
-- **error**: noise of the equations moves p̄ (``spread``), and the noise of each row of the layer's gradient adds to
-  every entry of x̂ = V p̄. The stated error is the distance that this noise exceeds as rarely as a normal variable
-  exceeds ``SIGMAS`` standard deviations (``Spread.reach``), multiplied by the largest ratio of a share to its level if
-  this exceeds 1. It also covers residuals that noise does not explain, and a systematic offset: the noise of the spaces
-  changes some vectors more than others, so that the smallest residuals lie beside the sample, towards vectors with less
-  noise. Two similar samples are moved towards their mean.
+- **error**: the sum of three distances, relative to the norm of the input:
+
+  - *noise*: noise of the equations moves p̄ (``spread``), and noise in the rows of the layer's gradient changes every
+    entry of x̂ = V p̄. The distance is exceeded as rarely as a normal variable exceeds ``SIGMAS`` standard deviations
+    (``Spread.reach``). It is multiplied by the largest ratio of a share to its level, corrected for the number of
+    unknowns, if this exceeds 1;
+  - *unexplained residuals*: how far residuals that noise does not explain may move the input;
+  - *offset*: the noise of a space disturbs some vectors more than others. The smallest residuals therefore lie beside
+    the sample, towards vectors with less noise. For example, two similar samples are moved towards their mean.
 
 An input may stand for several samples that are too similar for the gradient to distinguish. Only a replay of each input
 alone says how many (``spearpp.auditing.signals``).
@@ -43,10 +46,11 @@ are points."""
 def judge_points(
     problem: Problem, network: Network, found: Solutions, others: Float[Tensor, "k j b"] | None = None
 ) -> tuple[Evidence, Spread]:
-    """Collect the evidence for inputs that solve the equations of the network, and those of other samples if given.
+    """Collect the evidence for inputs that solve the equations of the network.
 
-    Details of each input: ``outside``, the largest share of a vector outside its space; ``excess``, the largest ratio
-    of a share to its noise level; ``chance``, the bound on the probability of a wrong point.
+    ``others`` are the equations that other samples give for each input (``joint``). Details of each input: ``outside``,
+    the largest share of a vector outside its space; ``excess``, the largest ratio of a share to its level; ``chance``,
+    a bound on the probability of a wrong point.
 
     Returns:
         The evidence, and how far noise moves the coordinates of each input.
@@ -95,10 +99,10 @@ def judge_points(
 
 
 def _fit_correction(problem: Problem, sizes: list[int]) -> float:
-    """Return how many times larger the residuals at the sample are than at the point that has been fitted to them.
+    """Return how many times larger the residuals are at the true sample than at the point that was fitted.
 
-    Of e equations with independent noise, a fit of u unknowns leaves e - u degrees of freedom. ``sizes`` are the
-    numbers of equations of each kind.
+    Fitting u unknowns to e equations with independent noise leaves e - u degrees of freedom. ``sizes`` are the numbers
+    of equations of each kind.
     """
     count, unknowns = sum(sizes), problem.batch_size - problem.seen.has_bias
     return (count / max(1, count - unknowns)) ** 0.5
@@ -107,9 +111,9 @@ def _fit_correction(problem: Problem, sizes: list[int]) -> float:
 def _unexplained(ratios: Float[Tensor, "s k"], sizes: list[int]) -> Float[Tensor, "k"]:
     """Return the norm of the residuals that noise does not explain, in units of the noise of one equation.
 
-    Samples below the noise cause such residuals. They need not have random directions, so all of this norm may point in
-    the direction in which the equations determine the point least. The squared norm of the noise of e equations varies
-    by √(2/e) of its mean.
+    Samples whose gradient is below the noise cause such residuals. These residuals need not be random: all of them may
+    point in the direction in which the equations determine the point least. The standard deviation of the squared norm
+    of the noise of e equations is √(2/e) times its mean.
     """
     counts = torch.tensor(sizes, device=ratios.device)[:, None]
     return (counts * (ratios.square() - 1 - SIGMAS * (2 / counts).sqrt()).clamp_min(0)).sum(0).sqrt()
@@ -118,22 +122,23 @@ def _unexplained(ratios: Float[Tensor, "s k"], sizes: list[int]) -> Float[Tensor
 def effective_equations(problem: Problem, network: Network, found: Solutions) -> int:
     """Return the number of equations that random points violate by more than noise.
 
-    The parts of their vectors outside the spans have this rank. Random points are as far from the mean of the found
-    points as these are. With several rounds, a later layer counts once, with its best round: the rounds may be alike.
+    This is the rank of the parts of their vectors outside the spans. The random points are as far from the origin of
+    the input space as the found points. With several rounds, only the best round of a later layer counts, because the
+    rounds may be alike.
     """
     origin, basis = problem.input_space
     t = (found.coordinates - origin) @ basis
     generator = torch.Generator().manual_seed(0)
     draw = torch.randn(PROBES * problem.batch_size + PROBES, t.shape[1], generator=generator, dtype=torch.float64)
     points = origin + float(t.square().mean().sqrt()) * draw.to(t) @ basis.T
-    labels = torch.randint(max(1, network.labels), (len(points),), generator=generator).to(found.labels)
+    labels = torch.randint(max(1, network.label_count), (len(points),), generator=generator).to(found.labels)
     z = points @ problem.of_coordinates.T
     every, _, levels = network.vectors_with_levels(z, labels)
     ranks: dict[tuple[int, bool], int] = {}
     later = max(1, len(network.rests[0].layers))
     for span, vectors, level in zip(network.usable_spans, every, levels.median(1).values, strict=True):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
-        # The level is the norm of the noise of all equations of the span, for one point.
+        # For one point, the level is the norm of the noise of all equations of the span.
         threshold = ABOVE_NOISE * float(level) * (len(points) / span.equations) ** 0.5
         key = (0 if span.layer == 0 else 1 + (span.layer - 1) % later, span.signals)
         ranks[key] = max(ranks.get(key, 0), rank_above(torch.nan_to_num(units @ span.complement), threshold))
@@ -143,9 +148,9 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
 def _same_signal(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """Return log₁₀ of the probability that the signal of another sample is proportional to that of each input.
 
-    Such samples are recovered as one combination of their inputs, whose weights may be negative. Where an entry of the
-    signal is n times its noise, two signals agree by chance with a probability of 1/n. The largest entry sets the
-    scale. In a saturated network, a few neurons carry the whole signal.
+    Samples with proportional signals are recovered as one combination of their inputs, whose weights may be negative.
+    Where an entry of the signal is n times its noise, two signals agree by chance with a probability of 1/n. The
+    largest entry sets the scale and does not count. In a saturated network, a few neurons carry the whole signal.
     """
     signals = directions @ problem.factors.left.T
     rounding = ROUNDING * problem.seen.gradient_epsilon / len(problem.factors.left) ** 0.5
@@ -159,7 +164,7 @@ def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bo
     found = torch.zeros(len(z), dtype=torch.bool, device=z.device)
     if problem.seen.has_bias:
         return found
-    for label in range(max(1, network.labels)):
+    for label in range(max(1, network.label_count)):
         shares, levels = network.levels(-z, torch.full_like(z[:, 0], label, dtype=torch.long))
         found |= (shares <= SIGMAS * levels).all(0)
     return found

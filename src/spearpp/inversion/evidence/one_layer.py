@@ -6,13 +6,13 @@ that x̂_i leaves inactive must be the neurons where L q_i is zero. ``docs/metho
 the conditions for every input:
 
 - **pattern**: pattern and zeros agree where both are clear of noise. An inactive neuron with a gradient is possible
-  only if local training moved the neuron (**drift** η) or if the noise is heavier than usual (**heavier noise** ω). An
-  active neuron without a gradient is allowed as often as a small gradient disappears in noise;
+  only if local training moved the neuron (**drift** η) or if the noise is heavier than usual (**heavier noise** ω). The
+  number of active neurons without a gradient must not exceed the number of small gradients that noise can hide;
 - **chance**: beyond the b-1 neurons that agree for any vertex by construction, 30 + log₂ b must agree. If each agrees
   with probability ½, this leaves a probability of 1e-9 for the batch;
-- **determined**: the rows where L q_i is zero and x̂_i clearly inactive must have a kernel that contains only q_i, or
-  q_i could be a mixture. With drift this must hold even without any one of them. A single sample needs no such rows,
-  but without a bias its pattern must prove its sign;
+- **determined**: the rows where L q_i is zero and x̂_i is clearly inactive must have a kernel that contains only q_i.
+  Otherwise q_i could be a mixture. With drift, this must hold whichever of these rows is removed. A single sample needs
+  no such rows, but without a bias its pattern must prove its sign;
 - **error**: four times the standard deviation that the noise of the gradient implies for x_i, on its own
   (``Tolerance.input_error``) and through the directions of all other inputs (``mixing``). This is an estimate, not a
   bound (``Evidence.error``).
@@ -39,15 +39,14 @@ from spearpp.linalg.nullspace import gather_weighted, leverage, smallest_eigenve
 from spearpp.types import Bool, Float, Tensor, select_rows, to_device
 
 RESIDUAL = 3.0
-"""Largest ratio of the difference between the rebuilt and the observed gradient to the noise. A design choice: the
-ratio is 1 for noise alone."""
+"""The rebuilt gradient may differ from the observed gradient by at most this many times the noise. A design choice: for
+noise alone, the difference is 1 times the noise."""
 DECISIVE = 1e-3
-"""A zero row is decisive if its leverage h has 1 - h up to this: it alone separates a direction from others with the
-same zeros. A row of random directions has h of about b/m."""
+"""A zero row is decisive if its leverage h is at least 1 minus this number: the row alone then separates a direction
+from others with the same zeros. A row of random directions has a leverage of about b/m."""
 MAX_FAMILY = 8
-"""Most directions that may share the same zeros. With more of them, all inputs count as undetermined.
-
-A design choice: larger groups of samples with one pattern are not certified anyway."""
+"""Largest dimension of a family of directions that share the same zeros. With a larger family, all inputs count as
+undetermined. A design choice: larger groups of samples with one pattern are not certified anyway."""
 MAX_TURN = 10.0
 """Tangent of the largest angle between the true direction and the one that was chosen among all with the same zeros.
 Design choice: if these span two dimensions, 94 % of all directions are within this angle of 84°."""
@@ -59,7 +58,7 @@ def certify(problem: Problem, chosen: Selection) -> Evidence:
 
 
 def certify_whole(problem: Problem, chosen: Selection) -> Evidence | None:
-    """Return the evidence of ``certify`` if every input is consistent, else None, as soon as this is clear."""
+    """Return the evidence of ``certify`` if every input is consistent, else None. Stops early if an input is not."""
     compared = compare(problem, chosen.directions, chosen.points, chosen.zeros)
     if not bool(_holds(problem, compared).all()):
         return None
@@ -68,7 +67,7 @@ def certify_whole(problem: Problem, chosen: Selection) -> Evidence | None:
 
 
 def certify_many(problem: Problem, directions: Float[Tensor, "u b b"], zeros: Bool[Tensor, "u b m"]) -> list[Evidence]:
-    """Collect the evidence for several layers at once, on the CPU; ``problem`` stacks them along a dimension.
+    """Collect the evidence for several layers, which ``problem`` stacks. Return it on the CPU.
 
     If local steps moved neurons, or if a direction is not determined, no input of the layer is exact. ``certify``
     examines such a layer more closely.
@@ -100,7 +99,7 @@ def _holds(problem: Problem, compared: Comparison) -> Bool[Tensor, "k"]:
 
 def _beyond_chance(problem: Problem, compared: Comparison) -> Bool[Tensor, "k"]:
     """Return which patterns agree in too many neurons for chance."""
-    # η is the best of as many values as there are conflicts.
+    # The drift η was chosen among as many values as there are conflicts.
     choices = problem.batch_size * max(1, int(compared.moved.sum()))
     return compared.agreeing - compared.free >= math.log2(choices / RARE)
 

@@ -3,10 +3,11 @@
 With each equation divided by its noise, C = (JᵀJ)⁻¹ is the covariance of the point. This holds where the equations are
 nearly linear within the error.
 
-A normal vector with the covariance C has a norm of √trace(C) in the root mean square. Its norm as a function of
-independent standard normal numbers changes by at most √λ for each unit, where λ is the largest eigenvalue of C.
-So it exceeds its mean by s √λ with at most the probability with which a normal variable exceeds its mean by s standard
-deviations. In many dimensions this is far less than s times the root mean square.
+The root mean square of the norm of a normal vector with covariance C is √trace(C). Let σ_max, the square root of the
+largest eigenvalue of C, be its largest standard deviation along any direction. The norm exceeds its mean by s σ_max at
+most as often as a normal variable exceeds its mean by s standard deviations, because the norm is a function of
+independent standard normal variables with Lipschitz constant σ_max. In many dimensions this bound is far smaller than s
+times the root mean square.
 """
 
 from dataclasses import dataclass, replace
@@ -27,34 +28,39 @@ from spearpp.linalg.spectrum import trace_and_largest, trace_and_largest_of_inve
 from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
 
 ENOUGH = 1.5
-"""Number of equations over unknowns with which the points of a large batch are judged. Design choice: half as many
-equations again leave every direction of a point with several of them."""
+"""Number of equations for each unknown that are enough to judge the points of a large batch. Design choice: with 50 %
+more equations than unknowns, several equations restrict every direction of a point."""
 NEARLY_LINEAR, DIRECTIONS = 0.1, 8
-"""Largest share of second differences in the change of the residuals within the stated error of a point that is not
-exact, as the median over this many random directions. Measured with entries of 140 to 285, which saturate most neurons:
-of 674 such points seven were farther than three times their stated error from every sample, with shares of 0.14 or
-more. Of 110 right ones in other networks one exceeds 0.1. The limit is 0.1 or the stated error, whichever is larger."""
+"""The equations of a point that is not exact must be nearly linear within its stated error. The test compares second
+differences of the residuals with first differences, for steps as long as the error along ``DIRECTIONS`` random
+directions. The median of the ratios must not exceed ``NEARLY_LINEAR``, or the stated error if that is larger. Measured
+with input entries of 140 to 285, which saturate most neurons: of 674 points, seven were farther than three times their
+stated error from every sample, with ratios of 0.14 or more. In other networks, 1 of 110 right points exceeds 0.1."""
 SKETCH, SKETCH_SHARE = 64, 4
-"""Least number of random vectors that stand for all noise outside of the row space, and the largest number of unknowns
-for each of them. Measured with 64 vectors and b = 40 to 450: the root mean square of the norm is right to 4 %, and the
-largest standard deviation is overestimated by 6 to 48 %, because the largest eigenvalue of a sample covariance is
-larger than that of the covariance. The overestimate grows with the number of unknowns for each vector."""
+"""The noise outside of the row space is represented by at least ``SKETCH`` random vectors, and by at least one for
+every ``SKETCH_SHARE`` samples. Measured with 64 vectors and b = 40 to 450: the root mean square of the norm is right to
+4 %. The largest standard deviation is overestimated by 6 to 48 %, because the largest eigenvalue of a sample covariance
+is larger than that of the covariance. With fewer vectors for each unknown, the overestimate is larger."""
 LARGE_BATCH = 400
 """Batch size above which the matrices of all points are not kept, and points are judged by some of the equations if
-these are enough. Design choice: the matrices of all equations then take a large part of the time of an inversion, and
-those of 400 points need 0.5 GB."""
+these are enough. Design choice: above this size, the matrices of all equations take a large part of the time of an
+inversion, and the matrices of 400 points need 0.5 GB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How far noise moves each point: a random vector, and an offset. All are inf if a point is not determined."""
+    """How far noise moves each point from its sample: by a random vector and by a systematic offset.
+
+    All values are inf for a point that the equations do not determine.
+    """
 
     total: Float[Tensor, "k"]
     """Root mean square of the norm of the random vector."""
     largest: Float[Tensor, "k"]
-    """Largest standard deviation of the random vector along any direction."""
+    """σ_max, the largest standard deviation of the random vector along any direction."""
     offset: Float[Tensor, "k"]
-    """Distance between the smallest residuals and the sample that does not depend on the random numbers."""
+    """Distance from the sample to the minimum of the expected squared residuals: the part of the movement that is the
+    same for every draw of the noise."""
     response: Float[Tensor, "k"]
     """Largest distance by which residuals of norm 1 move the point."""
     factors: Float[Tensor, "k u u"] | None = None
@@ -73,9 +79,10 @@ class Spread:
 
     @property
     def reach(self) -> Float[Tensor, "k"]:
-        """The norm that the random vector exceeds as rarely as a normal variable exceeds ``SIGMAS`` deviations.
+        """A norm that the random vector exceeds as rarely as a normal variable exceeds ``SIGMAS`` standard deviations.
 
-        The second bound holds one-sided, and the first one, which is smaller if one direction dominates, two-sided.
+        The smaller of two bounds is used. ``SIGMAS`` · ``total`` is smaller if one direction dominates; there the norm
+        behaves like the absolute value of one normal variable. The other bound is explained at the top of this module.
         """
         return torch.minimum(SIGMAS * self.total, self.total + SIGMAS * self.largest)
 
@@ -90,9 +97,10 @@ def spread_of(
     """Return how far noise moves each point.
 
     ``others`` are further equations rows · p = 0 for each point, divided by their noise
-    (``spearpp.inversion.evidence.joint``). The matrices JᵀJ of a large batch take most of the time of an inversion. Its
-    points are judged by the inputs of the first later layers alone, if these are enough: fewer equations leave a larger
-    error. Points that are not exact by these are judged by all equations.
+    (``spearpp.inversion.evidence.joint``). The matrices JᵀJ of a large batch take most of the time of an inversion. So
+    the points of a large batch are first judged by the forward equations of the first later layers, if these are
+    enough. Fewer equations can only give a larger error. Points that are not exact by this test are judged again by all
+    equations.
     """
     if problem.batch_size <= LARGE_BATCH or others is not None:
         return _spread_by(problem, network, network.usable_spans, found, levels, others)
@@ -126,13 +134,13 @@ def _spread_by(
 ) -> Spread:
     """Return what ``spread_of`` returns, from the matrices JᵀJ of the equations of some spans.
 
-    Noise δ of an input outside of V moves the pre-activations by Ŵ δ, and with them the smallest residuals by
-    -(JᵀJ)⁻¹ JᵀJ_z Ŵ δ, where J_z are derivatives with respect to the pre-activations. The levels treat this noise as
-    independent in all equations, so its part in them is left out of (JᵀJ)⁻¹.
+    Noise δ of an input outside of V moves the pre-activations by Ŵ δ. This moves the point with the smallest residuals
+    by -(JᵀJ)⁻¹ JᵀJ_z Ŵ δ, where J_z are derivatives with respect to the pre-activations. The levels treat this noise as
+    independent in all equations. So its part of the levels is left out of (JᵀJ)⁻¹ here.
 
-    If the bias gradient is off by δ for a sample, the last entry of V p̄ should be 1 + δ instead of 1. The smallest
-    residuals then move by -δ (o + B w), with origin o and basis B of the points, and w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o. Chunks
-    of points bound the memory.
+    If the bias gradient is off by δ for a sample, the last entry of V p̄ should be 1 + δ instead of 1. The point with
+    the smallest residuals then moves by -δ (o + B w), with origin o and basis B of the points, and
+    w = -(BᵀJᵀJ B)⁻¹ BᵀJᵀJ o.
     """
     equations, weights = weighted_equations(problem, network, spans, levels)
     origin, basis = problem.input_space
@@ -205,10 +213,11 @@ def _slope_of_noise(
 def weighted_equations(
     problem: Problem, network: Network, spans: tuple[Span, ...], levels: Float[Tensor, "s k"]
 ) -> tuple[Residuals, Float[Tensor, "k t"]]:
-    """Return the equations of some spans, and the weights that divide those of each point by their noise.
+    """Return the equations of some spans, and the weights that divide the equations of each point by their noise.
 
-    The equations are placed in ``Problem.input_space``. ``levels`` are those of all spans. The level of a span is the
-    norm of the noise of all its equations, so one equation has the level over the square root of their number.
+    The equations are placed in ``Problem.input_space``. ``levels`` are the levels of all spans. The level of a span is
+    the norm of the noise of all its equations. The noise of one equation is the level over the square root of their
+    number.
     """
     equations = Residuals(network, spans, problem.of_coordinates, torch.float64)
     equations.place(*problem.input_space)
@@ -231,16 +240,16 @@ def nearly_linear(
 ) -> Bool[Tensor, "k"]:
     """Return at which points the residuals are nearly linear within the stated error.
 
-    With ±δ of the size of the error, r(p + δ) + r(p - δ) - 2 r(p) must be small against r(p + δ) - r(p - δ). A larger
-    error allows more: in a network that is not saturated, the share is about 0.6 times the error.
+    For a step δ as long as the error, r(p + δ) + r(p - δ) - 2 r(p) must be small against r(p + δ) - r(p - δ). A larger
+    error allows a larger ratio: in a network that is not saturated, the ratio is about 0.6 times the error.
     """
     equations, weights = weighted_equations(problem, network, network.usable_spans, levels)
     origin, basis = problem.input_space
     t, generator = (found.coordinates - origin) @ basis, torch.Generator().manual_seed(0)
     size = (error * torch.linalg.vector_norm(found.coordinates, dim=1))[:, None]
-    here, shares = equations(t, found.labels, weights), []
+    here, ratios = equations(t, found.labels, weights), []
     for _ in range(DIRECTIONS):
         step = size * sphere.retract(torch.randn(t.shape, generator=generator, dtype=t.dtype)).to(t)
         ahead, behind = (equations(t + sign * step, found.labels, weights) for sign in (1, -1))
-        shares.append(sphere.norm(ahead + behind - 2 * here) / sphere.norm(ahead - behind))
-    return torch.stack(shares).median(0).values <= error.clamp_min(NEARLY_LINEAR)
+        ratios.append(sphere.norm(ahead + behind - 2 * here) / sphere.norm(ahead - behind))
+    return torch.stack(ratios).median(0).values <= error.clamp_min(NEARLY_LINEAR)

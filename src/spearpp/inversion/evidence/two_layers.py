@@ -34,12 +34,11 @@ from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
 INEXACT = 1e-4
-"""Share outside a span that is accepted where noise is negligible, because vectors are solved to finite precision.
-
-A design choice: far below ``ABOVE_NOISE`` times the noise that a wrong input leaves."""
+"""Share outside a span that is accepted where noise is negligible, because vectors are solved to finite precision. A
+design choice: far below the share that a wrong input leaves outside."""
 TWINS = 2
-"""Largest number of neurons in which two patterns differ and still count as one pattern: all mixtures of two samples
-with one pattern satisfy the same equations."""
+"""Two patterns count as one if they differ in at most this many neurons. All mixtures of two samples with one pattern
+satisfy the same equations."""
 NARROW, NEAREST = 64, 3
 """A layer with up to NARROW neurons must determine an input without the NEAREST neurons closest to zero: patterns of
 narrow layers may differ in two or three neurons only."""
@@ -52,8 +51,8 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
 
     - ``forward``, ``backward``: share of relu(z) outside the span of the next layer's inputs, and of S ∘ (W₂ᵀ d₂)
       outside the span of this layer's gradients; ``forward_noise`` and ``backward_noise`` are what noise explains;
-    - ``gap``: the second smallest singular value of the forward equations, relative to ‖relu(z)‖: by how much the next
-      best solution violates them. It says how well the equations determine the input;
+    - ``gap``: the second smallest singular value of the forward equations, relative to ‖relu(z)‖. It says by how much
+      the next best solution violates the equations, and so how well they determine the input;
     - ``chance``: bound on the expected number of wrong inputs with such evidence;
     - ``twin``: number of neurons in which the most similar pattern differs.
     """

@@ -18,8 +18,6 @@ the condition number is 0.8 times as large."""
 WELL_CONDITIONED = 100.0
 """Largest condition number of JᵀJ, after preconditioning, for conjugate gradients. Measured: with 80 a start takes 120
 products in all, and with 770 most starts are not done after 300."""
-
-
 POWERS = 10
 """Number of power iterations for the largest eigenvalue. Design choice: a limit needs one digit."""
 

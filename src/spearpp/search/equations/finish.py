@@ -22,18 +22,18 @@ AFFORDABLE = 1e11
 """Largest number of multiplications for the matrices JᵀJ of one step of these descents. Design choice: about a second
 on one CPU core."""
 INFORMATIVE = 0.1
-"""Largest noise level of equations that say something about a point. Design choice: at 1, every point satisfies
-them."""
+"""Equations count for a point if their level is at most this number. Design choice: at a level of 1, every point
+satisfies the equations."""
 REPEATED = 0.5
-"""Smallest share (p_i·q_j)(p_j·q_i) / (p_i·q_i)(p_j·q_j) of two solutions for the same sample. Derived: it is 0 for two
-samples and 1 for the same one. Measured with noise (b = 20): 1.00 for the same one, and up to 0.03 for others."""
+"""Smallest share (p_i·q_j)(p_j·q_i) / (p_i·q_i)(p_j·q_j) of two solutions for the same sample. Derived: the share is 0
+for two different samples and 1 for the same sample. Measured with noise (b = 20): up to 0.03 and 1.00."""
 SAME = 1e-2
 """Largest relative distance of two points that count as one. Design choice: samples that are closer are judged as one
 by the evidence."""
 
 
 class Finish:
-    """Turns points close to samples into samples."""
+    """Solve points that are close to samples, and accept the new samples."""
 
     def __init__(self, problem: Problem, network: Network) -> None:
         self._problem, self._network, self._spans = problem, network, network.usable_spans
@@ -96,13 +96,12 @@ class Finish:
         Far from all samples the softmax is saturated: the signals vanish, and noise explains any residual.
         """
         sizes = torch.tensor([span.equations for span in self._spans], device=levels.device)
-        return ((levels <= INFORMATIVE) * sizes[:, None]).sum(
-            0
-        ) >= self._problem.batch_size - self._problem.seen.has_bias
+        informed = ((levels <= INFORMATIVE) * sizes[:, None]).sum(0)
+        return informed >= self._problem.batch_size - self._problem.seen.has_bias
 
     def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
         """Return the label whose signals lie closest to the column spaces of the gradients."""
-        count, signals = max(1, self._network.labels), [span for span in self._spans if span.signals]
+        count, signals = max(1, self._network.label_count), [span for span in self._spans if span.signals]
         labels = torch.arange(count, device=points.device).repeat_interleave(len(points))
         if not signals:
             return labels[: len(points)]

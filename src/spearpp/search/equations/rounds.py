@@ -3,12 +3,13 @@
 Every round draws random starting points, solves some of the equations in float32, finishes the solutions with all
 equations in float64, and keeps those that satisfy every equation up to its noise. Samples that have been found restrict
 the unknowns of later rounds, because the point p of a sample is orthogonal to the directions q of all others, and they
-give one more equation for each space (``Span.without``). The last steps in float64 use neither, so errors of found
-samples do not add up.
+give one more equation for each space (``Span.without``). The last steps in float64 do without these restrictions, so
+that errors of found samples do not add up.
 
 Which equations find samples depends on the network: the backward equations alone for smooth activations, the forward
 equations for nearly linear ones, and forward equations with smoothed activations for ReLU and for trained networks.
-The search tries them in this order and goes on with those that work.
+A set of equations, with or without smoothed activations, is a *strategy*. The search tries the strategies in this order
+and continues with those that find samples.
 """
 
 import math
@@ -33,48 +34,49 @@ from spearpp.search.equations.starts import STARTS, Starts, adapted
 from spearpp.types import Float, Int, Tensor, join_rows
 
 WORKS = 0.25
-"""Share of new samples with which a set of equations is used without trying the others: new samples over starts, or
-over missing samples if these are fewer. Design choice: such a set leaves little to gain from the others."""
+"""A strategy is used again, without trying the others, if its last round found at least this share of new samples: new
+samples over starts, or over missing samples if these are fewer. Design choice: other strategies can then hardly be
+better."""
 EMPTY_ROUNDS = 6
-"""Number of rounds in a row without a new sample, after the first of every set of equations, that end the search.
-Design choice: starts are random, so a few empty rounds say little."""
+"""Number of successive rounds without a new sample that end the search. Rounds count only after every strategy had its
+first round. Design choice: starts are random, so a few empty rounds say little."""
 STEPS = 40
-"""Largest number of steps of a start. Measured: samples of smooth networks take 5 to 10."""
+"""Largest number of steps of a start. Measured: in smooth networks, a start reaches a sample in 5 to 10 steps."""
 PATIENCE = 15
-"""Number of steps after which a start is done if a step hardly changes its residual. Design choice: more than the 5 to
-10 steps that samples of smooth networks take."""
+"""Number of steps after which a start ends if a step hardly changes its residual. Design choice: more than the 5 to 10
+steps to a sample in smooth networks."""
 SMOOTH_STEPS = 6
 """Number of steps for each width of the smoothed activations. Design choice: the next width starts close to the
 solution of the last one, so few steps are enough."""
 WIDEST = (0.12, 0.7)
 """First widths of smoothed activations that are tried, relative to the standard deviation of their arguments. Measured:
-0.7 makes every start end at a sample, but often at the same one; on raw pixels 0.12 finds a batch of 60 in a fifth of
+with 0.7 every start ends at a sample, but often at the same one; on raw pixels, 0.12 finds a batch of 60 in a fifth of
 the time."""
 NARROWEST, SHARPER = 0.02, 0.5
 """Last width of the smoothed activations, and the factor between two widths. Measured: a factor of 0.6 with 15 steps
 finds the same samples at three times the cost."""
 CONVERGED = 1e-3
-"""Norm of the residual of a candidate. Design choice: above the error that found directions cause, and far below the
-residual of local minima, which is 1e-2 or more."""
+"""Largest norm of the residual of a candidate. Design choice: above the error that found directions cause, and far
+below the residual of local minima, which is 1e-2 or more."""
 FINE_ENOUGH = 3e-6
-"""Norm of the residual at which a start is done, because float32 resolves no less."""
+"""Norm of the residual at which a start ends, because float32 cannot resolve smaller residuals."""
 BELOW_NOISE = 0.1
-"""Norm of the residual, in units of the noise of the equations, at which a start is done."""
+"""Norm of the residual, in units of the noise of the equations, at which a start ends."""
 LEAST_WEIGHT = 0.3
-"""Smallest weight of a label among the starts, in samples. Design choice: the counts of labels are estimates, so a
-label that seems to be complete is still tried."""
+"""Smallest weight of a label when labels of starts are drawn, in samples. Design choice: the counts of missing labels
+are estimates, so a label that seems to be complete is still tried."""
 
 
 @dataclass
-class _Way:
-    """A set of equations, and how well starts with it have done."""
+class _Strategy:
+    """A set of equations with the smoothing of its activations, and the success of its last round."""
 
     residuals: Residuals
     widest: float
     """First width of the smoothed activations; 0 for the exact activations only."""
     new: float | None = None
-    """New samples of the last round, as a share of its starts, of ``STARTS``, or of the missing samples, whichever are
-    the fewest; None before the first round."""
+    """Number of new samples of the last round, over the smallest of three numbers: its starts, ``STARTS``, and the
+    missing samples. None before the first round."""
     spread: float = 1.0
     """Typical norm of the next starts, relative to that of a sample. It stays 1 for smoothed activations, because
     nearly all of their starts reach a solution."""
@@ -87,22 +89,22 @@ class _Way:
 def run_rounds(
     problem: Problem, network: Network, generator: torch.Generator, deadline: float
 ) -> Iterator[tuple[Solutions, int, int]]:
-    """Search for samples, round by round, until the whole batch is found or no set of equations finds more.
+    """Search for samples, round by round, until the whole batch is found or no strategy finds more.
 
     Yields:
         The new samples of a round, its starts, and its steps summed over the starts.
     """
     search = Rounds(problem, network, generator)
-    if not search.ways:  # there are fewer equations than unknowns
+    if not search.strategies:  # there are fewer equations than unknowns
         yield search.found, 0, 0
-    while search.ways and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
+    while search.strategies and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
         yield search.round()
         if time.monotonic() >= deadline:
             return
 
 
 class Rounds:
-    """The state of a search."""
+    """The state of a search: the samples found so far, and the success of each strategy."""
 
     def __init__(self, problem: Problem, network: Network, generator: torch.Generator) -> None:
         self.problem, self.network, self.generator = problem, network, generator
@@ -115,60 +117,62 @@ class Rounds:
         if not forward or not backward:
             sets = [(every, width) for width in (0.0, *WIDEST)]
         made: dict[tuple[Span, ...], Residuals] = {}
-        self.ways = []
+        self.strategies = []
         for spans, widest in sets:
             if sum(span.equations for span in spans) >= problem.batch_size:
                 key = tuple(spans)
                 made[key] = made.get(key) or Residuals(network, spans, problem.of_coordinates, torch.float32)
-                self.ways.append(_Way(made[key], widest))
+                self.strategies.append(_Strategy(made[key], widest))
         self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)
 
     def round(self) -> tuple[Solutions, int, int]:
-        """Run one round with one set of equations. Return what ``run_rounds`` yields."""
-        way = self._choose()
+        """Run one round with one strategy. Return what ``run_rounds`` yields."""
+        strategy = self._choose()
         # The points of all missing samples are orthogonal to the directions found.
         remaining = complement(sphere.retract(self.found.directions / self.problem.factors.singular_values))
         ends: tuple[Tensor, Tensor | None]
         if remaining.shape[1] == 1 and self.problem.one is not None:
             ends, starts, steps = (affine(remaining, self.problem.one)[0][None], None), 1, 0  # only one point is left
         else:
-            ends, starts, steps = self._solve(way, remaining)
+            ends, starts, steps = self._solve(strategy, remaining)
         new = self._finish.new_samples(*ends, self.found)
         missing, reached = self.problem.batch_size - len(self.found), len(ends[0])
-        way.new, way.rate = len(new) / min(starts, missing, STARTS), len(new) / max(1, steps)
-        if steps and not way.widest:
-            way.spread = adapted(way.spread, reached / starts, len(new) / max(1, min(reached, missing)))
+        strategy.new, strategy.rate = len(new) / min(starts, missing, STARTS), len(new) / max(1, steps)
+        if steps and not strategy.widest:
+            strategy.spread = adapted(strategy.spread, reached / starts, len(new) / max(1, min(reached, missing)))
         if len(new):
             self.empty, self.found = 0, join_rows(self.found, new)
-        elif all(each.new is not None for each in self.ways):
+        elif all(each.new is not None for each in self.strategies):
             self.empty += 1
         return new, starts, steps
 
-    def _choose(self) -> _Way:
-        """Return the set of equations for the next round."""
-        for way in self.ways:
-            if way.new is None or way.new >= WORKS:
-                return way
-        best = max(self.ways, key=lambda way: way.rate)
-        return best if best.rate > 0 else self.ways[self.empty % len(self.ways)]
+    def _choose(self) -> _Strategy:
+        """Return the strategy for the next round."""
+        for strategy in self.strategies:
+            if strategy.new is None or strategy.new >= WORKS:
+                return strategy
+        best = max(self.strategies, key=lambda strategy: strategy.rate)
+        return best if best.rate > 0 else self.strategies[self.empty % len(self.strategies)]
 
-    def _solve(self, way: _Way, remaining: Float[Tensor, "b k"]) -> tuple[tuple[Tensor, Tensor | None], int, int]:
+    def _solve(
+        self, strategy: _Strategy, remaining: Float[Tensor, "b k"]
+    ) -> tuple[tuple[Tensor, Tensor | None], int, int]:
         """Descend from random starts.
 
         Returns:
             The end points with a small residual, best first, with their labels, or None if the equations need no
             labels; the number of starts; and the number of steps.
         """
-        equations = way.residuals
+        equations = strategy.residuals
         origin, basis = affine(remaining, self.problem.one)
-        equations.place(origin, basis, self._without_found(equations.spans) if not way.widest else ())
+        equations.place(origin, basis, self._without_found(equations.spans) if not strategy.widest else ())
         unknowns = basis.shape[1]
-        starts = self.starts.number(equations, unknowns, first=way.new is None, matrices=way.matrices)
-        t = self.starts.draw(starts, basis, self.found, self.empty, way.spread).to(equations.dtype)
+        starts = self.starts.number(equations, unknowns, first=strategy.new is None, matrices=strategy.matrices)
+        t = self.starts.draw(starts, basis, self.found, self.empty, strategy.spread).to(equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
-        widths = _widths(self.network, equations.preactivations(t), way.widest)
+        widths = _widths(self.network, equations.preactivations(t), strategy.widest)
         noise = math.hypot(*(span.typical_level for span in equations.spans))
         close, steps = max(CONVERGED, SIGMAS * noise), 0
         for each in [*widths, None]:
@@ -184,7 +188,7 @@ class Rounds:
             ends = descend(equations, t, labels, None, options, most=self.starts.with_matrices(equations, unknowns))
             t, steps = ends.points, steps + ends.steps
             labels, starts = labels[: len(t)], len(t)
-        way.matrices = ends.matrices
+        strategy.matrices = ends.matrices
         order = ends.squared.argsort()
         order = order[ends.squared[order] <= close**2]
         points = origin + t[order].to(basis) @ basis.T
@@ -199,11 +203,12 @@ class Rounds:
         return [span.without(inputs[span.layer] if span.signals else signals[span.layer]) for span in spans]
 
     def _draw_labels(self, count: int) -> Int[Tensor, "count"]:
-        """Draw the labels of starts, in proportion to the labels of the samples that are missing if they are known.
+        """Draw the labels of starts, if possible in proportion to the estimated labels of the missing samples.
 
-        For cross-entropy the gradient of the output bias is the mean of softmax(o) - e_y.
+        For cross-entropy, the gradient of the output bias is the mean of softmax(o) - e_y, which shows about how often
+        each label occurs.
         """
-        network, classes = self.network, self.network.labels
+        network, classes = self.network, self.network.label_count
         weights = torch.ones(classes, dtype=torch.float64)
         if network.loss is Loss.CROSS_ENTROPY and network.output_gradient is not None:
             signals = network.output_gradient * self.problem.batch_size

@@ -24,20 +24,21 @@ MANY = 600
 """Largest number of starts of a round on a GPU. Measured: a product with JᵀJ for 60 starts takes 2 ms to launch and
 less than 1 ms to run (b = 1200, m = 4000). With b = 40 and m = 200, one round of 600 starts finds the whole batch."""
 PER_UNKNOWN, PER_UNKNOWN_ON_GPU = 6, 30
-"""Largest number of starts over unknowns. Design choice: starts are cheap on a GPU, and a further round is not."""
+"""Largest number of starts for each unknown. Design choice: starts are cheap on a GPU, and a further round is not."""
 FARTHEST = 4.0
 """Norm of the last start of a round with more than ``STARTS`` starts, relative to that of the first ones. Measured with
 b = 40 and m = 200: 600 starts find 33 to 40 samples if all have the norm of a sample, and 39 or 40 with norms of up to
 four times as much."""
 MOST, FEW, WIDER = 0.9, 0.6, 1.25
-"""If more starts than the first share reach a solution, but many of them the same, the next ones are spread by the last
-factor more; if fewer than the second share do, by this factor less. Measured: with b = 200 and m = 500, 100 starts at
-0.7, 1, 1.5 and 2 times the norm of a sample find 40, 51, 59 and 62 samples. With one hidden layer, b = 90 and m = 200,
-of 60 starts at 0.5, 1 and 1.4 times this norm 57, 53 and 33 reach a sample."""
+"""If at least the share ``MOST`` of the starts reach a solution, but many reach the same one, the spread of the next
+starts is multiplied by ``WIDER``. If less than the share ``FEW`` reach a solution, it is divided by ``WIDER``.
+Measured: with b = 200 and m = 500, 100 starts at 0.7, 1, 1.5 and 2 times the norm of a sample find 40, 51, 59 and 62
+samples. With one hidden layer, b = 90 and m = 200, of 60 starts at 0.5, 1 and 1.4 times this norm 57, 53 and 33 reach a
+sample."""
 DIFFERENT = 0.7
-"""Share of new samples among the solutions that is enough. Measured: with b = 600 and m = 1000, starts at three times
-the norm of a sample found 45 new ones with 60 starts, and starts at ten times this norm as many with three times the
-steps."""
+"""Share of new samples among the solutions at which the starts are spread widely enough. Measured: with b = 600 and
+m = 1000, 60 starts at three times the norm of a sample found 45 new samples. At ten times this norm they found as many,
+with three times the steps."""
 NEAREST = 0.5
 """Smallest spread, relative to the norm of a sample. Measured: at this spread most solutions are the same few samples
 (``docs/lab/notebook.md``, section "Starting points of the equations")."""
@@ -90,7 +91,7 @@ def adapted(spread: float, reached: float, new: float) -> float:
     """Return the spread of the next starts.
 
     Args:
-        spread: that of the last starts.
+        spread: the spread of the last starts.
         reached: share of the last starts that reached a solution.
         new: share of new samples among these solutions, or among the missing samples if these are fewer.
     """
@@ -100,7 +101,7 @@ def adapted(spread: float, reached: float, new: float) -> float:
 
 
 def typical_norm(problem: Problem) -> float:
-    """Return about the norm of an input.
+    """Return an estimate of the norm of an input.
 
     A row of the gradient is a sum of the inputs with some weights, and its bias gradient is the sum of these weights.
     If the weights have random signs, both squares are on average sums of squares: Σ d_i² ‖x_i‖² and Σ d_i².

@@ -1,14 +1,17 @@
 """The gated search, the default of ``spearpp.invert``.
 
-The paper searches for directions q alone and uses the weights only to filter them. But the weights of the layer say
-where L q must be zero: at the neurons that are inactive for the input x̂ = Rᵀp. This search looks for p and uses the
-activation pattern of p to gate the rows of L.
+The paper searches for directions q without the weights of the layer, and uses the weights only to filter candidates.
+But the weights determine where L q must be zero: at the neurons that are inactive for the input x̂ = Rᵀp. This search
+looks for p, and the activation pattern of p selects (gates) the rows of L that must be zero.
 
 One round minimises the ``objective`` from random starts (``descent``), solves the end points exactly (``refine``),
-keeps those that fit (``accept``), and removes what was found from the problem (``one_layer``). Before these rounds, the
-search tries cheaper sources: the equations of the next layer if its gradient is informative (``two_layers``),
-else inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with
-few outputs (``backward``, and ``over_rounds`` for several rounds of one client).
+keeps those that fit (``accept``), and removes what was found from the problem (``one_layer``).
+
+Before these rounds, the search uses cheaper sources:
+
+- if the gradient of the next layer is informative, the equations of the next layer (``two_layers``);
+- otherwise, inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with few
+  outputs (``backward``, or ``over_rounds`` for several rounds of one client).
 """
 
 import math
@@ -33,14 +36,14 @@ from spearpp.search.gated.two_layers import TwoLayerRounds
 MAX_STARTS = 4096
 """Largest number of starts in a round. A design choice: it bounds the memory of a round."""
 MIN_STARTS, MIN_STARTS_GPU = 128, (256, 512)
-"""Smallest number of starts in a round, on a CPU and on a GPU. A GPU descends from four times as many starts in about
-the same time, and then needs fewer rounds (512). If the host selects the candidates (``SMALL_FOR_GPU``), twice as many
-are enough (256)."""
+"""Smallest number of starts in a round on a CPU; and on a GPU, if the host selects the candidates (``SMALL_FOR_GPU``)
+and if the GPU does. A GPU descends from four times as many starts as a CPU in about the same time, and then needs fewer
+rounds. If the host selects the candidates, twice as many starts are enough."""
 SMALL_FOR_GPU = 8192
 """Largest number of entries of L for which the host selects and checks candidates faster than a GPU can launch kernels.
 Measured on an H200 (``docs/lab/notebook.md``)."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
-"""Descents from the cheapest to the most careful. A round that finds little is followed by a more careful one."""
+"""Efforts from the cheapest to the most careful. After a round that finds little, the next effort is used."""
 HASTY = Effort(50, 2, 1e-4)
 """Cheaper first effort for large batches in wide layers. Measured: on such layers two conjugate-gradient iterations
 found as many samples as four (``docs/lab/notebook.md``)."""
@@ -53,25 +56,26 @@ it."""
 class Gated(Search):
     """Search over points p. Only rows of L at neurons that p leaves inactive are used (gating).
 
-    Each round removes what it found from the problem. A round that finds little is followed by a round with more
-    careful steps, then by rounds with more starts, until everything is found or the budget is spent.
+    Each round removes what it found from the problem. After a round that finds little, the next rounds descend more
+    carefully, and later rounds have more starts. The search ends when everything is found or the budget is spent.
 
     >>> Gated(seconds=30).starts
     16384
     """
 
     starts: int = 16_384
-    """Largest number of starts, over all rounds. Reflections over several rounds of a client that find something are
-    cheap and do not count."""
+    """Largest number of starts, summed over all rounds of the search. If several rounds of a client are inverted
+    together, the starts of reflections that find new directions are cheap and are not counted (``over_rounds``)."""
     seconds: float | None = None
-    """Wall-clock budget in seconds; None for none. With a budget, the result depends on the speed of the machine."""
+    """Wall-clock budget in seconds; None for no limit. With a limit, results depend on the speed of the machine."""
     round_starts: int | None = None
-    """Smallest number of starts in a round, or the number of samples not yet found if that is larger. None: 128 on a
-    CPU, 256 or 512 on a GPU."""
+    """Smallest number of starts in a round. A round has more starts if more samples are missing. None: 128 on a CPU,
+    256 or 512 on a GPU."""
     efforts: tuple[Effort, ...] | None = None
-    """How carefully rounds descend, the most careful last. None: ``EFFORTS``, after ``HASTY`` for large, wide
-    layers."""
+    """How carefully rounds descend, from the cheapest to the most careful. None: ``EFFORTS``, and ``HASTY`` before them
+    for large batches in wide layers."""
     rate: float = 0.1
+    """Learning rate of the first step of the descent. It then decreases by a cosine schedule."""
     sparsity: float | None = 0.1
     """τ: the smallest share of zeros of a candidate. This search also finds inputs with far fewer zeros than half."""
     chunk: int | None = None
@@ -100,9 +104,9 @@ class Gated(Search):
             raise OptionError(f"Gated(seconds={self.seconds}): expected a positive number of seconds, or None")
 
     def place(self, problem: Problem) -> Problem:
-        """Return a small problem without a next layer on the CPU, where selection is faster.
+        """Return the problem, on the CPU if it is small and has no next layer, because selection is faster there.
 
-        Its descents stay on the GPU.
+        The descents still run on the GPU.
         """
         alone = problem.next_layer is None and problem.outputs is None
         small = problem.seen.device.type == "cuda" and alone and problem.factors.left.numel() <= SMALL_FOR_GPU
@@ -123,9 +127,10 @@ class Gated(Search):
            necessary and found something, the search ends here.
         3. Rounds of descents on this layer alone, for the directions that are still missing.
 
-        If all b directions were found and the caller continues, λ is below 1 and some direction is wrong. The rounds
-        then ``repair`` the directions. If rounds find nothing more, a wrong direction may block the rest. In both cases
-        the search drops the least sparse directions and searches for them again.
+        If all b directions were found and the caller still continues, λ is below 1 and some direction is wrong. The
+        search then repairs the directions (``OneLayerRounds.repair``). If further rounds find nothing, a wrong
+        direction may hide the missing ones. In both cases the least sparse directions are dropped and searched for
+        again.
         """
         if self.seconds is not None:
             deadline = min(deadline, time.monotonic() + self.seconds)
@@ -145,12 +150,12 @@ class Gated(Search):
             known = first.known
             if isinstance(first, TwoLayerRounds) and len(known) and first.beyond_one_layer:
                 return
-            if tried and len(known) == len(peeled):  # then the outputs do not belong to the layer that follows
+            if tried and len(known) == len(peeled):  # nothing new: the outputs do not belong to the next layer
                 problem = replace(problem, outputs=None)
         rounds = OneLayerRounds(
             problem,
             RoundOptions(
-                self.round_starts or self._least(problem),
+                self.round_starts or self._min_round_starts(problem),
                 self.chunk or MAX_STARTS,
                 self.efforts_for(problem),
                 self.rate,
@@ -170,7 +175,8 @@ class Gated(Search):
             remaining -= size
             yield rounds.run(size, generator)
 
-    def _least(self, problem: Problem) -> int:
+    def _min_round_starts(self, problem: Problem) -> int:
+        """Return the smallest number of starts in a round if ``round_starts`` is None."""
         if problem.seen.device.type != "cuda":
             return MIN_STARTS
         return MIN_STARTS_GPU[problem.factors.left.is_cuda]

@@ -25,8 +25,9 @@ choice: an angle of 1.4e-6, far above the rounding of float64."""
 SOLVED_COSINE = 0.9999
 """Cosine above which two directions or inputs that have been solved for their zeros are the same. Design choice."""
 EXCESS = 0.3
-"""Minimum excess of zeros: 0 is the b-1 zeros that any vertex of the arrangement has, 1 is all silent neurons. Design
-choice: well below 1, because p is only near the input and may call some neurons silent by mistake."""
+"""Minimum number of zeros, on a scale where 0 stands for the b-1 zeros of any vertex and 1 for all silent neurons.
+Design choice: well below 1, because p is only near the input, so some neurons may be silent for p but not for the
+input."""
 
 
 def acceptable(

@@ -27,12 +27,13 @@ GAMMA = 0.6
 """γ: weight of z relative to e in the metric. Measured: with half of 300 samples known, 128 starts ended near 21 new
 columns, with γ = 1 near 6, and with γ = 1.5 near none (same section)."""
 REFLECTIONS, BLOCK, ENOUGH_GOOD = 200, 50, 0.1
-"""Largest number of reflections per start, how many are done between two checks, and the share of good end points that
-ends them. Measured: with b=300, m=200, 50 reflections find as many columns as 200; with local steps, 200 find twice as
-many as 100 (same section)."""
+"""Largest number of reflections per start, number of reflections between two checks, and share of good end points at
+which the reflections stop. Measured: with b=300, m=200, 50 reflections find as many columns as 200; with local steps,
+200 find twice as many as 100 (same section)."""
 MISMATCH = 0.28
-"""Largest relative difference between d and the masked e of an end point that is solved further. Measured on three
-clients: 0.08 to 0.28 for all but four of 138 end points near a true column, 0.25 and more for others."""
+"""An end point is solved further if the relative difference between d and the masked e is at most this number. Measured
+on three clients: 0.08 to 0.28 for all but four of 138 end points near a true column, and 0.25 or more for other end
+points."""
 REWEIGHTINGS, SHRINK = 12, 0.4
 """Iterations of ``solve_columns``, and the factor by which δ shrinks in each. Measured: 30 of 31
 end points near a sample were solved, where solving each mask exactly gave 4 of 15 (same section)."""

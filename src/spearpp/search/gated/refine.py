@@ -18,14 +18,14 @@ from spearpp.types import Bool, Float, Int, Tensor
 
 DUPLICATE_COSINE = 0.9
 """Cosine above which two end points count as the same direction. Measured: no direction was lost, and different true
-directions had a cosine of at most 0.61 (docs/lab/notebook.md, section "Speed"). Later rounds find a direction that is
-lost here."""
+directions had a cosine of at most 0.61 (docs/lab/notebook.md, section "Speed"). If a direction is lost here, later
+rounds can still find it."""
 PROMISING = 0.5
 """Minimum share of the silent rows on which L q must be small for an end point to be refined. Design choice: near an
 input, most of these rows are small at the end of a descent."""
 SMALL_ENTRY = 0.1
 """Largest size of a small entry of L q, relative to the root mean square of L q. Design choice:
-Gaussian entries are below it with a probability of 8 %, so half of the silent rows are below it hardly by chance."""
+Gaussian entries are below it with a probability of 8 %, so half of the silent rows are rarely below it by chance."""
 ROWS_PER_UNKNOWN = 3.0
 """Minimum number of silent rows per unknown for which the smallest rows alone are solved. Measured: with fewer rows,
 concentration steps accept mixtures of similar samples (docs/lab/notebook.md, section "Speed")."""

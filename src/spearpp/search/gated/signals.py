@@ -14,16 +14,15 @@ from spearpp.linalg import sphere
 from spearpp.types import Float, Tensor
 
 PAIR_STARTS = 0.75
-"""Share of the starts at the signal of one output predicted instead of another.
-
-Measured: with this share reflections found 186 of 234 columns at b=256. Random starts find the same columns again and
-again (docs/lab/notebook.md, section "The weights of an output layer").
-"""
+"""Share of the starts that begin at the signal of a pair of outputs, one predicted instead of the other. Measured: with
+this share, reflections found 186 of 234 columns at b=256. Random starts find the same columns again and again
+(docs/lab/notebook.md, section "The weights of an output layer")."""
 LOGITS = (0.0, 1.0, 4.0)
 """Sizes of the random outputs from which starts over several rounds compute softmax(o) - e_y. Design choice: outputs of
 a new network, of a network in training, and of a network that is confident."""
 ABSENT, WEAK = 0.3, 0.1
-"""Share of the rounds in which a start is weak, and how weak. Design choice: samples may be absent from rounds."""
+"""Share of the rounds in which the signal of a start is weak, and the size of a weak signal. Design choice: samples may
+be absent from rounds."""
 RANK_ONE_STEPS = 3
 """Power iterations that approximate the coefficients of all rounds by rank one. Design choice: further reflections
 correct the rest."""
