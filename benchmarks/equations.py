@@ -4,6 +4,7 @@
     make bench NAME=equations ARGS="--rows gelu120 gelu140 --batches 10"
     make bench NAME=equations ARGS="--rows m1000 m4000 --device cuda"  # H200
     make bench NAME=equations ARGS="--rows trained sure"               # networks after 25 epochs of SGD, and of Adam
+    make bench NAME=equations ARGS="--rows relu raw relu500 relu1000"  # ReLU: the equations and the gated search
     make bench NAME=equations ARGS="--rows speed"                      # time in SVDs of the gradient
     make bench NAME=equations ARGS="--rows encoder"                    # tokens of an encoder layer
 
@@ -19,8 +20,9 @@ import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,6 +64,8 @@ class Setting:
     trained: str = ""
     """The optimiser of a trained network; an empty string for a fresh network."""
     seconds: float = 60.0
+    gated: bool = False
+    """Whether the gated search runs, with the gradients of two layers, and not the equations. For ReLU only."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Row:
     """What one setting gave."""
 
     activation: str
+    search: str
     m: int
     hidden: int
     b: int
@@ -92,6 +97,11 @@ class Row:
     """Median of the time of a batch over that of the float64 singular values of its gradient."""
 
 
+def both(m: int, b: int, batches: int, **options: Any) -> tuple[Setting, Setting]:
+    """Return a setting with ReLU twice: with the equations and with the gated search."""
+    return Setting("relu", m, b, batches, **options), Setting("relu", m, b, batches, **options, gated=True)
+
+
 SMOOTH = ("gelu", "silu", "elu", "softplus", "leaky_relu", "tanh")
 ROWS: dict[str, list[Setting]] = {
     **{name: [Setting(name, 200, b, 50) for b in (20, 60, 90)] for name in SMOOTH},
@@ -99,14 +109,17 @@ ROWS: dict[str, list[Setting]] = {
     "gelu120": [Setting("gelu", 200, 120, 50)],
     "gelu140": [Setting("gelu", 200, 140, 50)],
     "onelayer": [Setting("gelu", 200, b, 50, hidden=1) for b in (60, 90)],
-    "relu": [Setting("relu", 200, b, 50) for b in (60, 80)],
-    "raw": [Setting("relu", 200, b, 50, raw=True) for b in (60, 80)],
+    "relu": [each for b in (20, 40, 60, 80, 90) for each in both(200, b, 20)],
+    "raw": [each for b in (20, 40, 60, 80) for each in both(200, b, 20, raw=True)],
+    "relu500": [each for b in (200, 225) for each in both(500, b, 5, seconds=300.0)],
+    "relu1000": [each for b in (300, 450) for each in both(1000, b, 2, seconds=600.0)],
     "m1000": [Setting("gelu", 1000, b, 10) for b in (300, 450, 600)],
     "m4000": [Setting("gelu", 4000, b, n, seconds=300.0) for b, n in ((400, 5), (1200, 3), (2200, 1))],
     "speed": [Setting("gelu", m, b, 5) for m, b in ((200, 20), (200, 40), (200, 80), (400, 40), (800, 40))],
     "encoder": [Setting("encoder", FEED_FORWARD, 130, 3, hidden=1, seconds=300.0)],
     "trained": [Setting(name, 200, b, 10, trained="sgd") for name in ("relu", "gelu") for b in (20, 40, 60, 80)],
     "sure": [Setting(name, 200, b, 10, trained="adam") for name in ("relu", "gelu") for b in (20, 40, 60, 80)],
+    "trainedrelu": [each for b in (20, 40, 60, 80) for each in both(200, b, 10, trained="sgd")],
 }
 """Blocks of rows by name."""
 LARGE = ("m1000", "m4000")
@@ -180,7 +193,10 @@ def attack(setting: Setting, seed: int, data: str | None, device: torch.device) 
     else:
         model = network(setting.activation, batch.inputs.shape[1], [setting.m] * setting.hidden, seed).to(device)
     first, *later = simulate.fedsgd(model, batch)
-    return _timed(setting, batch, first, Following.of_layers(setting.activation, later), device)
+    following = Following.of_layers(setting.activation, later)
+    if not setting.gated:
+        return _timed(setting, batch, first, following, device)
+    return _timed(setting, batch, first, following, device, next_layer=later[0])
 
 
 def encoder(setting: Setting, seed: int, device: torch.device) -> Attacked:
@@ -203,11 +219,23 @@ def encoder(setting: Setting, seed: int, device: torch.device) -> Attacked:
     return _timed(setting, batch, tensors[0], Following.of_layers("gelu", tensors[1:], loss=None), device)
 
 
-def _timed(setting: Setting, batch: Batch, first: LayerTensors, following: Following, device: torch.device) -> Attacked:
+def _timed(
+    setting: Setting,
+    batch: Batch,
+    first: LayerTensors,
+    following: Following,
+    device: torch.device,
+    next_layer: LayerTensors | None = None,
+) -> Attacked:
+    """Recover a batch with the gated search if the next layer is given, and otherwise with the equations."""
     size, results = None if setting.trained else setting.b, []
 
     def invert() -> None:
-        results.append(spearpp.invert(*first, following=following, seconds=setting.seconds, batch_size=size))
+        budget = partial(spearpp.invert, *first, seconds=setting.seconds, batch_size=size)
+        if next_layer is None:
+            results.append(budget(following=following))
+        else:
+            results.append(budget(next_grad_weight=next_layer[0], next_weight=next_layer[2]))
 
     seconds, result = command.seconds(invert, device), results[0]
     svd = command.seconds(lambda: torch.linalg.svdvals(first[0].double()), device)
@@ -256,7 +284,8 @@ def measure(setting: Setting, batches: int | None, first: int, data: str | None,
         times.append(attacked.seconds)
         ratios.append(attacked.seconds / attacked.svd)
     kind = f"trained, {setting.trained}" if setting.trained else "raw pixels" if setting.raw else "normalised"
-    sizes = (setting.activation, setting.m, setting.hidden, setting.b, kind, count)
+    search = "gated" if setting.gated else "equations"
+    sizes = (setting.activation, search, setting.m, setting.hidden, setting.b, kind, count)
     counts = (exact, visible, determined, certified, nearly, mistakes)
     return Row(*sizes, *counts, starts / count, statistics.median(times), statistics.median(ratios or [float("nan")]))
 
