@@ -8,7 +8,7 @@ from spearpp.linalg import sphere
 from spearpp.linalg.kernels.gated import reference
 from spearpp.linalg.kernels.paper import reference as paper_reference
 from spearpp.search import RiemannianAdam
-from spearpp.search.gated.descent import EPSILON, Effort, _schedule, descend
+from spearpp.search.gated.descent import EPSILON, Effort, _schedule, _step_by_step
 from spearpp.search.gated.objective import Gates
 
 RATE = 0.1
@@ -62,8 +62,10 @@ def far(case: Case, device: torch.device) -> tuple[float, float, float]:
 
     rows, gates, basis, points = problem(case)
     effort = Effort(case.steps, 4, case.epsilon)
-    steps = descend(Gates(rows, gates, basis), points.clone(), effort, RATE)
-    expected, wanted = steps.points, steps.directions
+    updates = zip(rows, gates, basis, points.clone(), strict=True)
+    stepwise = [_step_by_step(Gates(*each), starts, effort, RATE) for *each, starts in updates]
+    expected = torch.stack([each.points for each in stepwise])
+    wanted = torch.stack([each.directions for each in stepwise])
     ends = points.float().to(device)
     directions = persistent.descend(
         rows.float().to(device),

@@ -219,7 +219,7 @@ def test_chance_is_above_the_binomial_tail(b: int, m: int, data: st.DataObject) 
     zeros = data.draw(st.integers(0, m))
     relative = data.draw(st.floats(1e-4, 1.0))
     bounds = torch.full((1, m), relative, dtype=torch.float64)
-    bound = float(chance_of_zeros(torch.tensor([zeros]), bounds, torch.ones(1, m, dtype=torch.bool), b))
+    bound = float(chance_of_zeros(torch.tensor([zeros]), bounds, torch.ones(m, dtype=torch.bool), b))
     under = float(torch.special.erf(torch.tensor(relative / 2**0.5, dtype=torch.float64)))
     assert bound >= binom.sf(zeros - (b - 1) - 1, m - (b - 1), under) * (1 - 1e-6)
 

@@ -26,7 +26,7 @@ from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, _step_by_step, descend
 from spearpp.search.gated.objective import Gates, Objective
 from spearpp.search.gated.one_layer import OneLayerRounds, RoundOptions, within_reach
-from spearpp.search.gated.refine import ranked, refine
+from spearpp.search.gated.refine import promising, refine
 from spearpp.simulate import Batch
 
 
@@ -103,8 +103,7 @@ def test_descent_ends_at_inputs_and_refining_makes_them_exact(client: Client, pr
     starts = sphere.uniform(64, 8, torch.Generator().manual_seed(0))
     ended = descend(gates_of(problem, dtype=torch.float32), starts, Effort(150, 8, 1e-4), 0.1)
     points, directions = ended.points.double(), ended.directions.double()
-    order, promising = ranked(problem, points, directions)
-    kept = order[promising]
+    kept = promising(problem, points, directions)
     assert len(kept) < 40  # most starts end at the same few inputs
     refined = refine(problem, points[kept], directions[kept])
     accepted = refined[acceptable(problem, points[kept], refined)]

@@ -42,7 +42,7 @@ def test_triton_does_what_the_reference_does(name: str, shape: tuple[int, int], 
 
 def test_without_a_gpu_the_reference_is_taken() -> None:
     assert kernels.for_rows(torch.zeros(1), 10) is reference
-    assert kernels.for_all_steps(torch.zeros(1, 4, 3), 10, 3) is None
+    assert kernels.for_all_steps(torch.zeros(4, 3), 10, 3) is None
 
 
 @pytest.fixture(scope="module")
@@ -92,31 +92,17 @@ def test_all_steps_in_one_kernel_end_there_on_a_gpu_too(name: str, cuda: torch.d
 
 @pytest.mark.gpu
 def test_the_kernel_for_all_steps_is_taken_for_small_problems_and_gives_one_result(cuda: torch.device) -> None:
-    case = Case(3, 200, 20, 20, 130, steps=50, epsilon=1e-4)
-    rows, gates, basis, points = (each.float().to(cuda) for each in problem(case))
+    case = Case(1, 200, 20, 20, 130, steps=50, epsilon=1e-4)
+    rows, gates, basis, points = (each[0].float().to(cuda) for each in problem(case))
     assert kernels.for_all_steps(points, 200, 20) is not None
     assert kernels.for_all_steps(points, 4000, 200) is None
     assert kernels.for_all_steps(points.double(), 200, 20) is None
     effort = Effort(case.steps, 4, case.epsilon)
     first, again = (descend(Gates(rows, gates, basis), points.clone(), effort, RATE) for _ in range(2))
     assert torch.equal(first.points, again.points)
-    for i in range(case.updates):
-        alone = descend(Gates(rows[i], gates[i], basis[i]), points[i].clone(), effort, RATE)
-        torch.testing.assert_close(alone.points, first.points[i], rtol=1e-3, atol=1e-3)
-        q, expected = sphere.retract(alone.directions), sphere.retract(first.directions[i])
-        torch.testing.assert_close(q, expected, rtol=1e-2, atol=1e-2)
-
-
-def test_many_updates_descend_as_each_does_alone() -> None:
-    case = Case(2, 60, 7, 5, 9)
-    rows, gates, basis, points = problem(case)
-    effort = Effort(case.steps, 4, 1e-4)
-    ends = descend(Gates(rows, gates, basis), points.clone(), effort, RATE)
-    for i in range(case.updates):
-        alone = descend(Gates(rows[i], gates[i], basis[i]), points[i].clone(), effort, RATE)
-        assert len(alone.points) == len(points[i])  # none goes another's way in so few steps
-        ours = ends.points[i], ends.directions[i]
-        torch.testing.assert_close(ours, (alone.points, alone.directions), rtol=1e-9, atol=1e-9)
+    assert torch.equal(first.directions, again.directions)
+    assert first.directions.shape == (130, 20)
+    assert first.steps == 130 * 50
 
 
 @pytest.mark.gpu

@@ -11,7 +11,6 @@ implementation details.
 ``find_layers``      Function: list the Linear layers of a model, and say which of them an audit can invert.
 ``check``            Function: report what was done to an update, such as noise or compression, without a search.
 ``invert``           Function: recover the inputs of one Linear layer from its gradient.
-``invert_many``      Function: recover the inputs of many Linear layers from their gradients.
 ``search``           Module: the searches that ``invert`` and ``audit`` accept, with their losses and roundings.
 ``score``            Function: compare recovered inputs with the true inputs.
 ``Normalisation``    Class: the map from values between 0 and 1 to the inputs of a network.
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from spearpp.auditing.checks import check
     from spearpp.errors import SpearError
     from spearpp.inversion.invert import invert
-    from spearpp.inversion.many import invert_many
     from spearpp.metrics import score
     from spearpp.model import find_layers
     from spearpp.normalisation import Normalisation
@@ -48,7 +46,6 @@ __all__ = [
     "check",
     "find_layers",
     "invert",
-    "invert_many",
     "report",
     "score",
     "search",
@@ -64,7 +61,6 @@ _HOMES = {
     "check": "auditing.checks",
     "find_layers": "model",
     "invert": "inversion.invert",
-    "invert_many": "inversion.many",
     "report": "report",
     "score": "metrics",
     "search": "search",

@@ -37,7 +37,7 @@ Modules, in the order in which one layer passes through them:
 ``evidence``              certify recovered inputs without ground truth
 ``result``                the result of an inversion
 ``local_fit``             after local training: all samples fitted by repeating the training (``training``)
-``invert``, ``many``      the public functions for one layer and for many layers
+``invert``                the public function
 ``pixels``                after the inversion: pictures from the features that a front end computed
 ========================  ==========================================================================================
 """

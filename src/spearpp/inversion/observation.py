@@ -19,14 +19,11 @@ numbers, and sums of many squares, stay within the range of float64, which is 1e
 
 @dataclass(frozen=True)
 class Observation:
-    """Ĝ and Ŵ in float64, with the precision of the tensors they were built from.
+    """Ĝ and Ŵ in float64, with the precision of the tensors they were built from."""
 
-    Several layers of one shape can be stacked along leading dimensions ``*u``.
-    """
-
-    gradient: Float[Tensor, "*u m columns"]
+    gradient: Float[Tensor, "m columns"]
     """Ĝ: the weight gradient, with the bias gradient as the last column if the layer has a bias."""
-    weight: Float[Tensor, "*u m columns"]
+    weight: Float[Tensor, "m columns"]
     """Ŵ: the weight, with the bias as the last column if the layer has a bias."""
     has_bias: bool
     """Whether the last column of Ĝ and Ŵ belongs to the bias."""
@@ -92,8 +89,8 @@ def observe(
     largest = _largest({prefix + name: tensor for name, tensor in present.items() if tensor is not None})
     magnitude = max(largest[prefix + name] for name in present if name.startswith("grad"))
     return Observation(
-        gradient=_scale_into_range(append_column(grad_weight, grad_bias), magnitude),
-        weight=append_column(weight, bias),
+        gradient=_scale_into_range(_append_column(grad_weight, grad_bias), magnitude),
+        weight=_append_column(weight, bias),
         has_bias=bias is not None,
         gradient_epsilon=max(torch.finfo(t.dtype).eps for t in (grad_weight, grad_bias) if t is not None),
         weight_epsilon=torch.finfo(weight.dtype).eps,
@@ -101,19 +98,17 @@ def observe(
     )
 
 
-def append_column(
-    matrix: Float[Tensor, "*u m n"], column: Float[Tensor, "*u m"] | None
-) -> Float[Tensor, "*u m columns"]:
+def _append_column(matrix: Float[Tensor, "m n"], column: Float[Tensor, "m"] | None) -> Float[Tensor, "m columns"]:
     """Return the matrix and the column side by side in float64.
 
     The result is filled in place, because a second float64 copy of a large layer may not fit into memory.
     """
     if column is None:
         return matrix.detach().double()
-    *leading, columns = matrix.shape
-    joined = torch.empty(*leading, columns + 1, dtype=torch.float64, device=matrix.device)
-    joined[..., :-1] = matrix.detach()
-    joined[..., -1] = column.detach()
+    m, n = matrix.shape
+    joined = torch.empty(m, n + 1, dtype=torch.float64, device=matrix.device)
+    joined[:, :-1] = matrix.detach()
+    joined[:, -1] = column.detach()
     return joined
 
 

@@ -98,25 +98,25 @@ def _refit(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, 
     last = directions.new_full((len(directions), len(problem.factors.live)), torch.inf)
     for _ in range(_REFITS):
         check_time()
-        weight = zero_weights(problem, solved[active])
+        weight = _zero_weights(problem, solved[active])
         changed = ((weight - last).abs() > _WEIGHT_CHANGE).any(1).nonzero()[:, 0]
         active, last = active[changed], weight[changed]
         if not len(active):
             break
-        solved[active] = solve_weighted(problem, last)
+        solved[active] = _solve_weighted(problem, last)
     return solved
 
 
-def zero_weights(problem: Problem, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k m"]:
+def _zero_weights(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k m"]:
     """Return the weights w_k of ``refit``; zero where L q does not look zero."""
-    sizes = (directions @ problem.factors.left.mT).abs()
+    sizes = (directions @ problem.factors.left.T).abs()
     bound = problem.tolerance.entry(directions)
     weight = (bound / sizes).clamp_max(1)
-    looks_zero = problem.factors.live[..., None, :] & (sizes <= problem.tolerance.at_search_precision(bound))
+    looks_zero = problem.factors.live & (sizes <= problem.tolerance.at_search_precision(bound))
     return torch.nan_to_num(weight, nan=1.0) * looks_zero
 
 
-def solve_weighted(problem: Problem, weight: Float[Tensor, "*u k m"]) -> Float[Tensor, "*u k b"]:
+def _solve_weighted(problem: Problem, weight: Float[Tensor, "k m"]) -> Float[Tensor, "k b"]:
     """Return the unit vector q that minimises Σ_k (w_k ℓ_k·q / σ_k)², for each row of weights."""
     rows = gather_weighted(problem.certain_rows, weight)
     return smallest_eigenvector(rows.mT @ rows)

@@ -26,11 +26,7 @@ and by 4 in ``evidence.patterns``). Only rows that differ by more can contradict
 
 @dataclass(frozen=True)
 class Problem:
-    """The factors of a gradient, the pre-activations that the weights imply, and the rules for what counts as zero.
-
-    A problem can also hold several layers of one shape and batch size, stacked along a leading dimension. Functions
-    that accept stacked layers have ``*u`` in their type annotations.
-    """
+    """The factors of a gradient, the pre-activations that the weights imply, and the rules for what counts as zero."""
 
     seen: Observation
     """The gradient and the weights."""
@@ -38,7 +34,7 @@ class Problem:
     """The gradient, factored: Ĝ ≈ L R."""
     tolerance: Tolerance
     """Which numbers count as zero, given the noise of the gradient."""
-    preactivations: Float[Tensor, "*u m b"]
+    preactivations: Float[Tensor, "m b"]
     """A = Ŵ Rᵀ with rows a_k: the pre-activations of the input x̂ = Rᵀp are A p."""
     next_layer: NextLayer | None = None
     """Equations from the gradient of the next layer; None if it was not given or cannot be used."""
@@ -59,9 +55,9 @@ class Problem:
         """b, the number of samples that the gradient shows."""
         return self.factors.batch_size
 
-    def zeros(self, directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
+    def zeros(self, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
         """Return which entries of L q are zero up to noise, one row for each direction q."""
-        return self.tolerance.zeros(directions @ self.factors.left.mT, directions)
+        return self.tolerance.zeros(directions @ self.factors.left.T, directions)
 
     def on(self, device: torch.device) -> "Problem":
         """Return this problem on another device, without the next layer. ``seen`` stays on its device."""
@@ -96,14 +92,14 @@ class Problem:
         return affine(torch.eye(self.batch_size, dtype=left.dtype, device=left.device), self.one)
 
     @cached_property
-    def certain_rows(self) -> Float[Tensor, "*u m b"]:
+    def certain_rows(self) -> Float[Tensor, "m b"]:
         """ℓ_k / σ_k, scaled so that the longest row has length 1; zero for neurons without a gradient."""
         noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
-        rows = self.factors.left / noise[..., None]
-        return rows / sphere.norm(rows).amax(-1)[..., None, None]
+        rows = self.factors.left / noise[:, None]
+        return rows / sphere.norm(rows).max()
 
     @cached_property
-    def repeated_rows(self) -> Bool[Tensor, "*u m"]:
+    def repeated_rows(self) -> Bool[Tensor, "m"]:
         """Which rows of L repeat the row of the same neuron in an earlier round, up to their sign, size and noise.
 
         If the server does not change its weights, the client sends the same gradient again. A direction with a zero in
@@ -131,12 +127,8 @@ def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | 
     Raises:
         RankError: if the rank of the gradient does not allow inversion.
     """
-    return problem_of(seen, decompose(seen, batch_size), sparsity)
-
-
-def problem_of(seen: Observation, factors: Factors, sparsity: float | None) -> Problem:
-    """Compute everything that a search needs from the factors of a gradient. The arguments may stack several layers."""
-    return Problem(seen, factors, tolerance(seen, factors, sparsity), seen.weight @ factors.right.mT)
+    factors = decompose(seen, batch_size)
+    return Problem(seen, factors, tolerance(seen, factors, sparsity), seen.weight @ factors.right.T)
 
 
 def affine(

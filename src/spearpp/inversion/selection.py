@@ -45,7 +45,7 @@ class Selection:
     ) -> "Selection":
         """Compute the inverse and the score (computeScore). ``found=None`` means that all directions are candidates."""
         points = torch.linalg.inv(directions.T)
-        score = int(agreeing(problem, points, zeros)) / zeros.numel()
+        score = int(_agreement(problem, *_unscaled(problem, points), zeros).sum()) / zeros.numel()
         return cls(directions, zeros, len(directions) if found is None else found, score, points)
 
     @property
@@ -63,32 +63,25 @@ def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int
     return order[independent(pool.directions[order], INDEPENDENT)]
 
 
-def fix_scale(
-    problem: Problem, inverse: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
-) -> Float[Tensor, "*u k"]:
+def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
     """fixScale: return s = Q⁻¹ L⁺ g, so that the columns of D = L Q diag(s) sum to the bias gradient g.
 
     Without a bias, the gradient does not determine the scale. Then s is the sign, 1 or -1, for which the activation
     pattern of the input agrees better with the zeros of its column.
     """
     if problem.seen.has_bias:
-        return (inverse @ problem.factors.right[..., -1:])[..., 0]
-    fires = inverse @ problem.preactivations.mT > 0
-    agreeing_if_positive = (fires != zeros).sum(-1)
-    return torch.where(2 * agreeing_if_positive >= zeros.shape[-1], 1.0, -1.0).to(inverse)
+        return (inverse @ problem.factors.right[:, -1:])[:, 0]
+    fires = inverse @ problem.preactivations.T > 0
+    agreeing_if_positive = (fires != zeros).sum(1)
+    return torch.where(2 * agreeing_if_positive >= zeros.shape[1], 1.0, -1.0).to(inverse)
 
 
-def agreeing(problem: Problem, points: Float[Tensor, "*u b b"], zeros: Bool[Tensor, "*u b m"]) -> Int[Tensor, "*u"]:
-    """Return m·b·λ, the number of entries of D that are zero exactly where the neuron is inactive."""
-    return _agreement(problem, *_unscaled(problem, points), zeros).sum(-1)
-
-
-def _unscaled(problem: Problem, points: Tensor) -> tuple[Float[Tensor, "*u b m"], Float[Tensor, "*u b"]]:
+def _unscaled(problem: Problem, points: Float[Tensor, "b b"]) -> tuple[Float[Tensor, "b m"], Float[Tensor, "b"]]:
     """Return P Aᵀ, the pre-activations before they are divided by s, and s = P R[:, bias].
 
     s is not used if the layer has no bias.
     """
-    return points @ problem.preactivations.mT, (points @ problem.factors.right[..., -1:])[..., 0]
+    return points @ problem.preactivations.T, (points @ problem.factors.right[:, -1:])[:, 0]
 
 
 def swap_scores(
@@ -256,9 +249,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
     return chosen
 
 
-def inputs_at(
-    problem: Problem, points: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"]
-) -> Float[Tensor, "*u k n"]:
+def inputs_at(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k n"]:
     """Return the input x of each point p, from x̂ = Rᵀp / s.
 
     Without a bias, the scale of the inputs is unknown and they have unit norm, with the sign that the zeros of the
@@ -268,5 +259,5 @@ def inputs_at(
     scale = fix_scale(problem, points, zeros)
     inputs = points @ problem.factors.right
     if problem.seen.has_bias:
-        return inputs[..., :-1] / torch.where(scale == 0, 1.0, scale)[..., None]
-    return inputs * scale[..., None] / torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
+        return inputs[:, :-1] / torch.where(scale == 0, 1.0, scale)[:, None]
+    return inputs * scale[:, None] / torch.linalg.vector_norm(inputs, dim=1, keepdim=True)

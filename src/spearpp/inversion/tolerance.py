@@ -59,64 +59,59 @@ RARE = 1e-9
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The noise of one layer, in the form that the six decisions need.
-
-    Several layers of one shape and batch size can be stacked along leading dimensions ``*u``.
-    """
+    """The noise of one layer, in the form that the six decisions need."""
 
     sigmas: float
     """c, the number of standard deviations that noise may reach."""
-    row_noise: Float[Tensor, "*u m"]
+    row_noise: Float[Tensor, "m"]
     """σ_k, the standard deviation of the noise in row k of Ĝ."""
-    noise: Float[Tensor, "*u"]
+    noise: Float[Tensor, ""]
     """σ, the root mean square of σ_k over the neurons with a gradient."""
-    bias_noise: Float[Tensor, "*u"]
+    bias_noise: Float[Tensor, ""]
     """σ_b, the standard deviation of the noise in an entry of the bias gradient; 0 for a layer without bias."""
-    inverse_singular_values: Float[Tensor, "*u b"]
+    inverse_singular_values: Float[Tensor, "b"]
     """The diagonal of Σ⁻¹."""
-    weight_norms: Float[Tensor, "*u m"]
+    weight_norms: Float[Tensor, "m"]
     """‖ŵ_k‖, the norm of the weights of neuron k, including its bias."""
-    preactivation: Float[Tensor, "*u b"]
+    preactivation: Float[Tensor, "b"]
     """t = c (σ + ε Σ): the pre-activation z_k of the input x̂ = Rᵀp has a clear sign if |z_k| > ‖t ∘ p‖ ‖ŵ_k‖."""
     least_sparsity: float
     """τ, the smallest share of zeros in L q, among the neurons with a gradient."""
     least_zeros: int
     """The smallest number of zeros in L q for a candidate direction q."""
 
-    def amplification(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
+    def amplification(self, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
         """Return ‖Σ⁻¹q‖, the standard deviation of an entry of L q if the noise in Ĝ has standard deviation 1."""
-        return torch.linalg.vector_norm(directions * self.inverse_singular_values[..., None, :], dim=-1)
+        return torch.linalg.vector_norm(directions * self.inverse_singular_values, dim=1)
 
-    def entry(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k m"]:
+    def entry(self, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k m"]:
         """Return the largest |ℓ_k·q| that noise explains if the true entry is zero.
 
         The bound is c σ_k ‖Σ⁻¹q‖. It is widened by up to ``HEAVY_TAILS`` as long as it stays below ``NEGLIGIBLE`` times
         the root mean square of L q. L has orthonormal columns, so the entries of L q have root mean square 1/√m.
         """
-        gaussian = self.sigmas * self.amplification(directions)[..., None] * self.row_noise[..., None, :]
-        negligible = NEGLIGIBLE / max(1, self.row_noise.shape[-1]) ** 0.5
+        gaussian = self.sigmas * self.amplification(directions)[:, None] * self.row_noise
+        negligible = NEGLIGIBLE / max(1, len(self.row_noise)) ** 0.5
         return torch.maximum(gaussian, (HEAVY_TAILS * gaussian).clamp_max(negligible))
 
-    def zeros(self, values: Float[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
+    def zeros(self, values: Float[Tensor, "k m"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
         """Return which entries of L q are zero up to noise, one row for each direction."""
         return values.abs() <= self.entry(directions)
 
-    def look_zero(self, values: Float[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
+    def look_zero(self, values: Float[Tensor, "k m"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
         """Return which entries of L q may be zero, given the finite precision of a search."""
         return values.abs() <= self.at_search_precision(self.entry(directions))
 
-    def at_search_precision(self, bound: Float[Tensor, "*u k m"]) -> Float[Tensor, "*u k m"]:
+    def at_search_precision(self, bound: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
         """Return the bound of ``entry``, or the resolution of a search if that is larger."""
-        return bound.clamp_min(SEARCH_RESOLUTION / max(1, bound.shape[-1]) ** 0.5)
+        return bound.clamp_min(SEARCH_RESOLUTION / max(1, bound.shape[1]) ** 0.5)
 
-    def kernel(self, rows: int, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
+    def kernel(self, rows: int, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
         """Return the largest norm of A q that noise explains if q is in the kernel of a matrix A of r rows of L."""
-        entry = self.noise[..., None] * self.amplification(directions)
+        entry = self.noise * self.amplification(directions)
         return (self.sigmas * rows**0.5 * entry).clamp_min(MIN_KERNEL_BOUND)
 
-    def input_error(
-        self, length: Float[Tensor, "*u k"], size: Float[Tensor, "*u k"], features: int
-    ) -> Float[Tensor, "*u k"]:
+    def input_error(self, length: Float[Tensor, "k"], size: Float[Tensor, "k"], features: int) -> Float[Tensor, "k"]:
         """Return the standard deviation of x = x̂ / x̂_last that the noise of R causes, relative to the norm of x.
 
         Every entry of Rᵀp has noise of standard deviation σ ‖p‖, and the last one σ_b ‖p‖. Dividing by the last entry
@@ -128,13 +123,13 @@ class Tolerance:
             features: number of entries of x.
         """
         smallest = torch.finfo(size.dtype).tiny ** 0.5  # keeps the error of an input of zeros finite
-        per_entry = features**0.5 * self.noise[..., None] / size.clamp_min(smallest)
-        return length * torch.hypot(per_entry, self.bias_noise[..., None])
+        per_entry = features**0.5 * self.noise / size.clamp_min(smallest)
+        return length * torch.hypot(per_entry, self.bias_noise)
 
-    def angle(self, directions: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u k"]:
+    def angle(self, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
         """Return the largest sine of the angle between this direction and another that counts as the same."""
-        entry = self.noise[..., None] * self.amplification(directions)
-        turned = STATED_SIGMAS * entry * (directions.shape[-1] / self.least_sparsity) ** 0.5
+        entry = self.noise * self.amplification(directions)
+        turned = STATED_SIGMAS * entry * (directions.shape[1] / self.least_sparsity) ** 0.5
         return turned.clamp(SAME_DIRECTION, 0.5)  # never more than 30°, however strong the noise is
 
 
@@ -147,27 +142,26 @@ def tolerance(seen: Observation, factors: Factors, sparsity: float | None = None
         sparsity: τ, the smallest share of zeros; None for ``default_sparsity``, which rejects a true column with
             probability 1e-9 if each of its entries is zero with probability ½.
     """
-    m, b = factors.left.shape[-2:]
-    neurons = factors.live.sum(-1)
-    live = int(neurons.max())
+    m, b = factors.left.shape
+    live = factors.live_neurons
     share = default_sparsity(live) if sparsity is None else sparsity
     # The two tails of all m·b entries share this probability equally.
     sigmas = NormalDist().inv_cdf(1 - 0.5 * BOUND_EXCEEDED / max(1, m * b))
-    noise = torch.linalg.vector_norm(factors.row_noise, dim=-1) / neurons.clamp_min(1).sqrt()
+    noise = torch.linalg.vector_norm(factors.row_noise) / factors.live.sum().clamp_min(1).sqrt()
     return Tolerance(
         sigmas=sigmas,
         row_noise=factors.row_noise,
         noise=noise,
         bias_noise=_bias_noise(seen, factors),
         inverse_singular_values=1 / factors.singular_values,
-        weight_norms=torch.linalg.vector_norm(seen.weight, dim=-1),
-        preactivation=sigmas * (noise[..., None] + seen.weight_epsilon * factors.singular_values),
+        weight_norms=torch.linalg.vector_norm(seen.weight, dim=1),
+        preactivation=sigmas * (noise + seen.weight_epsilon * factors.singular_values),
         least_sparsity=max(share, b / max(1, live)),
         least_zeros=max(math.ceil(share * live), b),
     )
 
 
-def _bias_noise(seen: Observation, factors: Factors) -> Float[Tensor, "*u"]:
+def _bias_noise(seen: Observation, factors: Factors) -> Float[Tensor, ""]:
     """Return the standard deviation of the noise in an entry of the bias gradient.
 
     Rounding is relative to the entry. Where inputs are large, as in tables of raw units, the bias gradient is much
@@ -177,12 +171,12 @@ def _bias_noise(seen: Observation, factors: Factors) -> Float[Tensor, "*u"]:
     """
     if not seen.has_bias:
         return torch.zeros_like(factors.outside)
-    live, column, last = factors.live.sum(-1), seen.gradient[..., -1], factors.right[..., -1]
-    residual = column - (factors.left @ last[..., None])[..., 0]
-    outside = residual.square().sum(-1) / (live - factors.batch_size).clamp_min(1)
-    inside = (last / factors.singular_values).square().sum(-1)
-    average = factors.row_noise.square().sum(-1) / live.clamp_min(1)
-    rounding = seen.gradient_epsilon / 12**0.5 * torch.linalg.vector_norm(column, dim=-1) / live.clamp_min(1).sqrt()
+    live, column, last = factors.live.sum(), seen.gradient[:, -1], factors.right[:, -1]
+    residual = column - (factors.left @ last[:, None])[:, 0]
+    outside = residual.square().sum() / (live - factors.batch_size).clamp_min(1)
+    inside = (last / factors.singular_values).square().sum()
+    average = factors.row_noise.square().sum() / live.clamp_min(1)
+    rounding = seen.gradient_epsilon / 12**0.5 * torch.linalg.vector_norm(column) / live.clamp_min(1).sqrt()
     return torch.maximum((outside + inside * average).sqrt(), rounding)
 
 

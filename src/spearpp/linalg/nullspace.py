@@ -49,7 +49,7 @@ def kernel_vectors(
     return block[:, :, 0], torch.linalg.vector_norm(rows @ block, dim=1)
 
 
-def leverage(rows: Float[Tensor, "*sets r b"], kernels: Float[Tensor, "*sets b"]) -> Float[Tensor, "*sets r"]:
+def leverage(rows: Float[Tensor, "sets r b"], kernels: Float[Tensor, "sets b"]) -> Float[Tensor, "sets r"]:
     """Compute how much the kernel of each matrix A depends on every single row, between 0 and 1.
 
     The leverage of a row a is h = a (AᵀA)⁺ aᵀ. Let σ be the smallest singular value of A apart from the zero of its
@@ -62,12 +62,12 @@ def leverage(rows: Float[Tensor, "*sets r b"], kernels: Float[Tensor, "*sets b"]
     >>> leverage(twice[:, :3], q).round(decimals=6).tolist()
     [[0.5, 0.5, 1.0]]
     """
-    gram = rows.mT @ rows + kernels[..., None] * kernels[..., None, :]  # A q = 0, so adding q qᵀ changes no leverage
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    diagonal.add_(torch.finfo(gram.dtype).eps * diagonal.sum(-1, keepdim=True).clamp_min(1e-290))
+    gram = rows.mT @ rows + kernels[:, :, None] * kernels[:, None, :]  # A q = 0, so adding q qᵀ changes no leverage
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    diagonal.add_(torch.finfo(gram.dtype).eps * diagonal.sum(1, keepdim=True).clamp_min(1e-290))
     factor = torch.linalg.cholesky_ex(gram)[0]
     reach = torch.linalg.solve_triangular(factor, rows.mT, upper=False)
-    return torch.nan_to_num(reach.square().sum(-2), nan=1.0).clamp(0, 1)
+    return torch.nan_to_num(reach.square().sum(1), nan=1.0).clamp(0, 1)
 
 
 def min_masked_residual(
@@ -121,7 +121,7 @@ def min_masked_residual(
     return torch.cat(found), torch.cat(norms)
 
 
-def gather_weighted(rows: Float[Tensor, "*u m b"], weights: Float[Tensor, "*u sets m"]) -> Float[Tensor, "*u sets r b"]:
+def gather_weighted(rows: Float[Tensor, "m b"], weights: Float[Tensor, "sets m"]) -> Float[Tensor, "sets r b"]:
     """Gather, for each set, the rows with a positive weight, multiplied by their weights.
 
     Sets with fewer rows are padded with zeros. If most rows have a weight, all rows are returned.
@@ -130,52 +130,45 @@ def gather_weighted(rows: Float[Tensor, "*u m b"], weights: Float[Tensor, "*u se
     >>> gather_weighted(torch.eye(3), torch.tensor([[0.0, 2.0, 0.0]])).tolist()
     [[[0.0, 2.0, 0.0]]]
     """
-    largest_set = max(1, int((weights > 0).sum(-1).max())) if weights.numel() else 0
-    if largest_set > _GATHER_SHARE * rows.shape[-2]:
-        return weights[..., None] * rows[..., None, :, :]
-    weight, places = weights.topk(largest_set, dim=-1)
-    return weight[..., None] * gather_rows(rows, places)
+    largest_set = max(1, int((weights > 0).sum(1).max())) if weights.numel() else 0
+    if largest_set > _GATHER_SHARE * len(rows):
+        return weights[:, :, None] * rows
+    weight, places = weights.topk(largest_set, dim=1)
+    return weight[:, :, None] * rows[places]
 
 
-def gather_rows(rows: Float[Tensor, "*u m b"], places: Int[Tensor, "*u sets r"]) -> Float[Tensor, "*u sets r b"]:
-    """Gather, for each set, the rows at the indices ``places``."""
-    if rows.ndim == 2:
-        return rows[places]
-    return torch.take_along_dim(rows[..., None, :, :], places[..., None], dim=-2)
-
-
-def smallest_eigenvector(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b"]:
+def smallest_eigenvector(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b"]:
     """Find the eigenvector with the smallest eigenvalue by inverse iteration. ``gram`` is overwritten."""
-    start = _starts(gram.shape[-1], gram.dtype, gram.device)[:, :1]
+    start = _starts(gram.shape[2], gram.dtype, gram.device)[:, :1]
     return _largest(_inverse(gram), start) if gram.is_cuda else _inverse_iteration(_factor(gram), start)
 
 
-def two_smallest_eigenvectors(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b 2"]:
+def two_smallest_eigenvectors(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b 2"]:
     """Find the two eigenvectors with the smallest eigenvalues by inverse iteration. ``gram`` is overwritten."""
-    start = _starts(gram.shape[-1], gram.dtype, gram.device)
+    start = _starts(gram.shape[2], gram.dtype, gram.device)
     if gram.is_cuda:
         inverse = _inverse(gram)
         first = _largest(inverse, start[:, :1])
-        deflated = inverse - first[..., None] * (first[..., None, :] @ inverse)
-        second = _largest(deflated, sphere.tangent(first, start[:, 1].expand_as(first))[..., None])
-        return torch.stack([first, sphere.retract(sphere.tangent(first, second))], dim=-1)
+        deflated = inverse - first[:, :, None] * (first[:, None] @ inverse)
+        second = _largest(deflated, sphere.tangent(first, start[:, 1].expand_as(first))[:, :, None])
+        return torch.stack([first, sphere.retract(sphere.tangent(first, second))], dim=2)
     factor = _factor(gram)
     first = _inverse_iteration(factor, start[:, :1])
     second = sphere.tangent(first, start[:, 1].expand_as(first))
     for _ in range(_ITERATIONS):
         check_time()
-        second = torch.cholesky_solve(second[..., None], factor)[..., 0]
+        second = torch.cholesky_solve(second[:, :, None], factor)[:, :, 0]
         second = sphere.retract(sphere.tangent(first, second))
-    return torch.stack([first, second], dim=-1)
+    return torch.stack([first, second], dim=2)
 
 
-def _inverse_iteration(factor: Float[Tensor, "*sets b b"], start: Float[Tensor, "b 1"]) -> Float[Tensor, "*sets b"]:
+def _inverse_iteration(factor: Float[Tensor, "sets b b"], start: Float[Tensor, "b 1"]) -> Float[Tensor, "sets b"]:
     """Find the eigenvector with the smallest eigenvalue of the matrices with these Cholesky factors."""
-    vectors = start.expand(*factor.shape[:-1], 1)
+    vectors = start.expand(len(factor), -1, 1)
     for _ in range(_ITERATIONS):  # each solve grows the vectors at most by 1e16, so they do not overflow
         check_time()
         vectors = torch.cholesky_solve(vectors, factor)
-    return sphere.retract(vectors[..., 0])
+    return sphere.retract(vectors[:, :, 0])
 
 
 @lru_cache(maxsize=64)  # on a GPU these vectors cost ten kernel launches
@@ -191,11 +184,11 @@ def _scaled_unit(b: int, dtype: torch.dtype, device: torch.device) -> Float[Tens
     return torch.finfo(dtype).eps ** 0.5 * torch.eye(b, dtype=dtype, device=device)
 
 
-def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
+def _factor(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b b"]:
     """Return the Cholesky factors of the Gram matrices, scaled to trace 1 and shifted by the rounding unit."""
-    b, rounding = gram.shape[-1], torch.finfo(gram.dtype).eps
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    gram.div_(diagonal.sum(-1).clamp_min(1e-290)[..., None, None])
+    b, rounding = gram.shape[2], torch.finfo(gram.dtype).eps
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    gram.div_(diagonal.sum(1).clamp_min(1e-290)[:, None, None])
     diagonal.add_(rounding)
     factor, failed = torch.linalg.cholesky_ex(gram)
     shift = b * rounding
@@ -206,21 +199,21 @@ def _factor(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
     return factor
 
 
-def _inverse(gram: Float[Tensor, "*sets b b"]) -> Float[Tensor, "*sets b b"]:
+def _inverse(gram: Float[Tensor, "sets b b"]) -> Float[Tensor, "sets b b"]:
     """Return ε (A / tr A + ε I)⁻¹, whose largest eigenvalue is at most about 1.
 
     On a GPU, squaring this matrix takes less time than launching the equivalent number of solves.
     """
-    unit = _scaled_unit(gram.shape[-1], gram.dtype, gram.device).expand_as(gram)
+    unit = _scaled_unit(gram.shape[2], gram.dtype, gram.device).expand_as(gram)
     half = torch.linalg.solve_triangular(_factor(gram), unit, upper=False)
     return half.mT @ half
 
 
-def _largest(matrix: Float[Tensor, "*sets b b"], start: Tensor) -> Float[Tensor, "*sets b"]:
+def _largest(matrix: Float[Tensor, "sets b b"], start: Tensor) -> Float[Tensor, "sets b"]:
     """Return M⁸ v as a unit vector. It approximates the eigenvector with the largest eigenvalue."""
     square = matrix @ matrix
     fourth = square @ square
-    return sphere.retract((fourth @ (fourth @ start))[..., 0])
+    return sphere.retract((fourth @ (fourth @ start))[:, :, 0])
 
 
 def random_subsets(sets: int, of: int, size: int, generator: torch.Generator) -> Int[Tensor, "sets size"]:

@@ -43,7 +43,7 @@ def tangent(at: Float[Tensor, "*points b"], vectors: Float[Tensor, "*points b"])
     return vectors - (at * vectors).sum(-1, keepdim=True) * at
 
 
-def first_of_each(units: Float[Tensor, "*u k b"], cosine: float, *, signed: bool = False) -> Bool[Tensor, "*u k"]:
+def first_of_each(units: Float[Tensor, "k b"], cosine: float, *, signed: bool = False) -> Bool[Tensor, "k"]:
     """Return which unit vectors are the first of all that are parallel to them, which is to have a larger cosine.
 
     ``signed`` says whether opposite vectors are different.
@@ -52,8 +52,8 @@ def first_of_each(units: Float[Tensor, "*u k b"], cosine: float, *, signed: bool
     >>> first_of_each(torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0]]), 0.9).tolist()
     [True, True, False]
     """
-    cosines = units @ units.mT
-    return ~((cosines if signed else cosines.abs()) > cosine).tril(-1).any(-1)
+    cosines = units @ units.T
+    return ~((cosines if signed else cosines.abs()) > cosine).tril(-1).any(1)
 
 
 def adam_step(

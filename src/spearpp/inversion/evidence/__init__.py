@@ -81,15 +81,15 @@ def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:
     return masks @ (1 - masks).T + (1 - masks) @ masks.T
 
 
-def most_by_chance(mean: Float[Tensor, "*u b"]) -> Int[Tensor, "*u b"]:
+def most_by_chance(mean: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
     """Return the smallest count that a Poisson variable with this mean exceeds with probability at most ``UNLUCKY``."""
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
-    exceeds = torch.special.gammainc((counts + 1).to(mean), mean[..., None])  # P(N > count)
-    return (exceeds > UNLUCKY).sum(-1)
+    exceeds = torch.special.gammainc((counts + 1).to(mean), mean[:, None])  # P(N > count)
+    return (exceeds > UNLUCKY).sum(1)
 
 
 def chance_in_bits(
-    neurons: Int[Tensor, "*n"], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
+    neurons: Int[Tensor, ""], zeros: Int[Tensor, "*k"], inactive: Int[Tensor, "*k"], free: int
 ) -> Float[Tensor, "*k"]:
     """Return -log₂ of the probability that all inactive neurons lie among the zeros of a column by chance.
 
@@ -111,8 +111,8 @@ def chance_in_bits(
 
 
 def chance_of_zeros(
-    zeros: Int[Tensor, "*u b"], relative: Float[Tensor, "*u b m"], live: Bool[Tensor, "*u 1 m"], batch_size: int
-) -> Float[Tensor, "*u b"]:
+    zeros: Int[Tensor, "b"], relative: Float[Tensor, "b m"], live: Bool[Tensor, "m"], batch_size: int
+) -> Float[Tensor, "b"]:
     """Return a bound on the probability that a wrong vertex has as many zeros by chance.
 
     It is Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
@@ -124,10 +124,10 @@ def chance_of_zeros(
     free = batch_size - 1
     if free == 0:  # the only direction cannot be found by chance
         return torch.zeros_like(zeros, dtype=torch.float64)
-    neurons = live.sum(-1).double()
+    neurons = live.sum().double()
     others = (neurons - free).clamp_min(1)
     share = ((zeros - free) / others).clamp(0, 1)
-    under = (torch.special.erf(relative / 2**0.5) * live).sum(-1) / neurons.clamp_min(1)
+    under = (torch.special.erf(relative / 2**0.5) * live).sum(1) / neurons.clamp_min(1)
     under = under.clamp(1e-12, 1 - 1e-12)
     divergence = torch.special.xlogy(share, share / under) + torch.special.xlogy(1 - share, (1 - share) / (1 - under))
     return torch.where(share > under, torch.exp(-others * divergence), 1.0)

@@ -21,12 +21,12 @@ from spearpp.types import Bool, Float, Tensor
 
 def mixing_error(
     problem: Problem,
-    directions: Float[Tensor, "*u b b"],
-    points: Float[Tensor, "*u b b"],
-    zeros: Bool[Tensor, "*u b m"],
-    scale: Float[Tensor, "*u b"],
-    size: Float[Tensor, "*u b"],
-) -> Float[Tensor, "*u b"]:
+    directions: Float[Tensor, "b b"],
+    points: Float[Tensor, "b b"],
+    zeros: Bool[Tensor, "b m"],
+    scale: Float[Tensor, "b"],
+    size: Float[Tensor, "b"],
+) -> Float[Tensor, "b"]:
     """Return the standard deviation of each input that errors of all directions cause, relative to its norm.
 
     The result is huge for inputs that depend on a direction which its zeros do not determine, and small for other
@@ -39,25 +39,25 @@ def mixing_error(
         return torch.zeros_like(scale)
     tiny, epsilon = torch.finfo(scale.dtype).tiny, torch.finfo(scale.dtype).eps
     size = size.clamp_min(tiny**0.5)
-    coordinates = points * factors.singular_values[..., None, :] / scale[..., None]  # the rows of R are orthogonal
+    coordinates = points * factors.singular_values / scale[:, None]  # the rows of R are orthogonal
     apart = torch.cdist(coordinates, coordinates)
     identity = torch.eye(problem.batch_size, dtype=scale.dtype, device=scale.device)
-    rows = factors.left / torch.where(factors.live, factors.row_noise, torch.inf)[..., None]
+    rows = factors.left / torch.where(factors.live, factors.row_noise, torch.inf)[:, None]
     turned = torch.empty_like(apart)  # variance of p_i·δ_j, one row for each j
     chunk = chunk_size(rows.device, 8 * rows.numel())
     for first in range(0, problem.batch_size, chunk):
         some = slice(first, first + chunk)
-        q = directions[..., some, :]
-        used = gather_weighted(rows, zeros[..., some, :].to(rows))
+        q = directions[some]
+        used = gather_weighted(rows, zeros[some].to(rows))
         products = used.mT @ used
-        trace = products.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+        trace = products.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
         # p_i is orthogonal to q_j, so q_j may be added. The identity covers rounding if zeros allow other directions.
-        added = q[..., :, None] * q[..., None, :] / problem.batch_size + problem.batch_size * epsilon * identity
+        added = q[:, :, None] * q[:, None, :] / problem.batch_size + problem.batch_size * epsilon * identity
         factor, failed = torch.linalg.cholesky_ex(products + trace * added)
-        solved = torch.linalg.solve_triangular(factor, points.mT[..., None, :, :].expand_as(factor), upper=False)
-        variance = solved.square().sum(-2) * problem.tolerance.amplification(q)[..., None].square()
-        turned[..., some, :] = torch.where((failed == 0)[..., None], variance, torch.inf)
-    weights = (scale[..., :, None] * apart / (scale * size)[..., None, :].abs().clamp_min(tiny)).square()
-    weights.diagonal(dim1=-2, dim2=-1).zero_()
-    turned.diagonal(dim1=-2, dim2=-1).zero_()
-    return torch.nan_to_num((weights * turned).sum(-2), nan=torch.inf).sqrt()
+        solved = torch.linalg.solve_triangular(factor, points.T.expand_as(factor), upper=False)
+        variance = solved.square().sum(1) * problem.tolerance.amplification(q)[:, None].square()
+        turned[some] = torch.where((failed == 0)[:, None], variance, torch.inf)
+    weights = (scale[:, None] * apart / (scale * size).abs().clamp_min(tiny)).square()
+    weights.fill_diagonal_(0)
+    turned.fill_diagonal_(0)
+    return torch.nan_to_num((weights * turned).sum(0), nan=torch.inf).sqrt()

@@ -36,7 +36,7 @@ from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import gather_weighted, leverage, smallest_eigenvector
-from spearpp.types import Bool, Float, Tensor, select_rows, to_device
+from spearpp.types import Bool, Float, Tensor
 
 RESIDUAL = 3.0
 """The rebuilt gradient may differ from the observed gradient by at most this many times the noise. A design choice: for
@@ -54,7 +54,7 @@ Design choice: if these span two dimensions, 94 % of all directions are within t
 
 def certify(problem: Problem, chosen: Selection) -> Evidence:
     """Collect the evidence for a choice of b directions."""
-    return _with_determined(problem, chosen, compare(problem, chosen.directions, chosen.points, chosen.zeros))
+    return _evidence(problem, chosen, compare(problem, chosen.directions, chosen.points, chosen.zeros))
 
 
 def certify_whole(problem: Problem, chosen: Selection) -> Evidence | None:
@@ -62,30 +62,8 @@ def certify_whole(problem: Problem, chosen: Selection) -> Evidence | None:
     compared = compare(problem, chosen.directions, chosen.points, chosen.zeros)
     if not bool(_holds(problem, compared).all()):
         return None
-    evidence = _with_determined(problem, chosen, compared)
+    evidence = _evidence(problem, chosen, compared)
     return evidence if bool(evidence.consistent.all()) else None
-
-
-def certify_many(problem: Problem, directions: Float[Tensor, "u b b"], zeros: Bool[Tensor, "u b m"]) -> list[Evidence]:
-    """Collect the evidence for several layers, which ``problem`` stacks. Return it on the CPU.
-
-    If local steps moved neurons, or if a direction is not determined, no input of the layer is exact. ``certify``
-    examines such a layer more closely.
-    """
-    compared = compare(problem, directions, torch.linalg.inv(directions.mT), zeros)
-    only = _only_direction_with_zeros(problem, directions, compared.inactive_zeros, False)
-    only &= (compared.drift == 0)[:, None]
-    change = torch.where(only.all(1, keepdim=True), 0.0, torch.inf).expand(only.shape)
-    compared, only, change = to_device(compared, torch.device("cpu")), only.cpu(), change.cpu()
-    every = range(len(directions))
-    return [_evidence(problem, select_rows(compared, torch.tensor(i)), only[i], change[i]) for i in every]
-
-
-def _with_determined(problem: Problem, chosen: Selection, compared: Comparison) -> Evidence:
-    drifted = bool(compared.drift > 0)
-    only = _only_direction_with_zeros(problem, chosen.directions, compared.inactive_zeros, drifted)
-    change = _entangled(problem, chosen.directions, chosen.points, compared.inactive_zeros, only, drifted)
-    return _evidence(problem, compared, only, change)
 
 
 def _holds(problem: Problem, compared: Comparison) -> Bool[Tensor, "k"]:
@@ -104,12 +82,11 @@ def _beyond_chance(problem: Problem, compared: Comparison) -> Bool[Tensor, "k"]:
     return compared.agreeing - compared.free >= math.log2(choices / RARE)
 
 
-def _evidence(problem: Problem, compared: Comparison, only: Bool[Tensor, "k"], change: Float[Tensor, "k"]) -> Evidence:
-    """Return the evidence of one layer.
-
-    ``only`` says whether each direction is the only one with its zeros, and ``change`` how much each input may change,
-    over its norm, with directions that are not determined.
-    """
+def _evidence(problem: Problem, chosen: Selection, compared: Comparison) -> Evidence:
+    """Return the comparison as evidence, together with how well the zeros of each direction determine it."""
+    drifted = bool(compared.drift > 0)
+    only = _only_direction_with_zeros(problem, chosen.directions, compared.inactive_zeros, drifted)
+    change = _entangled(problem, chosen.directions, chosen.points, compared.inactive_zeros, only, drifted)
     columns = ("zeros", "chance", "agreeing", "moved", "hidden", "allowed")
     determined = only & (change <= EXACT)
     if problem.batch_size == 1 and not problem.seen.has_bias:  # only the pattern says which sign the input has
@@ -126,8 +103,8 @@ def _evidence(problem: Problem, compared: Comparison, only: Bool[Tensor, "k"], c
 
 
 def _only_direction_with_zeros(
-    problem: Problem, directions: Float[Tensor, "*u k b"], zeros: Bool[Tensor, "*u k m"], drifted: bool
-) -> Bool[Tensor, "*u k"]:
+    problem: Problem, directions: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"], drifted: bool
+) -> Bool[Tensor, "k"]:
     """Return for which inputs the kernel of their zero rows contains only their direction.
 
     Of all vectors orthogonal to the direction, the one that the zero rows shrink most is v. Its image must exceed the
@@ -138,21 +115,21 @@ def _only_direction_with_zeros(
     Without drift such a neuron is active, and counts as an active neuron without a gradient.
     """
     left = problem.factors.left
-    if left.shape[-1] == 1:
-        return torch.ones_like(directions[..., 0], dtype=torch.bool)
+    if left.shape[1] == 1:
+        return torch.ones_like(directions[:, 0], dtype=torch.bool)
     found = []
     size = chunk_size(left.device, 8 * left.numel())
-    for q, rows in zip(directions.split(size, dim=-2), zeros.split(size, dim=-2), strict=True):
+    for q, rows in zip(directions.split(size), zeros.split(size), strict=True):
         own = gather_weighted(left, rows.to(left))
         products = own.mT @ own
-        mean = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-        other = smallest_eigenvector(products.addcmul_(mean * q[..., :, None], q[..., None, :]))
+        mean = products.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+        other = smallest_eigenvector(products.addcmul_(mean * q[:, :, None], q[:, None, :]))
         other = sphere.retract(sphere.tangent(q, other))
-        second = torch.linalg.vector_norm((own @ other[..., None])[..., 0], dim=-1)
+        second = torch.linalg.vector_norm((own @ other[:, :, None])[:, :, 0], dim=1)
         if drifted:
-            second = second * (1 - leverage(own, q).amax(-1)).sqrt()
+            second = second * (1 - leverage(own, q).amax(1)).sqrt()
         found.append(second > _noise(problem, q, other))
-    return torch.cat(found, dim=-1)
+    return torch.cat(found)
 
 
 def _entangled(
@@ -189,9 +166,7 @@ def _entangled(
     return share
 
 
-def _noise(
-    problem: Problem, directions: Float[Tensor, "*u k b"], others: Float[Tensor, "*u k b"]
-) -> Float[Tensor, "*u k"]:
+def _noise(problem: Problem, directions: Float[Tensor, "k b"], others: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """Return the largest image that noise explains, for the other vectors or for the directions if theirs is larger."""
-    m = problem.factors.left.shape[-2]
+    m = len(problem.factors.left)
     return ABOVE_NOISE * torch.maximum(problem.tolerance.kernel(m, directions), problem.tolerance.kernel(m, others))

@@ -15,47 +15,44 @@ only for rows whose own residual has few degrees of freedom."""
 
 @dataclass(frozen=True)
 class Factors:
-    """Ĝ ≈ L R and the noise that remains.
+    """Ĝ ≈ L R and the noise that remains."""
 
-    Several layers of one shape and batch size can be stacked along leading dimensions ``*u``.
-    """
-
-    left: Float[Tensor, "*u m b"]
+    left: Float[Tensor, "m b"]
     """L = U_b, with orthonormal columns. The rows of neurons without a gradient are zero."""
-    right: Float[Tensor, "*u b columns"]
+    right: Float[Tensor, "b columns"]
     """R = Σ_b V_bᵀ."""
-    singular_values: Float[Tensor, "*u b"]
+    singular_values: Float[Tensor, "b"]
     """The diagonal of Σ_b."""
-    spectrum: Float[Tensor, "*u r"]
+    spectrum: Float[Tensor, "r"]
     """All singular values of Ĝ without its zero rows and columns, largest first. If a large matrix was factored by a
     sketch, all values outside the sketch are replaced by their root mean square."""
-    row_noise: Float[Tensor, "*u m"]
+    row_noise: Float[Tensor, "m"]
     """σ_k, the standard deviation of the noise in row k of Ĝ."""
-    live: Bool[Tensor, "*u m"]
+    live: Bool[Tensor, "m"]
     """Which neurons have a gradient. The other rows are zero: the neurons are inactive for every sample, or pruned."""
-    row_norms: Float[Tensor, "*u m"]
+    row_norms: Float[Tensor, "m"]
     """‖Ĝ_k‖, the norm of each row of Ĝ."""
-    outside: Float[Tensor, "*u"]
+    outside: Float[Tensor, ""]
     """‖Ĝ - L R‖, the part of the gradient outside the factors."""
 
     @property
     def batch_size(self) -> int:
         """b, the number of singular triplets that the factors contain."""
-        return self.left.shape[-1]
+        return self.left.shape[1]
 
-    def distance(self, columns: Float[Tensor, "*u m k"], points: Float[Tensor, "*u k b"]) -> Float[Tensor, "*u"]:
+    def distance(self, columns: Float[Tensor, "m k"], points: Float[Tensor, "k b"]) -> Float[Tensor, ""]:
         """Return ‖Ĝ - D X̂ᵀ‖ for the columns of D and inputs x̂ = Rᵀp.
 
         The rows of R are orthogonal, and Ĝ - L R is orthogonal to L. The squared distance is therefore
         ‖(L - D P) Σ‖² + ‖Ĝ - L R‖², which needs no pass over the gradient.
         """
-        inside = (self.left - columns @ points) * self.singular_values[..., None, :]
+        inside = (self.left - columns @ points) * self.singular_values
         return torch.hypot(torch.linalg.matrix_norm(inside), self.outside)
 
     @cached_property
-    def rows(self) -> Float[Tensor, "*u b columns"]:
+    def rows(self) -> Float[Tensor, "b columns"]:
         """V_bᵀ, an orthonormal basis of the row space: an input is x̂ = V_b times its coordinates."""
-        return self.right / self.singular_values[..., None]
+        return self.right / self.singular_values[:, None]
 
     @property
     def entry_noise(self) -> float:
@@ -75,10 +72,10 @@ class Factors:
         return int(self.live.sum())
 
 
-def not_zero(gradient: Float[Tensor, "*u m columns"]) -> tuple[Bool[Tensor, "*u m"], Bool[Tensor, "*u columns"]]:
+def not_zero(gradient: Float[Tensor, "m columns"]) -> tuple[Bool[Tensor, "m"], Bool[Tensor, "columns"]]:
     """Return which rows and which columns contain an entry that is not zero."""
     entries = gradient != 0
-    return entries.any(-1), entries.any(-2)
+    return entries.any(1), entries.any(0)
 
 
 def squared_residuals(core: Tensor, left: Tensor, right: Tensor) -> Float[Tensor, "rows"]:
@@ -89,14 +86,14 @@ def squared_residuals(core: Tensor, left: Tensor, right: Tensor) -> Float[Tensor
 
 
 def row_noise(
-    sizes: tuple[Int[Tensor, "*u"], Int[Tensor, "*u"]],
-    left: Float[Tensor, "*u rows b"],
-    singular_values: Float[Tensor, "*u r"],
-    squares: Float[Tensor, "*u rows"],
-    norms: Float[Tensor, "*u rows"],
+    sizes: tuple[Int[Tensor, ""], Int[Tensor, ""]],
+    left: Float[Tensor, "rows b"],
+    singular_values: Float[Tensor, "r"],
+    squares: Float[Tensor, "rows"],
+    norms: Float[Tensor, "rows"],
     epsilon: float,
-) -> Float[Tensor, "*u rows"]:
-    """Return σ_k, the standard deviation of the noise in each row of Ĝ.
+) -> Float[Tensor, "rows"]:
+    """Return σ_k, the standard deviation of the noise in each row of Ĝ that is not zero.
 
     The residual of row k has (columns - b) (1 - ‖ℓ_k‖²) degrees of freedom. Its mean square is combined with the mean
     square of all rows, which counts as ``PRIOR`` degrees of freedom. The result is never below the rounding of the
@@ -105,18 +102,17 @@ def row_noise(
 
     Args:
         sizes: number of rows and of columns of Ĝ that are not zero.
-        left: L, without or with the zero rows of Ĝ.
+        left: the rows of L that belong to these rows of Ĝ.
         singular_values: singular values of Ĝ, largest first.
-        squares: squared norms of the rows of Ĝ - L R.
-        norms: norms of the rows of Ĝ.
+        squares: squared norms of these rows of Ĝ - L R.
+        norms: norms of these rows of Ĝ.
         epsilon: machine epsilon of the dtype in which the gradient was passed.
     """
-    rows, columns = (each.double()[..., None] for each in sizes)
-    b = left.shape[-1]
-    mean_square = squares.sum(-1, keepdim=True) / ((rows - b) * (columns - b)).clamp_min(1)
-    freedom = (columns - b) * (1 - left.square().sum(-1)).clamp_min(0)
+    rows, columns = (each.double() for each in sizes)
+    b = left.shape[1]
+    mean_square = squares.sum() / ((rows - b) * (columns - b)).clamp_min(1)
+    freedom = (columns - b) * (1 - left.square().sum(1)).clamp_min(0)
     measured = ((squares + PRIOR * mean_square) / (freedom + PRIOR)).sqrt()
     rounding = epsilon / 12**0.5 * norms / columns.clamp_min(1).sqrt()
-    largest = singular_values[..., :1]
-    arithmetic = torch.finfo(torch.float64).eps * largest / torch.minimum(rows, columns).clamp_min(1).sqrt()
+    arithmetic = torch.finfo(torch.float64).eps * singular_values[:1] / torch.minimum(rows, columns).clamp_min(1).sqrt()
     return torch.maximum(torch.maximum(measured, rounding), arithmetic)

@@ -108,37 +108,21 @@ def _with_weak_samples(s: Float[Tensor, "r"], flatness: Float[Tensor, "r"], rank
     return end if s[end - 1] >= ABOVE_ROUNDING * s[end] else rank
 
 
-def clear_ranks(spectra: Float[Tensor, "u r"], shape: tuple[int, int], epsilon: float) -> list[int | None]:
-    """Return the ``numerical_rank`` of many matrices of one shape; None for each matrix without a clear gap.
-
-    >>> import torch
-    >>> clear_ranks(torch.tensor([[3.0, 2.0, 1e-7, 9e-8, 8e-8], [3.0, 1e-7, 1e-7, 9e-8, 8e-8]]).double(), (5, 9), 1e-7)
-    [2, 1]
-    """
-    s = spectra.double().cpu()
-    s = torch.maximum(s, NEGLIGIBLE * epsilon * s[:, :1])
-    _, flatness, gap = _tail_statistics(s, shape, epsilon)
-    clear = gap >= CLEAR_GAP
-    last = s.shape[1] - 1 - clear.flip(1).int().argmax(1)
-    certain = clear.any(1) & (flatness.gather(1, last[:, None])[:, 0] <= FLAT_TAIL)
-    return [rank if sure else None for rank, sure in zip(last.tolist(), certain.tolist(), strict=True)]
-
-
 def _tail_statistics(
-    s: Float[Tensor, "*u r"], shape: tuple[int, int], epsilon: float
-) -> tuple[Float[Tensor, "*u r"], Float[Tensor, "*u r"], Float[Tensor, "*u gaps"]]:
+    s: Float[Tensor, "r"], shape: tuple[int, int], epsilon: float
+) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"], Float[Tensor, "gaps"]]:
     """Return the norm of each tail s_{>k}, its flatness t_k, and the gap before it.
 
     The gap is zero if the tail cannot be noise, because the tail is neither flat nor at the level of rounding.
     """
-    r = s.shape[-1]
+    r = len(s)
     k = torch.arange(r, dtype=s.dtype)
     p, q = shape[0] - k, shape[1] - k
-    tail = s.square().flip(-1).cumsum(-1).flip(-1).sqrt()
+    tail = s.square().flip(0).cumsum(0).flip(0).sqrt()
     flatness = s * (p * q).sqrt() / (tail * (p.sqrt() + q.sqrt()))
-    rounding = s <= max(epsilon, 100 * torch.finfo(torch.float64).eps) * s[..., :1]
-    gap = s[..., :-1] / s[..., 1:]
-    possible = (flatness[..., 1:] <= FLAT_TAIL) | rounding[..., 1:]
+    rounding = s <= max(epsilon, 100 * torch.finfo(torch.float64).eps) * s[0]
+    gap = s[:-1] / s[1:]
+    possible = (flatness[1:] <= FLAT_TAIL) | rounding[1:]
     # The last few singular values of a noise matrix are close to zero. Gaps between them count only if they are wide.
     short = r - 1 - torch.arange(r - 1) < max(3, r // 50)
     return tail, flatness, torch.where(possible & ~(short & (gap < CLEAR_GAP**2)), gap, 0.0)

@@ -1,6 +1,6 @@
 """Leading singular triplets of a matrix, computed faster than by a complete decomposition.
 
-Each function returns None, or marks its result, if it cannot guarantee that the result is accurate enough.
+The functions ``by_gram`` and ``by_sketch`` return None if they cannot guarantee that the result is accurate enough.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,6 @@ STEEP = 1e-6
 """Smallest ratio s_b / s_1 for which Gram matrices are used. Derived: a Gram matrix turns u_b by at most
 ε₆₄ (s_1 / s_b)² = 2e-4, and the rounding of a float32 gradient turns u_b by ε₃₂ s_1 / s_b = 0.1. Measured with GELU,
 b = 450 and m = 1000: s_b / s_1 is 3e-5 at the third layer, where the two angles are 5e-8 and 5e-4."""
-ORTHONORMAL = 1e-10
-"""Largest norm of YᵀY - I for a basis Y that counts as orthonormal. Design choice: far below the rounding of float32,
-and far above that of float64."""
 MARGIN = 16
 """Number of columns that a sketch must have beyond the rank. Design choice: Halko, Martinsson and Tropp (2011)
 recommend 5 to 10 for a randomised range finder."""
@@ -41,7 +38,7 @@ class Leading(NamedTuple):
     """The ``numerical_rank`` of the matrix."""
 
 
-Triplets = tuple[Float[Tensor, "*u rows k"], Float[Tensor, "*u r"], Float[Tensor, "*u k columns"]]
+Triplets = tuple[Float[Tensor, "rows k"], Float[Tensor, "r"], Float[Tensor, "k columns"]]
 """Left singular vectors, singular values and right singular vectors."""
 
 
@@ -130,18 +127,16 @@ def _sketched(
     return None
 
 
-def by_eigenvectors(inside: Float[Tensor, "*u rows columns"]) -> Triplets:
+def by_eigenvectors(inside: Float[Tensor, "rows columns"]) -> Triplets:
     """Return the singular triplets of B from the eigenvectors of B Bᵀ, or of BᵀB if that is smaller; largest first."""
-    rows, columns = inside.shape[-2:]
+    rows, columns = inside.shape
     if rows <= columns:
-        u = torch.linalg.eigh(inside @ inside.mT)[1].flip(-1)
+        u = torch.linalg.eigh(inside @ inside.T)[1].flip(1)
     else:
-        u = torch.linalg.qr(inside @ torch.linalg.eigh(inside.mT @ inside)[1].flip(-1))[0]
-    rotated = u.mT @ inside
-    s, order = torch.linalg.vector_norm(rotated, dim=-1).sort(dim=-1, descending=True, stable=True)
-    u = torch.take_along_dim(u, order[..., None, :], dim=-1)
-    rotated = torch.take_along_dim(rotated, order[..., None], dim=-2)
-    return u, s, rotated / s.clamp_min(torch.finfo(s.dtype).tiny)[..., None]
+        u = torch.linalg.qr(inside @ torch.linalg.eigh(inside.T @ inside)[1].flip(1))[0]
+    rotated = u.T @ inside
+    s, order = torch.linalg.vector_norm(rotated, dim=1).sort(descending=True, stable=True)
+    return u[:, order], s, rotated[order] / s.clamp_min(torch.finfo(s.dtype).tiny)[:, None]
 
 
 def _by_triangle(inside: Float[Tensor, "rows columns"]) -> Triplets:
@@ -149,41 +144,3 @@ def _by_triangle(inside: Float[Tensor, "rows columns"]) -> Triplets:
     basis, triangle = torch.linalg.qr(inside.T)
     u, s, vt = torch.linalg.svd(triangle.T)
     return u, s, vt @ basis.T
-
-
-def sketched_triplets(
-    matrices: Float[Tensor, "u rows columns"], k: int
-) -> tuple[Float[Tensor, "u rows k"], Float[Tensor, "u k"], Float[Tensor, "u k columns"], Float[Tensor, "u"]]:
-    """Return singular triplets of many matrices within sketches of k columns, and the squared norm outside each sketch.
-
-    The sketches are those of ``by_gram``, with the same random columns for all matrices. A matrix whose rank is below k
-    to all digits has no sketch of k independent columns. For such a matrix the norm is infinite and the triplets are
-    meaningless.
-    """
-    generator = torch.Generator(matrices.device).manual_seed(0)
-    probes = torch.randn(matrices.shape[2], k, generator=generator, dtype=matrices.dtype, device=matrices.device)
-    basis = orthonormal(matrices @ probes)
-    basis = orthonormal(matrices @ (matrices.mT @ basis))
-    unit = torch.eye(k, dtype=basis.dtype, device=basis.device)
-    valid = torch.linalg.matrix_norm(basis.mT @ basis - unit) < ORTHONORMAL  # False for NaN
-    substitute = torch.eye(basis.shape[1], k, dtype=basis.dtype, device=basis.device)
-    basis = torch.where(valid[:, None, None], basis, substitute)
-    inside = basis.mT @ matrices
-    u, s, vt = by_eigenvectors(inside)
-    outside = (matrices - basis @ inside).square().sum((1, 2))
-    return basis @ u, s, vt, torch.where(valid, outside, torch.inf)
-
-
-def orthonormal(vectors: Float[Tensor, "u rows k"]) -> Float[Tensor, "u rows k"]:
-    """Return orthonormal bases of the columns of many matrices, by three shifted Cholesky factorisations.
-
-    The method and its shifts follow Fukaya and others (2020). GPU libraries compute Cholesky factors of many matrices
-    at once, but Householder factors only one by one.
-    """
-    for shift in (1e-11, 1e-15, 0.0):
-        gram = vectors.mT @ vectors
-        diagonal = gram.diagonal(dim1=1, dim2=2)
-        diagonal.add_(shift * diagonal.sum(1, keepdim=True))
-        factor = torch.linalg.cholesky_ex(gram)[0]
-        vectors = torch.linalg.solve_triangular(factor.mT, vectors, upper=True, left=False)
-    return vectors

@@ -116,7 +116,7 @@ class Gated(Search):
         """Return the efforts of successive rounds, from the cheapest to the most careful."""
         if self.efforts is not None:
             return self.efforts
-        b, neurons = problem.batch_size, int(problem.factors.live.sum(-1).max())
+        b, neurons = problem.batch_size, problem.factors.live_neurons
         return (HASTY, *EFFORTS) if b >= HASTY_SAMPLES and neurons >= HASTY_NEURONS * b else EFFORTS
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:

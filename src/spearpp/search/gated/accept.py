@@ -30,18 +30,15 @@ Design choice: well below 1, because p is only near the input, so some neurons m
 input."""
 
 
-def acceptable(
-    problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
-) -> Bool[Tensor, "*u k"]:
+def acceptable(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
     """Return whether each unit direction q has enough zeros for an input, at the neurons that are silent for its p."""
-    zeros = problem.zeros(directions)
-    zeros = zeros & problem.factors.live[..., None, :]
+    zeros = problem.zeros(directions) & problem.factors.live
     silent = silent_neurons(problem, points)
-    expected = silent.sum(-1)
+    expected = silent.sum(1)
     free = problem.batch_size - 1
-    enough = zeros.sum(-1) >= free + EXCESS * (expected - free)
-    agree = (zeros & silent).sum(-1) >= AGREEMENT * expected
-    accepted = enough & agree & (expected > free) & (zeros.sum(-1) >= problem.tolerance.least_zeros)
+    enough = zeros.sum(1) >= free + EXCESS * (expected - free)
+    agree = (zeros & silent).sum(1) >= AGREEMENT * expected
+    accepted = enough & agree & (expected > free) & (zeros.sum(1) >= problem.tolerance.least_zeros)
     return accepted if problem.outputs is None else accepted & sent_back(problem, problem.outputs, directions)
 
 

@@ -52,43 +52,37 @@ class Effort:
 class Ends:
     """End points of a descent."""
 
-    points: Float[Tensor, "*u ends d"]
+    points: Float[Tensor, "ends d"]
     """c."""
-    directions: Float[Tensor, "*u ends b"]
+    directions: Float[Tensor, "ends b"]
     """q."""
     steps: int
     """Number of steps, summed over the starts."""
 
 
-def descend(gates: Gates, points: Float[Tensor, "*u starts d"], effort: Effort, rate: float) -> Ends:
+def descend(gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float) -> Ends:
     """Descend by Riemannian Adam with a cosine schedule.
 
-    Several problems can be stacked along a leading dimension. A GPU then solves all of them with one kernel launch if
-    they are small. Otherwise they are solved one by one, because their products then stay in the cache of a CPU. The
-    points, unit vectors c, may be overwritten. For a single problem on a CPU, duplicate starts share one end point.
+    The points, unit vectors c, may be overwritten. On a CPU, duplicate starts share one end point.
     """
     directions = _in_one_kernel(gates, points, effort, rate)
     if directions is not None:
-        return Ends(points, directions, points[..., 0].numel() * effort.steps)
-    if points.ndim == 2:
-        # On a GPU, fewer starts take the same time, and recording their steps again takes longer.
-        return _step_by_step(gates, points, effort, rate, () if points.is_cuda else DEDUPLICATION_TIMES)
-    problems = zip(gates.rows, gates.gates, gates.basis, points, strict=True)
-    ends = [_step_by_step(Gates(*one), starts, effort, rate) for *one, starts in problems]
-    return Ends(points, torch.stack([each.directions for each in ends]), sum(each.steps for each in ends))
+        return Ends(points, directions, len(points) * effort.steps)
+    # On a GPU, fewer starts take the same time, and recording their steps again takes longer.
+    return _step_by_step(gates, points, effort, rate, () if points.is_cuda else DEDUPLICATION_TIMES)
 
 
-def _in_one_kernel(gates: Gates, points: Tensor, effort: Effort, rate: float) -> Float[Tensor, "*u starts b"] | None:
+def _in_one_kernel(gates: Gates, points: Tensor, effort: Effort, rate: float) -> Float[Tensor, "starts b"] | None:
     """Do all steps in one kernel and return the directions. Return None, with unchanged points, if no kernel fits."""
-    persistent = kernels.for_all_steps(points, gates.rows.shape[-2], max(gates.basis.shape[-2:]))
+    persistent = kernels.for_all_steps(points, len(gates.rows), max(gates.basis.shape))
     if persistent is None:
         return None
     with torch.cuda.device(points.device):
         schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
         options = {"iterations": effort.iterations, "epsilon": effort.epsilon, "exact": effort.epsilon < ROUGH}
-        stacked = (each.reshape(-1, *each.shape[-2:]) for each in (gates.rows, gates.gates, gates.basis, points))
-        directions = persistent.descend(*stacked, schedule, **options, least=EPSILON)
-        return None if directions is None else directions.reshape(*points.shape[:-1], -1)
+        tensors = (each[None] for each in (gates.rows, gates.gates, gates.basis, points))
+        directions = persistent.descend(*tensors, schedule, **options, least=EPSILON)
+        return None if directions is None else directions[0]
 
 
 def _step_by_step(

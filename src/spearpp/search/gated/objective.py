@@ -22,16 +22,13 @@ from spearpp.types import Float, Tensor
 
 @dataclass(frozen=True)
 class Gates:
-    """A problem restricted to p = N c, orthogonal to the directions found so far, in the precision of the search.
+    """A problem restricted to p = N c, orthogonal to the directions found so far, in the precision of the search."""
 
-    Several problems of one shape can be stacked along a leading dimension ``*u``.
-    """
-
-    rows: Float[Tensor, "*u m b"]
+    rows: Float[Tensor, "m b"]
     """ℓ_k of the neurons that have a gradient."""
-    gates: Float[Tensor, "*u m d"]
+    gates: Float[Tensor, "m d"]
     """Nᵀa_k, scaled so that the entries of all a_k have mean square 1."""
-    basis: Float[Tensor, "*u b d"]
+    basis: Float[Tensor, "b d"]
     """N: orthonormal basis of the complement of the directions found, in the coordinates of the rows."""
 
 

@@ -21,7 +21,7 @@ from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, Ends, descend
 from spearpp.search.gated.objective import Gates
-from spearpp.search.gated.refine import ranked, refine, silent_neurons
+from spearpp.search.gated.refine import promising, refine, silent_neurons
 from spearpp.types import Bool, Float, Tensor, to_device
 
 EMPTY_ROUNDS = 4
@@ -151,8 +151,7 @@ class OneLayerRounds:
             restricted = Gates(rows, gates, q_basis.T @ basis.to(dtype))
             ends = self._descend(restricted, starts, effort)
             points, directions, steps = ends.points @ basis.T, ends.directions @ q_basis.double().T, ends.steps
-            order, kept = ranked(self.problem, points, directions)
-            chosen = order[kept]
+            chosen = promising(self.problem, points, directions)
         refined = refine(self.problem, points[chosen], directions[chosen])
         kept = acceptable(self.problem, points[chosen], refined) & within_reach(refined, reach)
         new = new_directions(self.problem, self.found, refined[kept])[:dimension]

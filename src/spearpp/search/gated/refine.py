@@ -6,13 +6,7 @@ from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
-from spearpp.linalg.nullspace import (
-    gather_rows,
-    gather_weighted,
-    kernel_vectors,
-    smallest_eigenvector,
-    two_smallest_eigenvectors,
-)
+from spearpp.linalg.nullspace import gather_weighted, kernel_vectors, smallest_eigenvector, two_smallest_eigenvectors
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
@@ -41,33 +35,24 @@ _DELTA_FACTOR = 0.4
 """Factor by which δ shrinks in each reweighting. Design choice: 0.4¹² is 2e-5, so δ ends near the noise."""
 
 
-def silent_neurons(problem: Problem, points: Float[Tensor, "*u k b"]) -> Bool[Tensor, "*u k m"]:
+def silent_neurons(problem: Problem, points: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
     """Return which neurons with a gradient are silent (not activated) for x̂ = Rᵀp."""
-    return (points @ problem.preactivations.mT <= 0) & problem.factors.live[..., None, :]
+    return (points @ problem.preactivations.T <= 0) & problem.factors.live
 
 
-def ranked(
-    problem: Problem, points: Float[Tensor, "*u k b"], directions: Float[Tensor, "*u k b"]
-) -> tuple[Int[Tensor, "*u n"], Bool[Tensor, "*u n"]]:
-    """Rank end points, the most promising first.
+def promising(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Int[Tensor, "n"]:
+    """Return the indices of the promising end points, the most promising first, without duplicates.
 
     An end point is promising if L q is below a tenth of its root mean square on at least half of the rows that are
-    silent for p.
-
-    Returns:
-        The indices of the end points in order, up to the last promising one of any problem; and which of them are
-        promising and not a duplicate of an earlier one.
+    silent for p. It is a duplicate if its direction is nearly parallel to that of a more promising end point.
     """
-    unit = sphere.retract(directions)
-    small = (unit @ problem.factors.left.mT).abs() <= SMALL_ENTRY / problem.factors.left.shape[-2] ** 0.5
+    left, unit = problem.factors.left, sphere.retract(directions)
+    small = (unit @ left.T).abs() <= SMALL_ENTRY / len(left) ** 0.5
     silent = silent_neurons(problem, points)
-    share = (small & silent).sum(-1) / silent.sum(-1).clamp_min(1)
-    share, order = share.sort(dim=-1, descending=True, stable=True)
-    promising = share >= PROMISING
-    length = int(promising.sum(-1).max())
-    order, promising = order[..., :length], promising[..., :length]
-    unit = torch.take_along_dim(unit, order[..., None], dim=-2)
-    return order, promising & sphere.first_of_each(unit, DUPLICATE_COSINE)
+    share = (small & silent).sum(1) / silent.sum(1).clamp_min(1)
+    share, order = share.sort(descending=True, stable=True)
+    order = order[share >= PROMISING]
+    return order[sphere.first_of_each(unit[order], DUPLICATE_COSINE)]
 
 
 def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
@@ -112,8 +97,8 @@ def _chunks(which: Bool[Tensor, "k"], size: int) -> list[Int[Tensor, "part"]]:
 
 
 def concentrated(
-    problem: Problem, silent: Bool[Tensor, "*u k m"], directions: Float[Tensor, "*u k b"]
-) -> tuple[Float[Tensor, "*u k b"], Bool[Tensor, "*u k"]]:
+    problem: Problem, silent: Bool[Tensor, "k m"], directions: Float[Tensor, "k b"]
+) -> tuple[Float[Tensor, "k b"], Bool[Tensor, "k"]]:
     """Minimise Σ (ℓ_k·q)² over the smallest of the ``silent`` rows, and then over more of them.
 
     These are the concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006).
@@ -128,8 +113,8 @@ def concentrated(
         directions = smallest_eigenvector(rows.mT @ rows)
     rows = _smallest(problem, silent, directions, TRIMMED_SHARES[-1])
     first_two = two_smallest_eigenvectors(rows.mT @ rows)
-    second = torch.linalg.vector_norm((rows @ first_two[..., 1:])[..., 0], dim=-1)
-    return first_two[..., 0], second >= DETERMINED
+    second = torch.linalg.vector_norm((rows @ first_two[:, :, 1:])[:, :, 0], dim=1)
+    return first_two[:, :, 0], second >= DETERMINED
 
 
 def _determined_by_zeros(problem: Problem, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
@@ -140,14 +125,14 @@ def _determined_by_zeros(problem: Problem, directions: Float[Tensor, "k b"]) -> 
     return values[:, 1] >= DETERMINED
 
 
-def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float) -> Float[Tensor, "*u k r b"]:
+def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float) -> Float[Tensor, "k r b"]:
     """Gather the given share of the silent rows with the smallest |ℓ_k·q|. Shorter sets are padded with zeros."""
     left = problem.factors.left
-    last = (share * silent.sum(-1)).long()
-    values = torch.where(silent, (directions @ left.mT).abs(), torch.inf)
-    places = values.topk(int(last.max()) + 1, dim=-1, largest=False).indices
-    kept = torch.arange(places.shape[-1], device=last.device) <= last[..., None]
-    return kept[..., None] * gather_rows(left, places)
+    last = (share * silent.sum(1)).long()
+    values = torch.where(silent, (directions @ left.T).abs(), torch.inf)
+    places = values.topk(int(last.max()) + 1, dim=1, largest=False).indices
+    kept = torch.arange(places.shape[1], device=last.device) <= last[:, None]
+    return kept[:, :, None] * left[places]
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
