@@ -30,6 +30,7 @@ import torch
 from spearpp.auditing.signals import Signals
 from spearpp.auditing.task import Task
 from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK, pattern_distances
+from spearpp.inversion.evidence.spread import row_deviation
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.tolerance import RARE
 from spearpp.model import Layer
@@ -249,6 +250,9 @@ class _LayerEvidence:
     """Whether the certificate says that the input belongs to the batch, up to its stated error."""
     error: float
     """The relative error that the noise of the gradient implies."""
+    entries: float
+    """The part of this error that comes from noise in the entries of the input. A replay does not show this part,
+    because the signal hardly depends on it."""
     different: bool
     """Whether the activation pattern of the input clearly differs from all others."""
     from_network: bool
@@ -264,6 +268,7 @@ def _layer_evidence(inversion: Inversion, patterns: Bool[Tensor, "k m"], known: 
     noise = torch.full((rows,), torch.inf, dtype=torch.float64) if evidence is None else evidence.error.double().cpu()
     certified = torch.zeros(rows, dtype=torch.bool) if evidence is None else evidence.consistent.cpu()
     distances = _distances_to_nearest(patterns.cpu())
+    entries = _noise_of_entries(inversion)
     different = distances >= max(MIN_PATTERN_NEURONS, MIN_PATTERN_SHARE * patterns.shape[1])
     own_pattern = rows == 1 or bool((distances >= MIN_PATTERN_NEURONS).all())
     all_found = known.batch_size == inversion.batch_size == rows and bool(certified.all()) and known.one_row_each
@@ -271,9 +276,24 @@ def _layer_evidence(inversion: Inversion, patterns: Bool[Tensor, "k m"], known: 
     from_network = evidence is not None and evidence.layers == WHOLE_NETWORK
     complete = all_found and own_pattern and not from_network
     return [
-        _LayerEvidence(bool(certified[row]), float(noise[row]), bool(different[row]), from_network, complete)
+        _LayerEvidence(
+            bool(certified[row]), float(noise[row]), entries[row], bool(different[row]), from_network, complete
+        )
         for row in range(rows)
     ]
+
+
+def _noise_of_entries(inversion: Inversion) -> list[float]:
+    """Return the norm of the noise in the entries of each input, relative to the norm of the input."""
+    inputs, factors = inversion.inputs.double(), inversion.factors
+    if factors is None:
+        return [0.0] * len(inputs)
+    norms = torch.linalg.vector_norm(inputs, dim=1).clamp_min(1e-300)
+    columns = factors.rows.shape[1]
+    if columns > inputs.shape[1]:
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    points = inputs.to(factors.rows) @ factors.rows.T
+    return (row_deviation(factors, points).to(norms) * columns**0.5 / norms).tolist()
 
 
 def _beyond_chance(signals: Signals) -> Bool[Tensor, "k"]:
@@ -313,7 +333,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
         # Local steps cause a mismatch that is no error of the input.
         return replace(_certified_by_layer(layer, known), samples=samples)
     error = SAFETY_FACTOR * max(mismatch, floor) / max(float(signal.slope[0, column]), 1e-300)
-    error = max(error, layer.error if layer.consistent else 0.0)
+    error = max(error, layer.error) if layer.consistent else error + layer.entries
     counted = weights.counted or layer.complete
     apart = 0.0 if counted else (SAFETY_FACTOR * floor / max(float(signal.curvature[0, column]), 1e-300)) ** 0.5
     if max(error, apart) > MAX_ERROR:

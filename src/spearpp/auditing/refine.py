@@ -23,7 +23,7 @@ from spearpp.inversion.evidence import WHOLE_NETWORK
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError, check_time
 from spearpp.model import Layer
-from spearpp.types import Float, Int, Tensor, join_rows
+from spearpp.types import Float, Int, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 from spearpp.update.names import plain
@@ -155,17 +155,12 @@ def _with_missing(found: Inversion) -> Inversion | None:
     last = (row[:-1] / row[-1]).to(found.inputs.dtype)
     if not bool(torch.isfinite(last).all()):
         return None
-    no, nan = torch.zeros_like(evidence.holds[:1]), torch.full_like(evidence.share[:1], torch.nan)
-    details = {name: torch.full_like(each[:1], torch.nan) for name, each in evidence.details.items()}
-    unproved = replace(
-        evidence, holds=no, determined=no, error=torch.full_like(nan, torch.inf), share=nan, details=details
-    )
     return replace(
         found,
         inputs=torch.cat([found.inputs, last[None]]),
         certified=torch.nn.functional.pad(found.certified, (0, 1)),
         directions=torch.cat([found.directions, direction[None]]),
-        evidence=join_rows(evidence, unproved),
+        evidence=evidence.with_unproved(1),
         zeros=torch.nn.functional.pad(found.zeros, (0, 1)),
         fits=torch.nn.functional.pad(found.fits, (0, 1), value=True),
     )

@@ -3,7 +3,7 @@
 import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,12 +22,16 @@ from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.result import Inversion, Progress
 from spearpp.model import Layer, assumed_networks
 from spearpp.model.following import Following
-from spearpp.search import Equations, Search
+from spearpp.search import Equations, Gated, Search
 from spearpp.types import LayerTensors
 
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
 (``search.equations.starts.TRIAL``), so that no activation takes long."""
+FIRST_STARTS, STARTS_PER_SAMPLE = 1024, 4
+"""Number of starts of the first search of a ReLU layer, in total or for each sample if these are more, when the
+equations of the network can follow. Measured with two layers: fresh networks took at most 950 starts at m = 200 and 572
+at b = 200, m = 500. Trained networks gained nothing after 512 (``docs/results/equations.md``, "ReLU")."""
 COMPILER = "torch._dynamo"
 """The compiler that ``torch.func`` imports when it first computes a derivative."""
 LOADING_SECONDS = 3.0
@@ -46,9 +50,8 @@ def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
             done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
         elif index and clock.spent:
             done[layer.name] = LayerAudit(layer, True, f"not tried: {OUT_OF_TIME}")
-        elif layer.sees == "features" and any(each.complete and each.layer.sees == "inputs" for each in done.values()):
-            why = "not inverted: its inputs follow from the recovered inputs of the model"
-            done[layer.name] = LayerAudit(layer, True, why)
+        elif layer.sees == "features" and (why := _covered(done.values())):
+            done[layer.name] = LayerAudit(layer, True, f"not inverted: {why}")
         else:
             try:
                 done[layer.name] = _invert(layer, plan, task, share)
@@ -57,6 +60,22 @@ def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
                 done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
                 interrupted = True
     return [done.get(each.layer.name, each) for each in plan.layers], interrupted
+
+
+def _covered(done: Iterable[LayerAudit]) -> str:
+    """Return why a layer that receives features says nothing more than the layers before it, or an empty string."""
+    for each in done:
+        if each.layer.sees == "inputs" and each.complete:
+            return "its inputs follow from the recovered inputs of the model"
+        found = each.inversion
+        if each.layer.sees == "inputs" and found is not None and bool(found.certified.any()) and _by_network(found):
+            return f"the equations that recovered inputs of layer {each.layer.name} include its gradient"
+    return ""
+
+
+def _by_network(found: Inversion) -> bool:
+    """Return whether the equations of the whole network determine the inputs."""
+    return found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,18 +141,19 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
     """Invert one layer.
 
     A layer with ReLU, known or assumed, is searched for sparse directions first. If this does not certify every input,
-    the equations of the network are solved too, in the other half of the time.
+    the equations of the network are solved too.
     """
     # Outside of the try block, because a file that can no longer be read ends the whole audit.
     tensors = plan.update.layer(layer.weight, layer.bias)
     tell = None if task.progress is None else partial(task.progress, layer)
     here = _LayerRun(layer, plan, task, tensors, time.monotonic() + seconds, tell)
-    twice = task.search is None and not layer.equations and plan.replay_skipped is None and _time_to_load(seconds / 2)
     try:
         if layer.equations or isinstance(task.search, Equations):
             result = _by_equations(here)
+        elif task.search is not None or plan.replay_skipped is not None or not _time_to_load(seconds / 2):
+            result = here.invert(search=task.search)
         else:
-            result = here.invert(search=task.search, seconds=seconds / 2 if twice else seconds)
+            layer, result = _by_both(here)
     except RankError:
         return LayerAudit(layer, False, _full_rank(layer))
     except SpearError as error:
@@ -143,12 +163,54 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
     if layer.output and result.batch_size > 1 and not result.stats.starts:
         why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
         return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")
-    if twice and not result.stats.interrupted and not bool(result.certified.all()):
-        layer, result = _second_search(here, result)
     outcome = _outcome(layer, result)
-    if twice and here.remaining <= 0 and not bool(result.certified.all()):
-        outcome += "" if OUT_OF_TIME in outcome else f"; {OUT_OF_TIME} by the second search"
+    if here.remaining <= 0 and not bool(result.certified.all()) and OUT_OF_TIME not in outcome:
+        outcome += f"; {OUT_OF_TIME} by the other search"
     return LayerAudit(layer, True, outcome, result)
+
+
+def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
+    """Search a layer with ReLU for sparse directions, and solve the equations of the network if an input is missing.
+
+    With a model, the first search is short, and the equations start from the inputs that it found. If the equations
+    certify less than half as many inputs, or none, they do not hold well here. If the first search used all of its
+    starts, the layer is then searched again with all starts.
+
+    Returns:
+        The layer and its inversion, with another reason if the equations certified more.
+    """
+    layer, starts = here.layer, Gated.starts
+    if here.task.model is not None and layer.next is not None:
+        starts = max(FIRST_STARTS, STARTS_PER_SAMPLE * (here.task.batch_size or 0))
+    best = first = here.invert(search=Gated(starts), seconds=here.remaining / 2)
+    if _ended(first):
+        return layer, first
+    again = starts <= first.stats.starts < Gated.starts
+    if here.task.model is None:
+        tries = layer.sees == "inputs" and not bool(first.certified.any()) and _time_to_load(here.remaining)
+        return (_other_activation(here) if tries else None) or (layer, first)
+    if _time_to_load(here.remaining):
+        with suppress(OptionError):
+            seconds = here.remaining / (2 if again else 1)
+            second = here.invert(here.following(here.task.model), Equations(inputs=first.inputs), seconds)
+            again = again and 2 * int(second.certified.sum()) <= int(first.certified.sum())
+            best = _better(first, second)
+    if _by_network(best):
+        return replace(layer, reason=f"{layer.reason}; the equations of the network were solved"), best
+    if again and here.remaining > 0 and not _ended(best):
+        best = _better(best, here.invert())
+    return layer, best
+
+
+def _better(first: Inversion, second: Inversion) -> Inversion:
+    """Return the inversion with more certified inputs, or the first. Ctrl-C in the second one also ends the audit."""
+    best = second if int(second.certified.sum()) > int(first.certified.sum()) else first
+    return replace(best, stats=replace(best.stats, interrupted=second.stats.interrupted))
+
+
+def _ended(result: Inversion) -> bool:
+    """Return whether no further search of this layer can find more, or none is wanted."""
+    return result.batch_size == 0 or result.stats.interrupted or bool(result.certified.all())
 
 
 def _by_equations(here: _LayerRun) -> Inversion:
@@ -161,25 +223,6 @@ def _by_equations(here: _LayerRun) -> Inversion:
     if steps in (None, 1) and result.batch_size > 0 and not bool(result.fits.any()):
         found = here.repeat_training()
     return result if found is None else found
-
-
-def _second_search(here: _LayerRun, first: Inversion) -> tuple[Layer, Inversion]:
-    """Solve the equations of the network for a layer with ReLU whose sparse directions did not certify every input.
-
-    Returns:
-        The layer and its inversion, with another reason if the second search certified more.
-    """
-    layer = here.layer
-    if not _time_to_load(here.remaining):
-        return layer, first
-    if here.task.model is None:
-        tries = layer.sees == "inputs" and not bool(first.certified.any())
-        return (_other_activation(here) if tries else None) or (layer, first)
-    with suppress(OptionError):
-        more = here.invert(here.following(here.task.model))
-        if int(more.certified.sum()) > int(first.certified.sum()):
-            return replace(layer, reason=f"{layer.reason}; the equations of the network were solved"), more
-    return layer, first
 
 
 def _other_activation(here: _LayerRun) -> tuple[Layer, Inversion] | None:

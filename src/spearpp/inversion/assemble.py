@@ -29,6 +29,9 @@ from spearpp.types import Bool, Tensor, select_rows
 NEAR_ZERO = 0.02
 """Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
 that is off by 2 % changes a pre-activation by about as much."""
+SAME_SAMPLE = 0.9
+"""Cosine above which two directions belong to the same sample. Design choice: the directions of different samples may
+have large cosines too, but such an input is only left out of the inputs that are not proved."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,10 @@ class Recovered:
 
 
 def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
-    """Return the inputs that all directions give together, or those that two layers determine if they certify more."""
+    """Return the inputs that all directions give together, or those that two layers determine if they certify more.
+
+    Inputs that two layers determine are followed by all others that fit the gradient.
+    """
     if outcome.solutions is not None and problem.network is not None:
         return _solved(problem, problem.network, outcome.solutions)
     chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
@@ -95,10 +101,11 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     evidence = certify_two_layers(problem, problem.next_layer, seen, solved)
     # If all inputs are consistent, the inputs of two layers replace them only if more of these are exact.
     certified = int((evidence.exact if whole else evidence.consistent).sum())
-    if certified <= int(best.certified.sum()) or certified < int(best.fits(problem).sum()):
+    if certified <= int(best.certified.sum()):
         return best
     score = agreement(problem, seen, solved)
-    return _certified_first(inputs_at(problem, solved.points, ~seen.masks), seen.directions, evidence, score)
+    proved = _certified_first(inputs_at(problem, solved.points, ~seen.masks), seen.directions, evidence, score)
+    return _with_unproved(problem, proved, best)
 
 
 def no_inputs(problem: Problem) -> Recovered:
@@ -140,6 +147,20 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
         return None
     none = torch.zeros(int(fitting.sum()), dtype=torch.bool, device=units.device)
     return Recovered(inputs_at(problem, pairs.points[fitting], zeros[fitting]), none, units[fitting], None, score)
+
+
+def _with_unproved(problem: Problem, proved: Recovered, others: Recovered) -> Recovered:
+    """Return proved inputs, followed by those of other inputs that fit the gradient and have other directions."""
+    cosines = (others.directions @ proved.directions.T).abs().amax(1)
+    fits = others.fits(problem)[: len(cosines)] & (cosines < SAME_SAMPLE)
+    more = torch.nonzero(fits)[: problem.batch_size - len(proved.inputs), 0]
+    return Recovered(
+        inputs=torch.cat([proved.inputs, others.inputs[more]]),
+        certified=torch.nn.functional.pad(proved.certified, (0, len(more))),
+        directions=torch.cat([proved.directions, others.directions[more]]),
+        evidence=proved.evidence and proved.evidence.with_unproved(len(more)),
+        score=proved.score,
+    )
 
 
 def _certified_first(inputs: Tensor, directions: Tensor, evidence: Evidence, score: float) -> Recovered:

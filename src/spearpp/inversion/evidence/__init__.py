@@ -8,7 +8,7 @@ inputs give for the other inputs. If the model is known, replaying an input alon
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -73,6 +73,24 @@ class Evidence:
     def columns(self) -> dict[str, Tensor]:
         """All tensors by name."""
         return {**{name: getattr(self, name) for name in COLUMNS}, **self.details}
+
+    def with_unproved(self, count: int) -> "Evidence":
+        """Return this evidence with rows for further inputs, about which it says nothing."""
+
+        def extended(column: Tensor, filler: float) -> Tensor:
+            return torch.nn.functional.pad(column, (0, count), value=filler)
+
+        details = {
+            name: extended(each, math.nan if each.is_floating_point() else 0) for name, each in self.details.items()
+        }
+        return replace(
+            self,
+            holds=extended(self.holds, False),
+            determined=extended(self.determined, False),
+            error=extended(self.error, math.inf),
+            share=extended(self.share, math.nan),
+            details=details,
+        )
 
 
 def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:

@@ -5,7 +5,7 @@ and the activation may be any known function that is not linear.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +13,7 @@ from spearpp.errors import OptionError
 from spearpp.inversion.problem import Problem
 from spearpp.search.base import Proposals, Search
 from spearpp.search.equations.rounds import run_rounds
+from spearpp.types import Float, Tensor
 
 __all__ = ["Equations"]
 
@@ -25,9 +26,12 @@ class Equations(Search):
 
     Args:
         starts: largest number of random starts.
+        inputs: inputs of the layer, of shape (k, n), that another search found. The search first solves the equations
+            from these inputs. They need not be exact.
     """
 
     starts: int = 100_000
+    inputs: Float[Tensor, "k n"] | None = field(default=None, compare=False, repr=False)
     sparsity = None
 
     def __post_init__(self) -> None:
@@ -40,7 +44,7 @@ class Equations(Search):
             raise OptionError("the search Equations needs the rest of the network: pass following=")
         taken = 0
         none = problem.factors.left.new_zeros(0, problem.batch_size)
-        for found, starts, steps in run_rounds(problem, problem.network, generator, deadline):
+        for found, starts, steps in run_rounds(problem, problem.network, generator, deadline, self.inputs):
             taken += starts
             yield Proposals(none, starts, steps, solutions=found)
             if taken >= self.starts:

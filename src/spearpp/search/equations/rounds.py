@@ -87,9 +87,15 @@ class _Strategy:
 
 
 def run_rounds(
-    problem: Problem, network: Network, generator: torch.Generator, deadline: float
+    problem: Problem,
+    network: Network,
+    generator: torch.Generator,
+    deadline: float,
+    inputs: Float[Tensor, "k n"] | None = None,
 ) -> Iterator[tuple[Solutions, int, int]]:
     """Search for samples, round by round, until the whole batch is found or no strategy finds more.
+
+    The first round starts from the given inputs, if there are any.
 
     Yields:
         The new samples of a round, its starts, and its steps summed over the starts.
@@ -97,6 +103,8 @@ def run_rounds(
     search = Rounds(problem, network, generator)
     if not search.strategies:  # there are fewer equations than unknowns
         yield search.found, 0, 0
+    elif inputs is not None and len(inputs):
+        yield search.solve_from(inputs)
     while search.strategies and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
         yield search.round()
         if time.monotonic() >= deadline:
@@ -125,6 +133,14 @@ class Rounds:
                 self.strategies.append(_Strategy(made[key], widest))
         self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)
+
+    def solve_from(self, inputs: Float[Tensor, "k n"]) -> tuple[Solutions, int, int]:
+        """Solve all equations from inputs that are close to samples. Return what ``run_rounds`` yields."""
+        rows = self.problem.factors.rows
+        if rows.shape[1] > inputs.shape[1]:
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+        self.found = self._finish.new_samples(inputs.to(rows) @ rows.T, None, self.found)
+        return self.found, len(inputs), 0
 
     def round(self) -> tuple[Solutions, int, int]:
         """Run one round with one strategy. Return what ``run_rounds`` yields."""
