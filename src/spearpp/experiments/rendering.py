@@ -39,7 +39,8 @@ def notes(reproduction: Reproduction) -> list[str]:
     thresholds = ", ".join(f"{each:g}" for each in sorted({row.setting.threshold for row in table.rows}))
     texts = [
         f"{table.reference}. Accuracy: share of batches with a mean PSNR above {thresholds} dB. "
-        "All inputs: share of batches in which every input is above this threshold.",
+        "Batches with all inputs: share of batches in which every input is above this threshold. "
+        "Median: the number of starts used, the median over the batches. Seconds: the median over the batches.",
         f"Data: {reproduction.data}. The paper uses CIFAR-10, 100 batches and 1,000,000 starts. "
         f"Measured with spearpp {reproduction.code}, commit {', '.join(reproduction.commits)}"
         + (f", on {', '.join(reproduction.devices)}." if reproduction.devices else "."),
@@ -132,9 +133,9 @@ def _line(each: Result) -> Cells:
         ("b", str(setting.b)),
         ("m", str(setting.m)),
         ("paper: accuracy", f"{claim.accuracy:g} %" if claim else "-"),
-        ("PSNR", f"{claim.psnr:.1f}" if claim else "-"),
+        ("paper: PSNR", f"{claim.psnr:.1f}" if claim else "-"),
         ("accuracy (95 %)", share(each.accuracy)),
-        ("all inputs", "-" if each.exact is None else f"{100 * each.exact.value:.0f} %"),
+        ("batches with all inputs", "-" if each.exact is None else f"{100 * each.exact.value:.0f} %"),
         ("PSNR (95 %)", psnr),
         ("certified (wrong)", f"{each.certified} of {each.inputs} ({each.wrong})" if each.batches else "-"),
         ("batches", f"{each.batches} of {each.wanted}"),
