@@ -1,11 +1,13 @@
 """Every search recovers simulated batches exactly, and reports what it cannot recover."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import spearpp
 from conftest import Client, MakeClient, batch_and_model
@@ -162,6 +164,17 @@ def test_half_precision_wires_still_leak(make_client: MakeClient, dtype: torch.d
     assert result.batch_size == 6
     assert result.inputs.dtype == torch.float32
     assert float(client.score(result).psnr.min()) > least
+
+
+def test_rounding_of_the_decomposition_is_not_read_as_a_sample_in_float64() -> None:
+    batch = simulate.random_batch(20, features=400, generator=torch.Generator().manual_seed(7))
+    inputs = batch.inputs.double()
+    inputs[:, :200] = 0  # columns of the gradient that are exactly zero
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(400, 100), nn.ReLU(), nn.Linear(100, 10)).double()
+    result = spearpp.invert(*simulate.fedsgd(model, replace(batch, inputs=inputs))[0])
+    assert result.batch_size == 20
+    assert bool(result.certified.all())
 
 
 def test_an_inner_layer_gives_its_features() -> None:

@@ -11,6 +11,10 @@ from spearpp.types import Bool, Float, Int, Tensor
 PRIOR = 8.0
 """Weight of the mean noise of all rows in the estimate for one row, in degrees of freedom. Design choice: it matters
 only for rows whose own residual has few degrees of freedom."""
+ARITHMETIC = 8.0
+"""Noise of the decomposition itself, in units of ε s_1 / √r with the machine epsilon ε of float64 and r = min(rows,
+columns). Measured on 316 gradients in float64: entries that are zero in exact arithmetic reached 5.1 times the bound
+for zero that one such unit gives."""
 
 
 @dataclass(frozen=True)
@@ -114,5 +118,5 @@ def row_noise(
     freedom = (columns - b) * (1 - left.square().sum(1)).clamp_min(0)
     measured = ((squares + PRIOR * mean_square) / (freedom + PRIOR)).sqrt()
     rounding = epsilon / 12**0.5 * norms / columns.clamp_min(1).sqrt()
-    arithmetic = torch.finfo(torch.float64).eps * singular_values[:1] / torch.minimum(rows, columns).clamp_min(1).sqrt()
-    return torch.maximum(torch.maximum(measured, rounding), arithmetic)
+    unit = torch.finfo(torch.float64).eps * singular_values[:1] / torch.minimum(rows, columns).clamp_min(1).sqrt()
+    return torch.maximum(torch.maximum(measured, rounding), ARITHMETIC * unit)
