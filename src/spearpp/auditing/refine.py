@@ -78,7 +78,7 @@ def _refined(audited: LayerAudit, update: ClientUpdate, model: nn.Module) -> Lay
         return audited
     missing = found.batch_size - len(found.inputs)
     consistent = bool(found.evidence.consistent.all()) and bool((labels >= 0).all())
-    if audited.layer.sees != "inputs" or missing > 1 or not consistent or bool(found.certified.all()):
+    if audited.layer.sees != "inputs" or missing > 1 or not consistent or not found.missing:
         return audited
     labels = labels.to(found.inputs.device)
     with suppress(OptionError, OutOfTimeError):

@@ -93,7 +93,7 @@ def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) ->
             return not_joined("the rest of the network could not be computed in every round")
         alone = layer.equations or following is None
         found = solve(task.search, following if layer.equations else None, 1.0 if alone else FIRST_SHARE)
-        if following is not None and not layer.equations and task.search is None and not bool(found.certified.all()):
+        if following is not None and not layer.equations and task.search is None and found.missing:
             more = solve(None, following, 1.0)
             found = more if int(more.certified.sum()) > int(found.certified.sum()) else found
     except SpearError as error:
