@@ -4,7 +4,7 @@
     make bench NAME=equations ARGS="--rows gelu120 gelu140 --batches 10"
     make bench NAME=equations ARGS="--rows m1000 m4000 --device cuda"  # H200
     make bench NAME=equations ARGS="--rows trained sure"               # networks after 25 epochs of SGD, and of Adam
-    make bench NAME=equations ARGS="--rows relu raw relu500 relu1000"  # ReLU: the equations and the gated search
+    make bench NAME=equations ARGS="--rows relu raw relu500 relu1000"  # ReLU: both searches, and the audit
     make bench NAME=equations ARGS="--rows speed"                      # time in SVDs of the gradient
     make bench NAME=equations ARGS="--rows encoder"                    # tokens of an encoder layer
 
@@ -18,8 +18,8 @@ the time over that of the float64 singular values of the first layer's gradient,
 
 import statistics
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any
@@ -29,7 +29,7 @@ from torch import nn
 
 import spearpp
 from benchmarks import command
-from spearpp import simulate
+from spearpp import ClientUpdate, simulate
 from spearpp.auditing.claims import MAX_ERROR
 from spearpp.errors import RankError
 from spearpp.inversion.problem import Problem
@@ -39,7 +39,7 @@ from spearpp.model.following import ACTIVATIONS, Following
 from spearpp.search import Equations
 from spearpp.search.base import Proposals
 from spearpp.search.equations.finish import Finish
-from spearpp.simulate import Batch
+from spearpp.simulate import Batch, FedSGD
 from spearpp.types import LayerTensors
 
 MODEL_WIDTH, FEED_FORWARD = 192, 768
@@ -64,8 +64,9 @@ class Setting:
     trained: str = ""
     """The optimiser of a trained network; an empty string for a fresh network."""
     seconds: float = 60.0
-    gated: bool = False
-    """Whether the gated search runs, with the gradients of two layers, and not the equations. For ReLU only."""
+    search: str = "equations"
+    """What runs: "equations", "gated" (with the gradients of two layers), or "audit" (the whole audit). The last two
+    are for ReLU only."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,9 @@ class Row:
     """Median of the time of a batch over that of the float64 singular values of its gradient."""
 
 
-def both(m: int, b: int, batches: int, **options: Any) -> tuple[Setting, Setting]:
-    """Return a setting with ReLU twice: with the equations and with the gated search."""
-    return Setting("relu", m, b, batches, **options), Setting("relu", m, b, batches, **options, gated=True)
+def each(m: int, b: int, batches: int, **options: Any) -> list[Setting]:
+    """Return a setting with ReLU three times: with the gated search, with the equations, and with the whole audit."""
+    return [Setting("relu", m, b, batches, **options, search=search) for search in ("gated", "equations", "audit")]
 
 
 SMOOTH = ("gelu", "silu", "elu", "softplus", "leaky_relu", "tanh")
@@ -109,17 +110,17 @@ ROWS: dict[str, list[Setting]] = {
     "gelu120": [Setting("gelu", 200, 120, 50)],
     "gelu140": [Setting("gelu", 200, 140, 50)],
     "onelayer": [Setting("gelu", 200, b, 50, hidden=1) for b in (60, 90)],
-    "relu": [each for b in (20, 40, 60, 80, 90) for each in both(200, b, 20)],
-    "raw": [each for b in (20, 40, 60, 80) for each in both(200, b, 20, raw=True)],
-    "relu500": [each for b in (200, 225) for each in both(500, b, 5, seconds=300.0)],
-    "relu1000": [each for b in (300, 450) for each in both(1000, b, 2, seconds=600.0)],
+    "relu": [setting for b in (20, 40, 60, 80, 90) for setting in each(200, b, 20)],
+    "raw": [setting for b in (20, 40, 60, 80) for setting in each(200, b, 20, raw=True)],
+    "relu500": [setting for b in (200, 225) for setting in each(500, b, 5, seconds=300.0)],
+    "relu1000": [setting for b in (300, 450) for setting in each(1000, b, 2, seconds=600.0)],
     "m1000": [Setting("gelu", 1000, b, 10) for b in (300, 450, 600)],
     "m4000": [Setting("gelu", 4000, b, n, seconds=300.0) for b, n in ((400, 5), (1200, 3), (2200, 1))],
     "speed": [Setting("gelu", m, b, 5) for m, b in ((200, 20), (200, 40), (200, 80), (400, 40), (800, 40))],
     "encoder": [Setting("encoder", FEED_FORWARD, 130, 3, hidden=1, seconds=300.0)],
     "trained": [Setting(name, 200, b, 10, trained="sgd") for name in ("relu", "gelu") for b in (20, 40, 60, 80)],
     "sure": [Setting(name, 200, b, 10, trained="adam") for name in ("relu", "gelu") for b in (20, 40, 60, 80)],
-    "trainedrelu": [each for b in (20, 40, 60, 80) for each in both(200, b, 10, trained="sgd")],
+    "trainedrelu": [setting for b in (20, 40, 60, 80) for setting in each(200, b, 10, trained="sgd")],
 }
 """Blocks of rows by name."""
 LARGE = ("m1000", "m4000")
@@ -194,9 +195,28 @@ def attack(setting: Setting, seed: int, data: str | None, device: torch.device) 
         model = network(setting.activation, batch.inputs.shape[1], [setting.m] * setting.hidden, seed).to(device)
     first, *later = simulate.fedsgd(model, batch)
     following = Following.of_layers(setting.activation, later)
-    if not setting.gated:
-        return _timed(setting, batch, first, following, device)
-    return _timed(setting, batch, first, following, device, next_layer=later[0])
+    size = None if setting.trained else setting.b
+    options: dict[str, Any] = {"seconds": setting.seconds, "batch_size": size}
+    if setting.search == "gated":
+        options |= {"next_grad_weight": later[0][0], "next_weight": later[0][2]}
+    elif setting.search == "equations":
+        options |= {"following": following}
+    else:
+        update = FedSGD()(model, batch)
+        return _timed(batch, first, partial(audited, update, model, setting.seconds, size), device)
+    attacked = _timed(batch, first, partial(spearpp.invert, *first, **options), device)
+    if not setting.trained:
+        return attacked
+    best = spearpp.invert(*first, following=following, search=FromTruth(batch=batch))
+    return replace(attacked, determined=int(best.certified.sum()))
+
+
+def audited(update: ClientUpdate, model: nn.Module, seconds: float, batch_size: int | None) -> Inversion:
+    """Return the inversion of the first layer that an audit of the update reports."""
+    best = spearpp.audit(update, model, budget=seconds, batch_size=batch_size).best
+    if best is None or best.inversion is None:
+        raise RankError("the audit inverted no layer")
+    return best.inversion
 
 
 def encoder(setting: Setting, seed: int, device: torch.device) -> Attacked:
@@ -216,34 +236,17 @@ def encoder(setting: Setting, seed: int, device: torch.device) -> Attacked:
     tokens = seen[0].reshape(-1, MODEL_WIDTH)
     scale = simulate.random_batch(1, features=MODEL_WIDTH).normalisation  # not used
     batch = Batch(tokens, torch.zeros(len(tokens), dtype=torch.long, device=device), scale)
-    return _timed(setting, batch, tensors[0], Following.of_layers("gelu", tensors[1:], loss=None), device)
+    following = Following.of_layers("gelu", tensors[1:], loss=None)
+    options: dict[str, Any] = {"following": following, "seconds": setting.seconds, "batch_size": setting.b}
+    return _timed(batch, tensors[0], partial(spearpp.invert, *tensors[0], **options), device)
 
 
-def _timed(
-    setting: Setting,
-    batch: Batch,
-    first: LayerTensors,
-    following: Following,
-    device: torch.device,
-    next_layer: LayerTensors | None = None,
-) -> Attacked:
-    """Recover a batch with the gated search if the next layer is given, and otherwise with the equations."""
-    size, results = None if setting.trained else setting.b, []
-
-    def invert() -> None:
-        budget = partial(spearpp.invert, *first, seconds=setting.seconds, batch_size=size)
-        if next_layer is None:
-            results.append(budget(following=following))
-        else:
-            results.append(budget(next_grad_weight=next_layer[0], next_weight=next_layer[2]))
-
-    seconds, result = command.seconds(invert, device), results[0]
+def _timed(batch: Batch, first: LayerTensors, invert: Callable[[], Inversion], device: torch.device) -> Attacked:
+    """Measure one inversion, and the singular values of the first layer's gradient."""
+    results: list[Inversion] = []
+    seconds = command.seconds(lambda: results.append(invert()), device)
     svd = command.seconds(lambda: torch.linalg.svdvals(first[0].double()), device)
-    determined = result.batch_size
-    if setting.trained:
-        best = spearpp.invert(*first, following=following, search=FromTruth(batch=batch))
-        determined = int(best.certified.sum())
-    return Attacked(batch, result, seconds, svd, determined)
+    return Attacked(batch, results[0], seconds, svd, results[0].batch_size)
 
 
 def wrong(batch: Batch, result: Inversion, which: torch.Tensor | None = None) -> int:
@@ -284,8 +287,7 @@ def measure(setting: Setting, batches: int | None, first: int, data: str | None,
         times.append(attacked.seconds)
         ratios.append(attacked.seconds / attacked.svd)
     kind = f"trained, {setting.trained}" if setting.trained else "raw pixels" if setting.raw else "normalised"
-    search = "gated" if setting.gated else "equations"
-    sizes = (setting.activation, search, setting.m, setting.hidden, setting.b, kind, count)
+    sizes = (setting.activation, setting.search, setting.m, setting.hidden, setting.b, kind, count)
     counts = (exact, visible, determined, certified, nearly, mistakes)
     return Row(*sizes, *counts, starts / count, statistics.median(times), statistics.median(ratios or [float("nan")]))
 
