@@ -64,6 +64,8 @@ def admit(pool: Pool, problem: Problem, proposed: Float[Tensor, "k b"], *, solve
     direction nor its negative is in the pool. ``solved`` says that the directions are unit vectors that ``refit`` has
     already solved.
     """
+    if not len(proposed):
+        return pool
     left, tolerance, live = problem.factors.left, problem.tolerance, problem.factors.live
     found = proposed
     if not solved:

@@ -186,13 +186,12 @@ class Residuals:
 
     def _normal(self, t: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         at = self._linearised(t, labels, weights)
-        product, slope = t.new_zeros(len(t), t.shape[1], t.shape[1]), torch.zeros_like(t)
-        axes = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None]
+        axes, residual = torch.eye(t.shape[1], dtype=t.dtype, device=t.device)[None], torch.cat(at.residuals, dim=1)
         with tensor_cores(self._rough):
-            for residual, scale, part in zip(at.residuals, at.scales, at.jvps(axes), strict=True):
-                product += scale.square()[:, None, None] * (part @ part.mT)
-                slope += scale[:, None] * (part @ residual[:, :, None])[:, :, 0]
-        return _squared(at.residuals), product, slope
+            parts = zip(at.scales, at.jvps(axes), strict=True)
+            transposed = torch.cat([part * scale[:, None, None] for scale, part in parts], dim=2)
+            slope = (transposed @ residual[:, :, None])[:, :, 0]
+            return residual.square().sum(1), transposed @ transposed.mT, slope
 
 
 def _squared(residuals: list[Tensor]) -> Float[Tensor, "k"]:

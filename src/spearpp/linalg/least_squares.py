@@ -214,13 +214,17 @@ def _conjugate_gradients(
 
 
 def _recorded(normal_equations: Equations, points: Float[Tensor, "k u"], options: Options) -> Ends:
-    """Let all points take the same steps, without waiting for the device."""
+    """Let all points take the same steps, without waiting for the device.
+
+    The first step computes the derivatives at the starting points. Its slope is zero, so it moves no point.
+    """
     points, everyone = points.clone(), torch.arange(len(points), device=points.device)
-    error, hessian, slope = (each.clone() for each in normal_equations(points, everyone))
-    strength, count = torch.full_like(error, options.damping), torch.zeros_like(error)
-    finished, pace, checks = torch.zeros_like(everyone, dtype=torch.bool), _Pace(), 0
+    error = points.new_full((len(points),), torch.inf)
+    strength, slope = torch.full_like(error, options.damping / SHRINK), torch.zeros_like(points)
+    count, finished = torch.full_like(error, -1), torch.zeros_like(everyone, dtype=torch.bool)
     identity = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
-    tiny = torch.finfo(points.dtype).tiny
+    hessian, tiny = identity.repeat(len(points), 1, 1), torch.finfo(points.dtype).tiny
+    pace, checks = _Pace(), 0
 
     def step() -> None:
         lift = (strength * hessian.diagonal(dim1=1, dim2=2).mean(1)).clamp_min(tiny)
@@ -242,8 +246,8 @@ def _recorded(normal_equations: Equations, points: Float[Tensor, "k u"], options
         nonlocal checks
         checks += 1
         ended, left = torch.stack([finished.sum(), (~finished & (strength <= HOPELESS)).sum()]).tolist()
-        # The first derivatives and the recording take about as long as two steps.
-        return not left or (options.replaceable and pace.slows(ended, 2 + CHECKED * checks))
+        # The recording takes about as long as a step.
+        return not left or (options.replaceable and pace.slows(ended, 1 + CHECKED * checks))
 
-    repeat(step, options.steps, points.device, done)
+    repeat(step, options.steps + 1, points.device, done)
     return points, error, int(count.sum())

@@ -306,7 +306,7 @@ def complement_of_basis(basis: Float[Tensor, "d b"]) -> Float[Tensor, "d _"]:
     [[0.8], [0.6]]
     """
     b = basis.shape[1]
-    top = torch.where(basis.diagonal() < 0, -1.0, 1.0).to(basis) * basis
+    top = torch.where(basis.diagonal() < 0, -basis, basis)
     top.diagonal().add_(1)
     reflected = -top @ torch.linalg.solve_ex(top[:b].T, top[b:].T)[0]
     reflected[b:].diagonal().add_(1)
