@@ -1,12 +1,15 @@
-"""Small layers use one thread, and the setting of the caller is restored."""
+"""Small layers and small networks use one thread, and the setting of the caller is restored."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import spearpp
-from spearpp import simulate
+from spearpp import auditing, simulate
+from spearpp.auditing.plan import Plan, make_plan
 from spearpp.linalg.chunks import WORTH, single_thread_if_small
 
 
@@ -37,3 +40,24 @@ class TestThreads:
     def test_large_layers_and_gpus_are_left_alone(self, entries: int, device: str) -> None:
         with single_thread_if_small(entries, torch.device(device)):
             assert torch.get_num_threads() == 2
+
+    @pytest.mark.parametrize(
+        ("first", "threads"),
+        [([nn.Linear(36, 128)], 1), ([nn.Unflatten(1, (1, 6, 6)), nn.Conv2d(1, 8, 3), nn.Flatten()], 2)],
+        ids=["linear", "convolution"],
+    )
+    def test_a_small_network_without_convolutions_is_audited_with_one(
+        self, first: list[nn.Module], threads: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        used: list[int] = []
+
+        def spy(*arguments: Any) -> Plan:
+            used.append(torch.get_num_threads())
+            return make_plan(*arguments)
+
+        monkeypatch.setattr(auditing, "make_plan", spy)
+        model = nn.Sequential(*first, nn.ReLU(), nn.Linear(128, 10))
+        batch = simulate.random_batch(4, features=36, generator=torch.Generator().manual_seed(1))
+        spearpp.audit(simulate.FedSGD()(model, batch), model)
+        assert used == [threads]
+        assert torch.get_num_threads() == 2

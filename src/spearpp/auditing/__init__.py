@@ -1,5 +1,6 @@
 """Audit a client's update: plan which layers to invert, run the searches, judge the recovered inputs."""
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,11 +19,17 @@ from spearpp.auditing.task import MEMORY, SEARCH_SHARE, Budget, Task
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import LATE, Context, worded
 from spearpp.inversion.result import Progress
+from spearpp.linalg.chunks import single_thread_if_small
 from spearpp.model import Layer, named_as
 from spearpp.model.embeddings import find_tables
 from spearpp.model.loss import Loss
 from spearpp.search import Search
 from spearpp.update import ClientUpdate
+from spearpp.update.lazy import tensor_specs
+
+WORTH = 2**20
+"""Number of weights from which a second thread helps an audit. Measured with 700,000 weights: a second thread on
+two idle cores saves 0.06 of 0.23 s. On cores that another process also uses, two threads take 10 s."""
 
 __all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
 
@@ -117,8 +124,20 @@ def audit(
 
 
 def _audit_one(update: ClientUpdate, task: Task) -> AuditResult:
-    """Audit one update: plan, run, judge."""
+    """Audit one update: plan, run, judge. The audit of a small network uses one CPU thread."""
     update = named_as(update, task.model)
+    with single_thread_if_small(_work_of(update), torch.device("cpu"), WORTH):
+        return _audited(update, task)
+
+
+def _work_of(update: ClientUpdate) -> int:
+    """Return the number of weights, or a number above all limits for convolutions and for weights on a GPU."""
+    specs = tensor_specs(update.weights).values()
+    small = all(len(each.shape) <= 2 and each.device.type == "cpu" for each in specs)
+    return sum(each.numel() for each in specs) if small else sys.maxsize
+
+
+def _audited(update: ClientUpdate, task: Task) -> AuditResult:
     began, whole, of_search = time.monotonic(), Budget.of(task.budget), Budget.of(task.budget, SEARCH_SHARE)
     plan = make_plan(update, task)
     tables = audit_vocabulary(update, find_tables(task.model, update), task.vocabulary)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.factors.rank import ROUNDING, numerical_rank
+from spearpp.linalg.chunks import WORTH_DECOMPOSING, single_thread_if_small
 from spearpp.types import Float, Tensor
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import NUMBERS, Named, blocks, tensor_specs
@@ -142,8 +143,9 @@ def _spectrum(
     wide = whole.shape[0] <= whole.shape[1]
     core = whole.double() if wide else whole.double().T
     epsilon = max(torch.finfo(gradient.dtype).eps, torch.finfo(torch.float32).eps)
-    gram = core @ core.T
-    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(0)
+    with single_thread_if_small(core.shape[0] ** 2, core.device, WORTH_DECOMPOSING):
+        gram = core @ core.T
+        values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(0)
     rank = numerical_rank(values, (core.shape[0], core.shape[1]), epsilon)
     k = len(values) // 2 if rank is None else rank
     rounding = ROUNDING * epsilon * torch.linalg.vector_norm(values)

@@ -18,7 +18,7 @@ from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Clock, Inversion, Progress, Stats
-from spearpp.linalg.chunks import single_thread_if_small
+from spearpp.linalg.chunks import WORTH_DECOMPOSING, single_thread_if_small
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following
 from spearpp.search import Equations, Gated, Search
@@ -117,15 +117,16 @@ def invert(
     clock = Clock()
     with clock("decompose"):
         seen = observe(grad_weight, grad_bias, weight, bias)
-        problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
-        reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations, rounds)
-        problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs)
-        problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
-        if following is not None and problem.batch_size > 0:
-            rests = [following] if isinstance(following, Following) else following
-            network = with_input_noise(network_equations(rests, problem.factors, seen), problem.factors, seen)
-            if problem.batch_size > 1 or contradicts(network, problem):
-                problem = replace(problem, network=network)
+        with single_thread_if_small(min(seen.gradient.shape) ** 2, seen.device, WORTH_DECOMPOSING):
+            problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
+            reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations, rounds)
+            problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs)
+            problem = replace(problem, dropout=dropout, one_step=one_step, rounds=rounds)
+            if following is not None and problem.batch_size > 0:
+                rests = [following] if isinstance(following, Following) else following
+                network = with_input_noise(network_equations(rests, problem.factors, seen), problem.factors, seen)
+                if problem.batch_size > 1 or contradicts(network, problem):
+                    problem = replace(problem, network=network)
     if problem.batch_size == 0:
         outcome, recovered = without_search(problem), no_inputs(problem)
     else:

@@ -16,6 +16,9 @@ WORTH = 2**16
 """Number of entries of L from which a second thread helps. Measured: for smaller layers the threads mostly wait for
 each other. On a machine of two cores that other processes also used, two threads took ten times as long as one at 4,000
 entries (docs/lab/notebook.md, section "Speed")."""
+WORTH_DECOMPOSING = 2**20
+"""Number of entries of a Gram matrix from which a second thread helps to decompose it. Measured with 1000 rows: a
+second thread on two idle cores saves 0.06 of 0.16 s. Beside another process, two threads take 1.8 s on two cores."""
 
 
 def chunk_size(device: torch.device, bytes_each: int) -> int:
@@ -33,15 +36,16 @@ def small_chunk_size(device: torch.device, bytes_each: int) -> int:
 
 
 @contextmanager
-def single_thread_if_small(entries: int, device: torch.device) -> Iterator[None]:
-    """Use one CPU thread inside the context if the layer is small, and restore the setting afterwards.
+def single_thread_if_small(entries: int, device: torch.device, worth: int = WORTH) -> Iterator[None]:
+    """Use one CPU thread inside the context if the matrices are small, and restore the setting afterwards.
 
     PyTorch keeps this setting per thread. However, a thread that uses PyTorch for the first time inside the context
     inherits the setting of one thread. Such a thread should call ``torch.set_num_threads`` on its own. ``entries`` is
-    the number of entries of L. Computations on a GPU are left alone.
+    the number of entries of L, or of another matrix if ``worth`` says from which number a second thread helps.
+    Computations on a GPU are left alone.
     """
     before = torch.get_num_threads()
-    if device.type != "cpu" or entries >= WORTH or before == 1:
+    if device.type != "cpu" or entries >= worth or before == 1:
         yield
         return
     torch.set_num_threads(1)
