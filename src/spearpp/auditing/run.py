@@ -28,14 +28,14 @@ from spearpp.types import LayerTensors
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
 (``search.equations.starts.TRIAL``), so that no activation takes long."""
-FIRST_STARTS, STARTS_PER_SAMPLE = 1024, 4
+FIRST_STARTS, STARTS_PER_SAMPLE = 512, 4
 """Number of starts of the first search of a ReLU layer, in total or for each sample if these are more, when the
-equations of the network can follow. Measured with two layers: fresh networks took at most 950 starts at m = 200 and 572
-at b = 200, m = 500. Trained networks gained nothing after 512 (``docs/results/equations.md``, "ReLU")."""
+equations of the network can follow. Measured (``docs/lab/notebook.md``, "ReLU: which search comes first"): with 256
+starts, fresh networks take 1.6 to 2.2 times as long. With 1024 starts, trained ones take 1.4 to 1.6 times as long."""
 ENOUGH = 0.75
-"""Share of the samples that the equations must certify to spare a ReLU layer the search with all starts. Measured:
-on trained networks they certified more, and more starts gained nothing. After two local steps with momentum the
-equations certified half of the samples, and the search with all starts all of them (``docs/tutorial-flower.md``)."""
+"""Share of the samples that the equations must certify so that the search with all starts is skipped. Measured: on
+trained networks they certified 79 % or more, and more starts gained nothing. After two local steps with momentum they
+certified half of the samples, and the search with all starts certified all of them (``docs/tutorial-flower.md``)."""
 COMPILER = "torch._dynamo"
 """The compiler that ``torch.func`` imports when it first computes a derivative."""
 LOADING_SECONDS = 3.0
@@ -48,8 +48,10 @@ def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
     done: dict[str, LayerAudit] = {}
     interrupted = False
     for index, layer in enumerate(plan.feasible):
-        # The output layer comes last and takes seconds, so it does not shorten the time of the other layers.
-        share = clock.share(max(1, sum(not each.output for each in plan.feasible[index:])))
+        # The output layer comes last and takes seconds, so it does not shorten the time of the other layers. The inputs
+        # of the model matter most, so a layer that receives them gets half of the time.
+        waiting = max(1, sum(not each.output for each in plan.feasible[index:]))
+        share = clock.share(min(2, waiting) if layer.sees == "inputs" else waiting)
         if interrupted:
             done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
         elif index and clock.spent:
