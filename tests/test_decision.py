@@ -21,9 +21,9 @@ from spearpp.errors import DataError
 from spearpp.report import pdf
 from spearpp.report.changes import changes
 from spearpp.report.decision import decide
-from spearpp.report.junit import junit
+from spearpp.report.junit import junit_xml
 from spearpp.report.leaks import leaks
-from spearpp.report.sarif import sarif
+from spearpp.report.sarif import sarif_log
 
 TODAY = datetime.date(2026, 11, 18)
 
@@ -81,17 +81,17 @@ def test_an_expired_acceptance_is_named_everywhere(tmp_path: Path, leak: AuditRe
     content = json.loads((tmp_path / DOCUMENT).read_text())
     for text in (page.read_text(), json.dumps(content["checks"])):
         assert "the acceptance expired on 2020-01-02: test data" in text
-    assert "<failure" in junit(content)
-    assert "suppressions" not in sarif(content)["runs"][0]["results"][0]
+    assert "<failure" in junit_xml(content)
+    assert "suppressions" not in sarif_log(content)["runs"][0]["results"][0]
     far = datetime.date(9999, 1, 1)
     report.write(tmp_path, leak, config=accepting(until=far), fail_on="leak")
     content = json.loads((tmp_path / DOCUMENT).read_text())
-    (result,) = sarif(content)["runs"][0]["results"]
+    (result,) = sarif_log(content)["runs"][0]["results"]
     assert result["level"] == "error"
     assert "test data" in result["suppressions"][0]["justification"]
     assert "accepted until 9999-01-01: test data" in page.read_text()
-    assert "<failure" not in junit(content)
-    assert "accepted until 9999-01-01: test data" in junit(content)
+    assert "<failure" not in junit_xml(content)
+    assert "accepted until 9999-01-01: test data" in junit_xml(content)
 
 
 @pytest.mark.parametrize("fail_on", FAIL_ON)
@@ -104,12 +104,14 @@ def test_junit_and_sarif_agree_with_the_gate(leak: AuditResult, kind: str, most:
     content["layers"][0] |= {"recovered": 0, "fitting": 3} if kind == "unproved" else {"recovered": 3}
     content |= decide(content, Config(thresholds={} if most is None else {kind: most}), fail_on, TODAY)
     passes = content["gate"]["passed"] if fail_on != "never" else most == 3
-    assert ("<failure" not in junit(content)) is passes
-    (result,) = sarif(content)["runs"][0]["results"]
+    assert ("<failure" not in junit_xml(content)) is passes
+    (result,) = sarif_log(content)["runs"][0]["results"]
     assert ("suppressions" in result) is passes
     assert passes is (most == 3 or (kind == "unproved" and fail_on == "certified"))
     if passes:
-        assert ("within the threshold of 3" in junit(content)) is not (fail_on == "certified" and kind == "unproved")
+        assert ("within the threshold of 3" in junit_xml(content)) is not (
+            fail_on == "certified" and kind == "unproved"
+        )
 
 
 def test_the_audit_is_complete_if_no_time_limit_and_no_interruption_ended_it(leak: AuditResult) -> None:

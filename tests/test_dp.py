@@ -18,7 +18,7 @@ from spearpp import ClientUpdate, simulate
 from spearpp.cli import main
 from spearpp.cli.options import stated_dp
 from spearpp.dp import DELTA, KAPPA, StatedDP, compare, possible_noise, probability
-from spearpp.dp.compare import MAX_SIDE
+from spearpp.dp.comparison import MAX_SIDE
 from spearpp.errors import MissingExtraError, OptionError
 
 MODEL = simulate.mlp(40, [60, 60], 10)

@@ -1,5 +1,6 @@
 """The package as a new user sees it: imports, the example of README, the wheel, citations and versions."""
 
+import ast
 import re
 import textwrap
 from pathlib import Path
@@ -55,6 +56,21 @@ def test_the_example_of_the_readme_has_five_lines() -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     imports = ("import ", "from ")
     assert len([line for line in example.splitlines() if line.strip() and not line.startswith(imports)]) == 5
+
+
+def test_no_name_of_a_package_hides_a_module() -> None:
+    """``import spearpp.report.sarif as sarif`` must give the module, not a function of the same name."""
+    packages = list((ROOT / "src").rglob("__init__.py"))
+    assert len(packages) > 10
+    for package in packages:
+        modules = {each.stem for each in package.parent.iterdir()}
+        own = ".".join(package.parent.relative_to(ROOT / "src").parts)
+        for node in ast.parse(package.read_text()).body:
+            if isinstance(node, ast.ImportFrom):  # ``from package import module`` gives the module itself
+                named = {each.asname or each.name for each in node.names if node.module != own}
+            else:
+                named = {node.name} if isinstance(node, ast.FunctionDef | ast.ClassDef) else set()
+            assert not named & modules, f"{package} hides {named & modules}"
 
 
 def test_readme_and_makefile_name_the_same_commands() -> None:

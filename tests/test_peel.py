@@ -14,7 +14,7 @@ from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.solutions import Pairs, no_pairs
 from spearpp.linalg import sphere
 from spearpp.search import Gated
-from spearpp.search.gated.peel import peel
+from spearpp.search.gated.peel import peel_samples
 
 
 def bright(b: int, m: int, seed: int = 0, *, common: float = 1.0, bias: bool = True) -> Client:
@@ -33,7 +33,7 @@ def inputs_of(problem: Problem, pairs: Pairs) -> torch.Tensor:
 def test_what_is_peeled_off_is_in_the_batch(seed: int) -> None:
     client = bright(30, 240, seed)
     problem = client.problem
-    pairs = peel(problem)
+    pairs = peel_samples(problem)
     assert len(pairs) >= 3
     distance = torch.cdist(inputs_of(problem, pairs), client.batch.inputs.double()).amin(1)
     assert float(distance.max()) < 1e-5
@@ -43,7 +43,7 @@ def test_what_is_peeled_off_is_in_the_batch(seed: int) -> None:
 
 def test_pairs_are_biorthogonal_and_leave_a_smaller_problem() -> None:
     problem = bright(30, 240).problem
-    pairs, left = peel(problem), problem.factors.left
+    pairs, left = peel_samples(problem), problem.factors.left
     k = len(pairs)
     torch.testing.assert_close(pairs.directions @ pairs.points.T, torch.eye(k, dtype=torch.float64))
     assert pairs.apart.shape == (30, 30 - k)
@@ -66,28 +66,28 @@ def test_a_sample_hidden_in_anothers_point_is_taken_out_of_it() -> None:
 
 
 def test_nothing_is_peeled_off_where_neurons_fire_for_half_of_the_samples(make_client: MakeClient) -> None:
-    assert not len(peel(make_client(20, 120, 100).problem))
+    assert not len(peel_samples(make_client(20, 120, 100).problem))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_rows_with_too_few_zeros_are_skipped(seed: int) -> None:
     """With b near half of the neurons nearly any row has a direction that fits it."""
-    assert not len(peel(bright(50, 120, seed).problem))
+    assert not len(peel_samples(bright(50, 120, seed).problem))
 
 
 def test_a_layer_without_bias_says_no_sign_and_is_not_peeled() -> None:
-    assert not len(peel(bright(30, 240, bias=False).problem))
+    assert not len(peel_samples(bright(30, 240, bias=False).problem))
 
 
 def test_no_time_is_no_peeling() -> None:
-    assert not len(peel(bright(30, 240).problem, deadline=0.0))
+    assert not len(peel_samples(bright(30, 240).problem, deadline=0.0))
 
 
 def test_it_helps_where_the_search_alone_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same number of starts, peeling leads to the whole batch and the search alone does not."""
     client = bright(24, 240, 1, common=2.0)
     search = Gated(starts=1536)
-    assert len(peel(client.problem)) >= 6
+    assert len(peel_samples(client.problem)) >= 6
     result = spearpp.invert(*client.seen, search=search)
     assert client.score(result).exact
     assert bool(result.certified.all())
@@ -96,7 +96,7 @@ def test_it_helps_where_the_search_alone_is_slow(monkeypatch: pytest.MonkeyPatch
         del deadline
         return no_pairs(problem)
 
-    monkeypatch.setattr("spearpp.search.gated.peel", nothing)
+    monkeypatch.setattr("spearpp.search.gated.peel_samples", nothing)
     alone = spearpp.invert(*client.seen, search=search)
     assert alone.stats.found < 24
     assert not bool(alone.certified.any())
@@ -105,7 +105,7 @@ def test_it_helps_where_the_search_alone_is_slow(monkeypatch: pytest.MonkeyPatch
 
 def test_what_rows_gave_away_is_returned_where_the_rest_is_not_found() -> None:
     client = bright(30, 240)
-    pairs = peel(client.problem)
+    pairs = peel_samples(client.problem)
     result = spearpp.invert(*client.seen, search=Gated(starts=1))
     assert 0 < len(pairs) < 30
     assert len(result.inputs) == len(pairs)
@@ -121,7 +121,7 @@ def test_a_faint_sample_in_anothers_row_does_not_hide_its_own_direction() -> Non
         weights = torch.logspace(-3, 0, 10)
         loss = torch.nn.functional.cross_entropy(model(batch.inputs), batch.labels, weight=weights)
         seen = layers_of(loss, model)[0]
-        assert len(peel(pose(observe(*seen), sparsity=0.1))) >= 1
+        assert len(peel_samples(pose(observe(*seen), sparsity=0.1))) >= 1
         assert bool(spearpp.invert(*seen, search=Gated(starts=2048)).certified.all())
 
 

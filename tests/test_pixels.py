@@ -21,7 +21,7 @@ from spearpp.inversion.pixels import Pictures, solve
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model import Sees
 from spearpp.model.front import FrontEnd
-from spearpp.report.sarif import sarif
+from spearpp.report.sarif import sarif_log
 from spearpp.types import Tensor
 
 SIDE = 12
@@ -224,7 +224,7 @@ class TestAudit:
         again = AuditResult.load(tmp_path)
         assert from_features(again)[0].claims == entry.claims
         assert "computed from features of an inner layer" in (tmp_path / "report.html").read_text()
-        (leak,) = sarif(result.to_dict())["runs"][0]["results"]
+        (leak,) = sarif_log(result.to_dict())["runs"][0]["results"]
         assert (leak["ruleId"], leak["properties"]["sees"]) == (
             "spearpp/recoverable-training-data",
             "inputs from features",
@@ -260,7 +260,7 @@ class TestAudit:
         reasons = [each.reason for each in result.layers if each.layer.sees == Sees.FEATURES and len(each.inputs)]
         assert reasons
         assert why in reasons[0]
-        (leak,) = sarif(result.to_dict())["runs"][0]["results"]
+        (leak,) = sarif_log(result.to_dict())["runs"][0]["results"]
         assert (leak["ruleId"], leak["properties"]["sees"]) == ("spearpp/features", "features")
 
     def test_a_dark_picture_with_few_features_is_left_out_and_counted(self) -> None:

@@ -30,7 +30,7 @@ from spearpp.cli.audit import exit_code
 from spearpp.inversion.result import Inversion
 from spearpp.report import plots
 from spearpp.report.advice import defences
-from spearpp.report.sarif import sarif
+from spearpp.report.sarif import sarif_log
 from spearpp.report.wording import headline
 from spearpp.simulate import Batch
 
@@ -272,7 +272,7 @@ def test_a_gate_sees_one_result_for_a_leak_and_none_without(
     location = result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
     assert location == "a%20folder/update.safetensors"
     assert nothing.verdict is Verdict.NOT_APPLICABLE
-    assert sarif(nothing.to_dict())["runs"][0]["results"] == []
+    assert sarif_log(nothing.to_dict())["runs"][0]["results"] == []
 
 
 def test_the_docs_show_the_same_defences_as_the_report() -> None:

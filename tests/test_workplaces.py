@@ -16,7 +16,7 @@ import spearpp
 from conftest import present
 from spearpp import simulate
 from spearpp.dp import StatedDP, compare
-from spearpp.report.junit import junit
+from spearpp.report.junit import junit_xml
 
 ROOT = Path(__file__).parents[1]
 yaml = pytest.importorskip("yaml")
@@ -157,7 +157,7 @@ def content_of(client: simulate.Client) -> dict[str, Any]:
 def test_junit_has_a_failure_for_every_layer_that_leaks() -> None:
     content = content_of(simulate.FedSGD())
     content["layers"][1]["name"] = "block\x1b[31m\x00 & <1>"
-    root = ElementTree.fromstring(junit(content))  # noqa: S314
+    root = ElementTree.fromstring(junit_xml(content))  # noqa: S314
     (suite,) = root.findall("testsuite")
     assert set(root.attrib) == {"name", "tests", "failures", "errors", "time"}  # all that Jenkins' schema allows
     assert re.fullmatch(r"\d+\.\d{3}", root.get("time", ""))
@@ -188,7 +188,7 @@ def test_junit_skips_a_leak_that_was_accepted_and_fails_once_it_expired() -> Non
         "acceptance": acceptance,
     }
     for status, tag in (("accepted", "skipped"), ("expired", "failure"), ("exceeded", "failure")):
-        root = ElementTree.fromstring(junit({**content, "leaks": [{**leak, "status": status}]}))  # noqa: S314
+        root = ElementTree.fromstring(junit_xml({**content, "leaks": [{**leak, "status": status}]}))  # noqa: S314
         found = present(root.find(f"./testsuite/testcase/{tag}"))
         assert "test data" in found.get("message", "")
 
@@ -196,7 +196,7 @@ def test_junit_skips_a_leak_that_was_accepted_and_fails_once_it_expired() -> Non
 def test_junit_does_not_fail_and_does_not_reassure_where_nothing_was_found() -> None:
     content = content_of(simulate.DPSGD(0.5, 0.25))
     assert content["verdict"] != "LEAKS"
-    suite = present(ElementTree.fromstring(junit(content)).find("testsuite"))  # noqa: S314
+    suite = present(ElementTree.fromstring(junit_xml(content)).find("testsuite"))  # noqa: S314
     assert suite.get("failures") == "0"
     assert int(suite.get("skipped", "")) == sum(each["inversion"] is None for each in content["layers"])
 

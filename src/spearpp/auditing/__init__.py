@@ -14,7 +14,7 @@ from spearpp.auditing.judge import judge_all
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.result import AuditResult, LayerAudit, Verdict, verdict_of
 from spearpp.auditing.rounds import audit_rounds
-from spearpp.auditing.run import run
+from spearpp.auditing.run import run_searches
 from spearpp.auditing.task import MEMORY, SEARCH_SHARE, Budget, Task
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
 from spearpp.auditing.wording import LATE, Context, worded
@@ -141,7 +141,7 @@ def _audited(update: ClientUpdate, task: Task) -> AuditResult:
     began, whole, of_search = time.monotonic(), Budget.of(task.budget), Budget.of(task.budget, SEARCH_SHARE)
     plan = make_plan(update, task)
     tables = audit_vocabulary(update, find_tables(task.model, update), task.vocabulary)
-    audits, interrupted = run(plan, task, of_search)
+    audits, interrupted = run_searches(plan, task, of_search)
     judged = judge_all(audits, plan, task, whole.deadline)
     late = whole.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
     result = AuditResult(

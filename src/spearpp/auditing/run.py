@@ -43,7 +43,7 @@ LOADING_SECONDS = 3.0
 on a CPU core."""
 
 
-def run(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
+def run_searches(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit], bool]:
     """Invert the layers one after the other. Return them, and whether Ctrl-C interrupted the inversion."""
     done: dict[str, LayerAudit] = {}
     interrupted = False
@@ -178,34 +178,48 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
 def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
     """Search a layer with ReLU for sparse directions, and solve the equations of the network if an input is missing.
 
-    With a model, the first search is short, and the equations start from the inputs that it found. If they certify few
-    inputs, they may hold only approximately, as after local training. If the first search used all of its starts, the
-    layer is then searched again with more.
+    The first search is short, and the equations start from the inputs that it found. Without a model, other common
+    activations are tried if no direction is sparse, because sparse directions show that a ReLU follows. If the
+    equations certify few inputs, they may hold only approximately, as after local training. If the first search used
+    all of its starts, the layer is then searched again with more.
 
     Returns:
         The layer and its inversion, with another reason if the equations certified more.
     """
-    layer, starts = here.layer, Gated.starts
-    if here.task.model is not None and layer.next is not None:
+    layer, model, starts = here.layer, here.task.model, Gated.starts
+    if layer.next is not None:
         starts = max(FIRST_STARTS, STARTS_PER_SAMPLE * (here.task.batch_size or 0))
     best = first = here.invert(search=Gated(starts), seconds=here.remaining / 2)
     if _ended(first):
         return layer, first
-    again = starts <= first.stats.starts < Gated.starts
-    if here.task.model is None:
-        tries = layer.sees == "inputs" and not bool(first.certified.any()) and _time_to_load(here.remaining)
-        return (_other_activation(here) if tries else None) or (layer, first)
-    if _time_to_load(here.remaining):
+    again, in_time = starts <= first.stats.starts < Gated.starts, _time_to_load(here.remaining)
+    if model is None and layer.sees == "inputs" and in_time and not first.stats.found:
+        found = _other_activation(here)
+        if found is not None:
+            return found
+    if model is not None and in_time:
         with suppress(OptionError):
-            seconds = here.remaining / (2 if again else 1)
-            second = here.invert(here.following(here.task.model), Equations(inputs=first.inputs), seconds)
-            again = again and int(second.certified.sum()) < ENOUGH * first.batch_size
-            best = _better(first, second)
+            following = here.following(model)
+            if _has_forward_equations(following, first.batch_size):
+                seconds = here.remaining / (2 if again else 1)
+                second = here.invert(following, Equations(inputs=first.inputs), seconds)
+                again = again and int(second.certified.sum()) < ENOUGH * first.batch_size
+                best = _better(first, second)
     if again and here.remaining > 0 and not _ended(best):
         best = _better(best, here.invert())
     if _by_network(best):
         layer = replace(layer, reason=f"{layer.reason}; the equations of the network were solved")
     return layer, best
+
+
+def _has_forward_equations(following: Following, batch_size: int) -> bool:
+    """Return whether the inputs of a later layer give equations: it needs more neurons than the batch has samples.
+
+    Without them, the equations do not determine the inputs of a layer with ReLU. Besides the activation pattern, its
+    signals depend only on the outputs of the next layer, and these are then about as many numbers as the unknowns, or
+    fewer.
+    """
+    return any(len(gradient) > batch_size for gradient, *_ in following.layers.values())
 
 
 def _better(first: Inversion, second: Inversion) -> Inversion:

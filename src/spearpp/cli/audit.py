@@ -145,7 +145,7 @@ def audit(
         )
     content = read_document(folder)
     if as_json or as_sarif:
-        print_json(reports.sarif(content) if as_sarif else content)
+        print_json(reports.sarif_log(content) if as_sarif else content)
         print_gate(output(stderr=True), content, quiet=True)
     else:
         print_result(result, page, quiet, truth=batch, dp=dp)

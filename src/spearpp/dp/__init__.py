@@ -6,6 +6,6 @@
 """
 
 from spearpp.dp.bound import DELTA, KAPPA, StatedDP, probability
-from spearpp.dp.compare import Comparison, compare, possible_noise
+from spearpp.dp.comparison import Comparison, compare, possible_noise
 
 __all__ = ["DELTA", "KAPPA", "Comparison", "StatedDP", "compare", "possible_noise", "probability"]

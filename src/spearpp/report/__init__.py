@@ -26,9 +26,9 @@ from spearpp.metrics import Score, score
 from spearpp.pictures import blur, guess_shape
 from spearpp.report.decision import decide
 from spearpp.report.html import page
-from spearpp.report.junit import junit
+from spearpp.report.junit import junit_xml
 from spearpp.report.presentation import Presentation, presented, shown_truth
-from spearpp.report.sarif import sarif
+from spearpp.report.sarif import sarif_log
 from spearpp.simulate import Batch
 from spearpp.types import Tensor
 from spearpp.update.files import FileName, write_whole
@@ -40,9 +40,9 @@ __all__ = [
     "Presentation",
     "Redaction",
     "compare",
-    "junit",
+    "junit_xml",
     "rerender",
-    "sarif",
+    "sarif_log",
     "why_not_compared",
     "write",
 ]
@@ -195,8 +195,8 @@ def _render(
     originals = None if rows is None or compared is None else _originals(rows, presentation, redact)
     html = page(shown, content, presentation, originals, compared, redact)
     write_whole(path / PAGE, html.encode())
-    write_whole(path / SARIF, (json.dumps(sarif(content), indent=1) + "\n").encode())
-    write_whole(path / JUNIT, junit(content).encode())
+    write_whole(path / SARIF, (json.dumps(sarif_log(content), indent=1) + "\n").encode())
+    write_whole(path / JUNIT, junit_xml(content).encode())
     return path / PAGE
 
 

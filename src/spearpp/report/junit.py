@@ -14,7 +14,7 @@ NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 NOT_SAFE = "Finding nothing does not prove that the update is safe."
 
 
-def junit(content: Mapping[str, Any]) -> str:
+def junit_xml(content: Mapping[str, Any]) -> str:
     """Convert the content of ``report.json`` to JUnit XML.
 
     Every Linear layer and every embedding table is a test case. The case fails if a leak of this layer or table fails

@@ -36,7 +36,7 @@ RULES = {
 """The title, the explanation and the advice of each rule."""
 
 
-def sarif(content: Mapping[str, Any]) -> dict[str, Any]:
+def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the content of ``report.json`` to a SARIF log.
 
     Returns:

@@ -10,8 +10,8 @@ keeps those that fit (``accept``), and removes what was found from the problem (
 Before these rounds, the search uses cheaper sources:
 
 - if the gradient of the next layer is informative, the equations of the next layer (``two_layers``);
-- otherwise, inputs that single rows of the gradient reveal (``peel``), and then the weights of a next layer with few
-  outputs (``backward``, or ``over_rounds`` for several rounds of one client).
+- otherwise, inputs that single rows of the gradient reveal (``peel_samples``), and then the weights of a next layer
+  with few outputs (``backward``, or ``over_rounds`` for several rounds of one client).
 """
 
 import math
@@ -30,7 +30,7 @@ from spearpp.search.gated.backward import BackwardRounds
 from spearpp.search.gated.descent import Effort
 from spearpp.search.gated.one_layer import OneLayerRounds, RoundOptions
 from spearpp.search.gated.over_rounds import BackwardOverRounds
-from spearpp.search.gated.peel import peel
+from spearpp.search.gated.peel import peel_samples
 from spearpp.search.gated.two_layers import TwoLayerRounds
 
 MAX_STARTS = 4096
@@ -122,7 +122,7 @@ class Gated(Search):
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
         """Propose the new directions of each round, from three sources one after the other.
 
-        1. Inputs that single rows of the gradient reveal (``peel``), if the next layer is not used.
+        1. Inputs that single rows of the gradient reveal (``peel_samples``), if the next layer is not used.
         2. Rounds that use the next layer or the weights of an output layer, if they were given. If two layers were
            necessary and found something, the search ends here.
         3. Rounds of descents on this layer alone, for the directions that are still missing.
@@ -135,7 +135,7 @@ class Gated(Search):
         if self.seconds is not None:
             deadline = min(deadline, time.monotonic() + self.seconds)
         remaining, known = self.starts, problem.factors.left.new_zeros(0, problem.batch_size)
-        peeled = no_pairs(problem) if problem.next_layer is not None else peel(problem, deadline)
+        peeled = no_pairs(problem) if problem.next_layer is not None else peel_samples(problem, deadline)
         if len(peeled):
             known = sphere.retract(peeled.directions)
             yield Proposals(known, starts=0, steps=0, pairs=peeled)

@@ -37,7 +37,7 @@ SINGULAR_RATIO = 0.05
 """Largest ratio of the first to the second singular value of the silent rows. Design choice: the first is noise."""
 
 
-def peel(problem: Problem, deadline: float = math.inf) -> Pairs:
+def peel_samples(problem: Problem, deadline: float = math.inf) -> Pairs:
     """Recover all inputs that single rows reveal one after another, until the deadline on ``time.monotonic``'s clock.
 
     If neurons fire for about half of the samples, no row has a single sample and the result is empty. It is also empty
