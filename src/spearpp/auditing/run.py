@@ -10,6 +10,7 @@ from functools import partial
 
 from torch import nn
 
+from spearpp.auditing.claims import MAX_ERROR
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.plan import Plan
 from spearpp.auditing.replay import as_sent
@@ -71,12 +72,25 @@ def run_searches(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit
 def _covered(done: Iterable[LayerAudit]) -> str:
     """Return why a layer that receives features says nothing more than the layers before it, or an empty string."""
     for each in done:
-        if each.layer.sees == "inputs" and each.complete:
-            return "its inputs follow from the recovered inputs of the model"
         found = each.inversion
-        if each.layer.sees == "inputs" and found is not None and bool(found.certified.any()) and _by_network(found):
+        if each.layer.sees != "inputs" or found is None:
+            continue
+        if each.complete or _limited_by_noise(found):
+            return "its inputs follow from the recovered inputs of the model"
+        if bool(found.certified.any()) and _by_network(found):
             return f"the equations that recovered inputs of layer {each.layer.name} include its gradient"
     return ""
+
+
+def _limited_by_noise(found: Inversion) -> bool:
+    """Return whether the evidence holds for every input, and only noise keeps all of them from being exact.
+
+    Another search, or another layer, cannot change this. The limit for the stated errors is that of approximate claims.
+    """
+    evidence = found.evidence
+    if evidence is None or bool(found.certified.any()) or not 0 < found.batch_size == len(found.inputs):
+        return False
+    return bool((evidence.consistent & (evidence.error <= MAX_ERROR)).all())
 
 
 def _by_network(found: Inversion) -> bool:
@@ -230,7 +244,7 @@ def _better(first: Inversion, second: Inversion) -> Inversion:
 
 def _ended(result: Inversion) -> bool:
     """Return whether no further search of this layer can find more, or none is wanted."""
-    return result.stats.interrupted or not result.missing
+    return result.stats.interrupted or not result.missing or _limited_by_noise(result)
 
 
 def _by_equations(here: _LayerRun) -> Inversion:
