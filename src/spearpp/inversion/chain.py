@@ -42,10 +42,10 @@ def first_and_second_derivatives(steps: Sequence[Step]) -> tuple[list[Tensor], l
         points, values = _values(steps)
         first = _first(points, values, again=True)
         curved = [each for each in first if each.requires_grad]
-        second = [torch.zeros_like(each) for each in first]
-        if curved:
-            ones = [torch.ones_like(each) for each in curved]
-            second = list(torch.autograd.grad(curved, points, ones, allow_unused=True, materialize_grads=True))
+        if not curved:
+            second = [torch.zeros_like(each) for each in first]
+        else:
+            second = list(torch.autograd.grad(curved, points, _ones(curved), allow_unused=True, materialize_grads=True))
     return [each.detach() for each in first], second
 
 
@@ -55,7 +55,13 @@ def _values(steps: Sequence[Step]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _first(points: list[Tensor], values: list[Tensor], *, again: bool) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(values, points, [torch.ones_like(each) for each in values], create_graph=again)
+    return torch.autograd.grad(values, points, _ones(values), create_graph=again)
+
+
+def _ones(values: Sequence[Tensor]) -> list[Tensor]:
+    """Return ones of the shape of each tensor, which share one number in memory."""
+    one = values[0].new_ones(())
+    return [one.expand_as(each) for each in values]
 
 
 def signals_of(

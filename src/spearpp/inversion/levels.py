@@ -52,7 +52,7 @@ def with_input_noise(network: Network, own: Factors, seen: Observation) -> Netwo
     if len(network.rests) > 1 or not white or noise <= BEYOND_ROUNDING * seen.gradient_epsilon * size:
         return network
     inputs, labels = _typical_samples(seen, network.label_count)
-    draw = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(inputs)
+    draw = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
     step = STEP * float(inputs.square().mean().sqrt())
     if not step:  # no row has a bias gradient, as before BatchNorm in training mode
         return network

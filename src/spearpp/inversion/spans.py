@@ -88,7 +88,8 @@ class Span:
         inside, length = vectors @ self.basis, sphere.norm(vectors)
         share = torch.linalg.vector_norm(torch.addmm(vectors, inside, self.basis.T, alpha=-1), dim=1) / length
         amplified = torch.linalg.vector_norm(inside / self.singular_values, dim=1)
-        noise = self.noise * self.equations**0.5 * amplified / length
-        rounding = self.rounding * cancellation if self.signals else torch.full_like(noise, self.rounding)
-        moved = torch.hypot(self.sensitivity * input_noise, torch.full_like(noise, self.drift))
-        return share, torch.hypot(torch.hypot(noise, rounding), moved)
+        squared = (self.noise * self.equations**0.5 * amplified / length).square() + self.drift**2
+        squared += (self.rounding * cancellation).square() if self.signals else self.rounding**2
+        if self.sensitivity:
+            squared += (self.sensitivity * input_noise).square()
+        return share, squared.sqrt()
