@@ -7,12 +7,13 @@
 A constant is a number that a module of ``spearpp.inversion``, ``spearpp.search``, ``spearpp.linalg`` or
 ``spearpp.auditing`` assigns to a name in capitals. Every variation runs in a process of its own, which compiles the
 module with the changed number before anything imports it. The distance from 1 is varied for a number between 0.5 and 1.
-A tuple has one variation for each of its numbers.
+A tuple has one variation for each of its numbers. Only clients whose attack uses the constant are attacked.
 
-The clients of the benchmark cover the searches, the claims and the kinds of noise (``constants_clients.CASES``). With
+The clients of the benchmark cover the searches, the claims and the kinds of noise (``constants_clients.CLIENTS``). With
 --hostile N, N updates of each family of ``hostile_clients`` are audited too. Three numbers describe a variation:
 
-- recovered: inputs with a claim, over all clients;
+- recovered: by how much the number of inputs with a claim changes, over all clients whose attack calls a function that
+  uses the constant;
 - wrong: claimed inputs that are farther than three times their stated error from every sample, and the faults that
   ``make bench NAME=hostile`` counts;
 - steps: steps of all searches, relative to those with the constants as they are.
@@ -25,10 +26,12 @@ import json
 import multiprocessing
 import operator
 import sys
+import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -79,7 +82,10 @@ class Row:
 
     constant: str
     value: float
+    clients: int
+    """Number of clients whose attack uses the constant. Only these are attacked."""
     recovered: int
+    """Change of the number of inputs with a claim."""
     wrong: int
     steps: float
     different: str
@@ -170,28 +176,67 @@ class _Replace(ast.NodeTransformer):
         return self.new if node is self.old else self.generic_visit(node)
 
 
-Task = tuple[Constant | None, float, Namespace]
+Task = tuple[Constant, float, tuple[str, ...], Namespace]
 
 
-def run(task: Task) -> tuple[Constant | None, float, dict[str, Counter[str]]]:
-    """Attack all clients with one variation, or with the constants as they are."""
-    constant, value, options = task
+def run(task: Task) -> tuple[Constant, float, dict[str, Counter[str]]]:
+    """Attack some clients with one variation."""
+    constant, value, names, options = task
     torch.set_num_threads(1)
-    if constant is not None:
-        sys.meta_path.insert(0, Changed(constant, value))
-    from benchmarks.constants_clients import measure
+    sys.meta_path.insert(0, Changed(constant, value))
+    from benchmarks.constants_clients import clients, measure
 
-    return constant, value, measure(options.data, options.hostile, options.first, usual=constant is None)
+    return constant, value, measure(clients(options.data, options.hostile, options.first), names)
+
+
+def run_unchanged(options: Namespace) -> tuple[dict[str, Counter[str]], dict[str, set[str]]]:
+    """Attack all clients with the constants as they are.
+
+    Returns:
+        The counts of each client, and the clients whose attack called a function that uses a constant, by its label.
+    """
+    torch.set_num_threads(1)
+    from benchmarks.constants_clients import clients, recorded
+
+    found: dict[str, Counter[str]] = {}
+    reached: dict[str, set[str]] = {}
+    for name, attack in clients(options.data, options.hostile, options.first).items():
+        began = time.monotonic()
+        found[name], called = recorded(attack)
+        print(f"# {name}: {dict(found[name])}, {time.monotonic() - began:.2f} s", file=sys.stderr, flush=True)
+        for label in {each for code in called for each in _used(code)}:
+            reached.setdefault(label, set()).add(name)
+    return found, reached
+
+
+def _used(code: CodeType) -> Iterator[str]:
+    """Yield the modules and names of all constants that a function uses."""
+    if ROOT not in (file := Path(code.co_filename)).parents:
+        return
+    homes = _homes(file)
+    yield from (homes[name] for name in code.co_names if name in homes)
+
+
+@cache
+def _homes(file: Path) -> dict[str, str]:
+    """Return the module in which each name in capitals is assigned, followed by the name, for the names of a file."""
+    module = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    tree = ast.parse(file.read_text())
+    homes = {target.id: f"{module}.{target.id}" for target, _ in _assignments(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            homes |= {each.name: f"{node.module}.{each.name}" for each in node.names if each.name.isupper()}
+    return homes
 
 
 def row(constant: Constant, value: float, found: dict[str, Counter[str]], usual: dict[str, Counter[str]]) -> Row:
     """Compare a variation with the constants as they are."""
-    sums, before = (sum(each.values(), Counter[str]()) for each in (found, usual))
-    changed = {name: found[name]["recovered"] - usual[name]["recovered"] for name in usual}
-    different = [f"{name} {change:+d}" for name, change in changed.items() if change]
-    different += [f"{name}: {found[name]['crashes']} crashes" for name in usual if found[name]["crashes"]]
-    steps = sums["steps"] / max(1, before["steps"])
-    return Row(constant.label, value, sums["recovered"], sums["wrong"], steps, ", ".join(different))
+    now, before = (sum((each[name] for name in found), Counter[str]()) for each in (found, usual))
+    changes = {name: counts["recovered"] - usual[name]["recovered"] for name, counts in found.items()}
+    different = [f"{name} {change:+d}" for name, change in changes.items() if change]
+    different += [f"{name}: crash" for name, counts in found.items() if counts["crashes"]]
+    gained, steps = now["recovered"] - before["recovered"], now["steps"] / max(1, before["steps"])
+    return Row(constant.label, value, len(found), gained, now["wrong"], steps, ", ".join(different))
 
 
 def main() -> int:
@@ -209,22 +254,25 @@ def main() -> int:
     if given.list:
         print("\n".join(f"{each.label} = {each.value}" for each in chosen))
         return 0
-    varied = [(each, value) for each in chosen for factor in FACTORS if (value := each.times(factor)) != each.value]
-    tasks: list[Task] = [(None, 0.0, given), *((each, value, given) for each, value in varied)]
     rows: list[Row] = []
-    usual: dict[str, Counter[str]] = {}
-    print("| constant | value | recovered | wrong | steps | clients with other claims |\n|---|---|---|---|---|---|")
     with multiprocessing.get_context("fork").Pool(given.processes, maxtasksperchild=1) as pool:
+        usual, reached = pool.apply(run_unchanged, (given,))
+        total = sum(usual.values(), Counter[str]())
+        print("| constant | value | clients | recovered | wrong | steps | clients with other claims |")
+        print("|---|---|---|---|---|---|---|")
+        print(f"| as they are | | {len(usual)} | {total['recovered']} | {total['wrong']} | 1 | |", flush=True)
+        tasks: list[Task] = []
+        for constant in chosen:
+            names = tuple(name for name in usual if name in reached.get(f"{constant.module}.{constant.name}", ()))
+            values = [constant.times(factor) for factor in FACTORS]
+            tasks += [(constant, value, names, given) for value in values if names and value != constant.value]
+            if not names:
+                print(f"| {constant.label} = {constant.value:g} | | 0 | | | | |", flush=True)
         for constant, value, found in pool.imap(run, tasks, chunksize=1):
-            if constant is None:
-                usual = found
-                total = sum(found.values(), Counter[str]())
-                print(f"| as they are | | {total['recovered']} | {total['wrong']} | 1 | |", flush=True)
-                continue
             each = row(constant, value, found, usual)
             rows.append(each)
-            print(f"| {each.constant} = {constant.value:g} | {value:g} | {each.recovered} | {each.wrong} ", end="")
-            print(f"| {each.steps:.2f} | {each.different} |", flush=True)
+            print(f"| {each.constant} = {constant.value:g} | {value:g} | {each.clients} | {each.recovered:+d} ", end="")
+            print(f"| {each.wrong} | {each.steps:.2f} | {each.different} |", flush=True)
             if given.out:
                 given.out.write_text(json.dumps([asdict(each) for each in rows], indent=1))
     return 0

@@ -1,16 +1,16 @@
 """The clients of ``benchmarks.constants``: small clients for each search, kind of claim and kind of noise."""
 
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from types import CodeType, FrameType
 
 import torch
 from torch import nn
 
 import spearpp
-from benchmarks import hostile
+from benchmarks import equations, hostile
 from benchmarks.embeddings import OPTIMISERS
 from benchmarks.embeddings import client as embedding_client
 from benchmarks.equations import network
@@ -20,6 +20,7 @@ from spearpp import simulate
 from spearpp.auditing import LayerAudit
 from spearpp.auditing.vocabulary import audit_vocabulary
 from spearpp.model.embeddings import find_tables
+from spearpp.model.following import Following
 from spearpp.simulate import DPSGD, Batch, Cast, Client, FedAvg, FedSGD, Quantise
 from spearpp.update import ClientUpdate
 
@@ -73,6 +74,19 @@ def trained(activation: str, b: int) -> Attack:
                 optimiser.step()
         batch = simulate.digits(b, generator=torch.Generator().manual_seed(seed))
         return audited(FedSGD()(model, batch), model, batch, told=False)
+
+    return attack
+
+
+def by_equations(b: int, *, raw: bool = False) -> Attack:
+    """Return a client with a fresh ReLU network, attacked by the equations of the network alone."""
+
+    def attack(seed: int, data: str | None) -> Counter[str]:
+        batch = images(b, seed, data, raw=raw)
+        first, *later = simulate.fedsgd(network("relu", batch.inputs.shape[1], [200] * 3, seed), batch)
+        result = spearpp.invert(*first, following=Following.of_layers("relu", later), batch_size=b)
+        certified = int(result.certified.sum())
+        return Counter(recovered=certified, wrong=equations.wrong(batch, result), steps=result.stats.steps)
 
     return attack
 
@@ -145,6 +159,8 @@ CLIENTS: dict[str, Attack] = {
     "ReLU, float16, b = 40": fresh("relu", 40, client=FedSGD() | Cast(torch.float16)),
     "ReLU, 8 bits, b = 20": fresh("relu", 20, client=FedSGD() | Quantise(8)),
     "ReLU, no model, b = 20": fresh("relu", 20, known=False),
+    "ReLU by the equations, b = 40": by_equations(40),
+    "ReLU by the equations, raw pixels, b = 30": by_equations(30, raw=True),
     "GELU, b = 60": fresh("gelu", 60),
     "GELU, one hidden layer, b = 60": fresh("gelu", 60, hidden=1),
     "tanh, b = 60": fresh("tanh", 60),
@@ -203,26 +219,37 @@ def family(name: str, seed: int) -> Counter[str]:
     return Counter(recovered=recovered, wrong=wrong, steps=0, crashes=counts["crashes"])
 
 
-def measure(data: str | None, families: int, first: int, *, usual: bool) -> dict[str, Counter[str]]:
-    """Audit all clients, and return the counts of each.
-
-    An error ends the measurement of the ``usual`` constants, which prints every client. With other constants, an error
-    counts as a crash.
-    """
+def clients(data: str | None, families: int, first: int) -> dict[str, Callable[[], Counter[str]]]:
+    """Return what audits each client, by its name."""
     work: dict[str, Callable[[], Counter[str]]] = {}
     work |= {name: partial(attack, first, data) for name, attack in CLIENTS.items()}
     work |= {f"embeddings, {name}": partial(table, name, first) for name in EMBEDDINGS}
     for seed in range(first, first + families):
         work |= {f"{name}, {seed}": partial(family, name, seed) for name in FAMILIES if name not in SLOW}
+    return work
+
+
+def measure(work: dict[str, Callable[[], Counter[str]]], names: Iterable[str]) -> dict[str, Counter[str]]:
+    """Audit the named clients, and return the counts of each. An error counts as a crash."""
     found = {}
-    for name, attack in work.items():
-        began = time.monotonic()
+    for name in names:
         try:
-            found[name] = attack()
+            found[name] = work[name]()
         except Exception:
-            if usual:
-                raise
             found[name] = Counter(recovered=0, wrong=0, steps=0, crashes=1)
-        if usual:
-            print(f"# {name}: {dict(found[name])}, {time.monotonic() - began:.2f} s", file=sys.stderr, flush=True)
     return found
+
+
+def recorded(attack: Callable[[], Counter[str]]) -> tuple[Counter[str], set[CodeType]]:
+    """Audit a client, and record the code of all functions that were called."""
+    called: set[CodeType] = set()
+
+    def record(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add(frame.f_code)
+
+    sys.setprofile(record)
+    try:
+        return attack(), called
+    finally:
+        sys.setprofile(None)
