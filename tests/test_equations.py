@@ -372,6 +372,26 @@ def test_two_checkpoints_without_a_model_name_the_activation() -> None:
     assert bool((errors(result.layers[0].inversion, batch) < 1e-3).all())
 
 
+def test_float16_without_a_model_names_the_activation() -> None:
+    """No input is exact, so approximate ones must prove the activation. Noise makes some directions look sparse."""
+    model, batch = network(nn.GELU(), seed=0), batch_of(12)
+    update = (simulate.FedSGD() | simulate.Cast(torch.float16))(model, batch)
+    result = spearpp.audit(update, batch_size=12)
+    assert int(result.layers[0].is_recovered.sum()) == 12
+    assert "gelu" in result.layers[0].reason
+    assert bool((errors(result.layers[0].inversion, batch) < 0.1).all())
+
+
+def test_an_audit_keeps_the_search_that_recovers_most_although_no_input_is_exact() -> None:
+    """With this noise, the first search and the equations of the network recover a part, and a longer search all."""
+    batch = simulate.photographs(30, generator=torch.Generator().manual_seed(2))
+    model = simulate.mlp(batch.inputs.shape[1], [100, 100], 10, generator=torch.Generator().manual_seed(0))
+    update = simulate.DPSGD(clip=1e9, noise=1e-6)(model, batch, torch.Generator().manual_seed(0))
+    result = spearpp.audit(update, model, batch_size=30)
+    assert int(result.layers[0].is_recovered.sum()) >= 25
+    assert not bool(present(result.layers[0].inversion).certified.any())
+
+
 def test_tokens_of_a_transformer_layer() -> None:
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(24, 2, 96, dropout=0.0, activation="gelu", batch_first=True)

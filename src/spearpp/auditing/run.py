@@ -75,22 +75,17 @@ def _covered(done: Iterable[LayerAudit]) -> str:
         found = each.inversion
         if each.layer.sees != "inputs" or found is None:
             continue
-        if each.complete or _limited_by_noise(found):
+        if each.complete or len(found.inputs) == found.batch_size == _recovered(found):
             return "its inputs follow from the recovered inputs of the model"
         if bool(found.certified.any()) and _by_network(found):
             return f"the equations that recovered inputs of layer {each.layer.name} include its gradient"
     return ""
 
 
-def _limited_by_noise(found: Inversion) -> bool:
-    """Return whether the evidence holds for every input, and only noise keeps all of them from being exact.
-
-    Another search, or another layer, cannot change this. The limit for the stated errors is that of approximate claims.
-    """
+def _recovered(found: Inversion) -> int:
+    """Return the number of inputs whose evidence holds with an error that allows at least an approximate claim."""
     evidence = found.evidence
-    if evidence is None or bool(found.certified.any()) or not 0 < found.batch_size == len(found.inputs):
-        return False
-    return bool((evidence.consistent & (evidence.error <= MAX_ERROR)).all())
+    return 0 if evidence is None else int((evidence.consistent & (evidence.error <= MAX_ERROR)).sum())
 
 
 def _by_network(found: Inversion) -> bool:
@@ -193,12 +188,12 @@ def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
     """Search a layer with ReLU for sparse directions, and solve the equations of the network if an input is missing.
 
     The first search is short, and the equations start from the inputs that it found. Without a model, other common
-    activations are tried if no direction is sparse, because sparse directions show that a ReLU follows. If the
-    equations certify few inputs, they may hold only approximately, as after local training. If the first search used
-    all of its starts, the layer is then searched again with more.
+    activations are tried if it found less than half of the sparse directions that a ReLU causes. If the equations
+    recover few inputs, they may hold only approximately, as after local training. If the first search used all of its
+    starts, the layer is then searched again with more.
 
     Returns:
-        The layer and its inversion, with another reason if the equations certified more.
+        The layer and its inversion, with another reason if the equations recovered more.
     """
     layer, model, starts = here.layer, here.task.model, Gated.starts
     if layer.next is not None:
@@ -207,7 +202,7 @@ def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
     if _ended(first):
         return layer, first
     again, in_time = starts <= first.stats.starts < Gated.starts, _time_to_load(here.remaining)
-    if model is None and layer.sees == "inputs" and in_time and not first.stats.found:
+    if model is None and layer.sees == "inputs" and in_time and 2 * first.stats.found < first.batch_size:
         found = _other_activation(here)
         if found is not None:
             return found
@@ -217,7 +212,7 @@ def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
             if _has_forward_equations(following, first.batch_size):
                 seconds = here.remaining / (2 if again else 1)
                 second = here.invert(following, Equations(inputs=first.inputs), seconds)
-                again = again and int(second.certified.sum()) < ENOUGH * first.batch_size
+                again = again and _recovered(second) < ENOUGH * first.batch_size
                 best = _better(first, second)
     if again and here.remaining > 0 and not _ended(best):
         best = _better(best, here.invert())
@@ -237,14 +232,21 @@ def _has_forward_equations(following: Following, batch_size: int) -> bool:
 
 
 def _better(first: Inversion, second: Inversion) -> Inversion:
-    """Return the inversion with more certified inputs, or the first. Ctrl-C in the second one also ends the audit."""
-    best = second if int(second.certified.sum()) > int(first.certified.sum()) else first
+    """Return the inversion that certifies more inputs, recovers more, or has more that fit, in this order.
+
+    The first one is returned if they are alike. Ctrl-C in the second one also ends the audit.
+    """
+    best = max(first, second, key=lambda each: (int(each.certified.sum()), _recovered(each), int(each.fits.sum())))
     return replace(best, stats=replace(best.stats, interrupted=second.stats.interrupted))
 
 
 def _ended(result: Inversion) -> bool:
-    """Return whether no further search of this layer can find more, or none is wanted."""
-    return result.stats.interrupted or not result.missing or _limited_by_noise(result)
+    """Return whether no further search of this layer can find more, or none is wanted.
+
+    If the evidence holds for every input, and none is exact, noise is the reason, and other searches cannot change it.
+    """
+    only_noise = not bool(result.certified.any()) and len(result.inputs) == result.batch_size == _recovered(result)
+    return result.stats.interrupted or not result.missing or only_noise
 
 
 def _by_equations(here: _LayerRun) -> Inversion:
@@ -262,7 +264,7 @@ def _by_equations(here: _LayerRun) -> Inversion:
 def _other_activation(here: _LayerRun) -> tuple[Layer, Inversion] | None:
     """Try common activations other than ReLU for an update without a model.
 
-    A few starts for each activation show whether its equations have a solution. A certified input proves the
+    A few starts for each activation show whether its equations have a solution. A recovered input proves the
     activation, and the search then goes on with it.
 
     Returns:
@@ -273,7 +275,7 @@ def _other_activation(here: _LayerRun) -> tuple[Layer, Inversion] | None:
         if here.remaining <= 0:
             return None
         following = here.following(network)
-        if bool(quiet.invert(following, Equations(TRIAL_STARTS)).certified.any()):
+        if _recovered(quiet.invert(following, Equations(TRIAL_STARTS))):
             reason = f"its output goes to {network.activation.__name__}, whose equations hold"
             return replace(here.layer, equations=True, reason=reason), here.invert(following)
     return None
