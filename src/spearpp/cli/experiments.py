@@ -4,11 +4,9 @@ Exit codes: 0 all cells measured, 1 some cells failed (run the command again to 
 130 interrupted.
 """
 
-import base64
-import html
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -115,31 +113,15 @@ def reproduce(
 def _show_table(table: Table, session: Session, out: Path | None) -> None:
     """Print a table and write its files."""
     found = tables.collect(table, session.store)
-    session.table(f"{table.name}: {table.title}", rendering.lines(found))
-    for note in rendering.notes(found):
+    pictures = rendering.pictures(table, session.store) if table.picture else []
+    page = rendering.page(found, [*pictures, *(rendering.growth(found) if table.growth else [])])
+    session.table(page.title, page.sections[0].rows)
+    for note in page.notes:
         session.say(note)
-    files: dict[str, str | bytes] = {}
-    figures_html: list[str] = []
-    for picture in rendering.pictures(table, session.store) if table.picture else []:
-        files[f"{picture.name}.png"] = picture.content
-        encoded, caption = base64.b64encode(picture.content).decode(), html.escape(picture.caption)
-        figures_html.append(f'<figure><img src="data:image/png;base64,{encoded}" alt="{caption}">{caption}</figure>')
-    if table.growth:
-        for name in dict.fromkeys(each.row.name for each in found.results):
-            factor = rendering.doubling(found, name)
-            if factor is not None:
-                session.say(
-                    f"{name}: the median number of draws or starts grows by a factor of {factor:.2f} per sample."
-                )
-        for name, plot in rendering.growth(found).items():
-            files[f"{table.name}-{name}.svg"] = plot
-            figures_html.append(plot)
-    files[f"{table.name}.json"] = json.dumps(tables.as_json(found), indent=1, ensure_ascii=False)
-    files[f"{table.name}.md"] = rendering.markdown(found)
-    files[f"{table.name}.html"] = rendering.page(found, figures_html)
-    if out is None and table.picture:  # A terminal cannot show images, so they are always written.
-        files, out = {name: content for name, content in files.items() if name.endswith(".png")}, Path()
-    _write(files, out, session)
+    if out is not None:
+        _write(page, table.name, tables.as_json(found), out, session)
+    elif pictures:  # A terminal cannot show images, so they are always written.
+        _write_files({each.file: each.content for each in pictures}, Path(), session)
 
 
 def frontier(
@@ -220,28 +202,22 @@ def frontier(
             session.table(frontier_report.headline(line), frontier_report.lines(line))
         for line in found:
             session.say(sentence(line) + ".")
-        _write(_frontier_files(found, others[0][0].name if others else None), out, session)
+        if out is not None:
+            second = others[0][0].name if others else None
+            name = f"frontier-{first.name}" + (f"-{second}" if second else "")
+            _write(frontier_report.page(found, name, second), name, frontier_report.as_json(found), out, session)
 
 
-def _frontier_files(found: list[Line], second_axis: str | None) -> dict[str, str | bytes]:
-    """Return the content of every output file, by file name."""
-    name = f"frontier-{found[0].axis.name}" + (f"-{second_axis}" if second_axis else "")
-    files: dict[str, str | bytes] = {
-        f"{name}{f'-{index}' if len(found) > 1 else ''}.svg": frontier_report.plot(each)
-        for index, each in enumerate(found)
-    }
-    boundary = frontier_report.boundary(found, second_axis) if second_axis else None
-    if boundary is not None:
-        files[f"{name}.svg"] = boundary
-    files[f"{name}.json"] = json.dumps(frontier_report.as_json(found), indent=1, ensure_ascii=False)
-    files[f"{name}.md"] = frontier_report.markdown(found)
-    files[f"{name}.html"] = frontier_report.page(found, [boundary] if boundary else [])
-    return files
+def _write(page: rendering.Page, name: str, content: Any, folder: Path, session: Session) -> None:
+    """Write the page with its figures, and the same results as JSON."""
+    figures = [*(each.plot for each in page.sections if each.plot is not None), *page.figures]
+    files: dict[str, str | bytes] = {each.file: each.content for each in figures}
+    files[f"{name}.json"] = json.dumps(content, indent=1, ensure_ascii=False)
+    files |= {f"{name}.md": page.markdown(), f"{name}.html": page.html()}
+    _write_files(files, folder, session)
 
 
-def _write(files: dict[str, str | bytes], folder: Path | None, session: Session) -> None:
-    if folder is None or not files:
-        return
+def _write_files(files: dict[str, str | bytes], folder: Path, session: Session) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())

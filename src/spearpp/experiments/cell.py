@@ -26,6 +26,7 @@ from spearpp.search.gated.descent import Effort
 from spearpp.search.losses import L1, LogCosh, NegativeL4
 from spearpp.search.rounding import NoRounding, SamplingRounding
 from spearpp.simulate import DPSGD, Cast, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
+from spearpp.simulate.clients import Changed
 
 FIRST_SEED = 1000
 """Seed of the first cell of a setting. Any fixed number would do; stored results depend on it."""
@@ -34,7 +35,7 @@ KINDS: dict[str, type] = {
     for kind in (
         *(L1, LogCosh, NegativeL4, NoRounding, SamplingRounding),
         *(RiemannianAdam, ProjectedGradient, KernelSampling, Gated, Effort),
-        *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, SumOfClients, TopK, Quantise, Cast),
+        *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, SumOfClients, Changed, TopK, Quantise, Cast),
     )
 }
 """Classes that can be encoded and decoded, by name. ``register`` adds more."""

@@ -8,12 +8,11 @@ from typing import Any
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import Attack
 from spearpp.experiments.rounds import RoundsAttack
-from spearpp.experiments.source import Source
-from spearpp.experiments.training import Training
 from spearpp.metrics import PAPER_NOISY_PSNR, PAPER_PSNR
-from spearpp.search import Gated, Search
 from spearpp.simulate import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
+LAYERS_USED = 2
+"""Number of layers whose gradients the attack on one update uses."""
 FULL_BITS = 32
 """Bits of a float32 entry, which is sent without quantisation."""
 CLIP = 2.0
@@ -74,48 +73,23 @@ class Defence:
 
     @property
     def client(self) -> Client:
-        """The simulated client, or the sum of several clients."""
+        """The simulated client, or the sum of several clients, with the changes to the update that is sent."""
         one: Client = FedSGD()
         if self.local:
             one = FedAvg(self.steps, self.mini_batch or self.batch, self.lr or RATE)
         elif self.noise or self.clip:
             one = DPSGD(self.clip or CLIP, self.noise)
-        return SumOfClients(one, self.clients) if self.clients > 1 else one
+        sent = SumOfClients(one, self.clients) if self.clients > 1 else one
+        if self.keep < 1:
+            sent = sent | TopK(self.keep)
+        return sent | Quantise(self.bits) if self.bits < FULL_BITS else sent
 
-    @property
-    def changes(self) -> tuple[TopK | Quantise, ...]:
-        """Changes to the update before the server receives it."""
-        pruned: tuple[TopK | Quantise, ...] = (TopK(self.keep),) if self.keep < 1 else ()
-        return pruned + ((Quantise(self.bits),) if self.bits < FULL_BITS else ())
-
-    def attack(
-        self, *, data: Source, search: Search | None = None, layers_used: int = 2, threshold: float = PAPER_PSNR
-    ) -> Attack | RoundsAttack:
-        """Return the setting that measures how many inputs are recovered under this defence."""
-        shared: dict[str, Any] = {
-            "m": self.width,
-            "search": search or Gated(),
-            "client": self.client,
-            "changes": self.changes,
-            "data": data,
-            "threshold": threshold,
-        }
+    def attack(self, **options: Any) -> Attack | RoundsAttack:
+        """Return the setting that measures how many inputs are recovered. The options are those of both attacks."""
+        options |= {"m": self.width, "client": self.client}
         if self.rounds is not None:
-            return RoundsAttack(b=self.batch, rounds=self.rounds, **shared)
-        return Attack(b=self.batch * self.clients, layers_used=layers_used, **shared)
-
-    def training(self, *, data: Source, rounds: int, train: int, test: int) -> Training:
-        """Return the setting that measures the accuracy of training with this defence."""
-        return Training(
-            b=self.batch * self.clients,
-            m=self.width,
-            client=self.client,
-            changes=self.changes,
-            data=data,
-            rounds=rounds,
-            train=train,
-            test=test,
-        )
+            return RoundsAttack(b=self.batch, rounds=self.rounds, **options)
+        return Attack(b=self.batch * self.clients, layers_used=LAYERS_USED, **options)
 
     def epsilon(self, *, rounds: int, train: int) -> float | None:
         """Return ε of a training run at δ = 1/train from Opacus' privacy accountant; None without noise.

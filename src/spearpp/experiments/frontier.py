@@ -10,6 +10,7 @@ from spearpp.experiments.defence import AXES, CLIP, RATE, Axis, Defence
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.source import Source
 from spearpp.experiments.store import Store, Stored
+from spearpp.experiments.training import Training
 from spearpp.metrics import PAPER_PSNR
 from spearpp.search import Gated, Search
 
@@ -30,18 +31,12 @@ class Plan:
 
     data: Source = Source()
     search: Search = Gated(starts=2048)
-    layers_used: int = 2
-    """Number of layers whose gradients the attack uses, 1 or 2."""
     seeds: int = 20
     """Number of batches."""
     trainings: int = 3
     """Number of training runs; 0 measures no accuracy."""
     rounds: int = 60
     """Number of rounds of a training run."""
-    train: int = 1000
-    """Number of training samples."""
-    test: int = 500
-    """Number of test samples."""
     threshold: float | None = None
     """PSNR in dB above which an input counts as recovered; None takes the threshold of the axis."""
     level: float = 0.0
@@ -111,13 +106,7 @@ def measure_line(
     from which on recovery stops. The search ends when the two differ by less than ``RESOLUTION``, or by 1 for whole
     numbers.
 
-    Args:
-        axis: the parameter.
-        values: the values to measure; None searches.
-        defence: values of all other parameters.
-        plan: how to measure a point.
-        store: where the results are.
-        measure: measures missing cells.
+    ``defence`` holds the values of all other parameters.
     """
     wanted = [axis.weak, *axis.between(axis.weak, axis.strong, FIRST_VALUES - 2), axis.strong]
     wanted = wanted if values is None else sorted(set(values), reverse=not axis.rising)
@@ -141,12 +130,9 @@ def measure_line(
 def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, measure: Measure) -> list[Point]:
     """Measure the points of several defences, all their cells in one call, so that they run in parallel."""
     threshold = axis.threshold if plan.threshold is None else plan.threshold
-    attacks = [
-        each.attack(data=plan.data, search=plan.search, layers_used=plan.layers_used, threshold=threshold)
-        for each in defences
-    ]
+    attacks = [each.attack(data=plan.data, search=plan.search, threshold=threshold) for each in defences]
     trainings = [
-        each.training(data=plan.data, rounds=plan.rounds, train=plan.train, test=plan.test) for each in defences
+        Training(each.batch * each.clients, each.width, each.client, plan.data, rounds=plan.rounds) for each in defences
     ]
     wanted = [cell for each in attacks for cell in cells_of(each, plan.seeds)]
     wanted += [cell for each in trainings for cell in cells_of(each, plan.trainings)]
@@ -194,10 +180,7 @@ def _rounds(count: int) -> str:
 def _cost(free: Interval, stopped: Interval, plan: Plan) -> str:
     """Return what a defence costs in accuracy, or that the training runs do not show it.
 
-    Args:
-        free: accuracy without the defence.
-        stopped: accuracy with the defence.
-        plan: what was measured.
+    ``free`` is the accuracy without the defence, and ``stopped`` the accuracy with it.
 
     >>> from spearpp.experiments.intervals import mean
     >>> _cost(mean([0.80, 0.81, 0.82]), mean([0.70, 0.71, 0.72]), Plan(Source("digits")))
@@ -244,7 +227,7 @@ def _point(defence: Defence, threshold: float, batches: list[Stored], trained: l
         psnr=statistics.fmean(each["mean_psnr"] for each in attacks),
         seeds=len(attacks),
         accuracy=mean([each["accuracy"] for each in runs]).within(0, 1) if runs else None,
-        epsilon=defence.epsilon(rounds=plan.rounds, train=plan.train),
+        epsilon=defence.epsilon(rounds=plan.rounds, train=Training.train),
         commits=frozenset(each.commit for each in batches + trained),
         devices=frozenset(each.versions.get("device", "") for each in batches + trained) - {""},
     )

@@ -1,9 +1,7 @@
 """One simulated attack on several rounds of a client, which are inverted together."""
 
-import operator
 import time
 from dataclasses import asdict, dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
 from spearpp.metrics import PAPER_PSNR, score
 from spearpp.search import Gated, Search
-from spearpp.simulate import Client, FedSGD, Quantise, TopK, mlp, play_rounds
+from spearpp.simulate import Client, FedSGD, mlp, play_rounds
 
 
 @register
@@ -39,8 +37,6 @@ class RoundsAttack:
     rounds: int
     search: Search = Gated()
     client: Client = FedSGD()
-    changes: tuple[TopK | Quantise, ...] = ()
-    """Changes to every update before the server receives it, in order."""
     data: Source = Source()
     server_rate: float = 0.1
     """Learning rate of the server, which subtracts this multiple of the client's gradient after every round."""
@@ -60,8 +56,7 @@ class RoundsAttack:
         generator = torch.Generator().manual_seed(seed)
         batch = self.data.draw(self.b, generator)
         model = mlp(batch.inputs.shape[1], [self.m], self.data.classes, generator=generator).to(device)
-        client = reduce(operator.or_, self.changes, self.client)
-        updates = play_rounds(model, client, [batch] * self.rounds, rate=self.server_rate, generator=generator)
+        updates = play_rounds(model, self.client, [batch] * self.rounds, rate=self.server_rate, generator=generator)
         task = Task(model, memory=None, search=self.search, generator=torch.Generator().manual_seed(seed))
         layer = first_layer([make_plan(each, task) for each in updates])
         if layer is None:

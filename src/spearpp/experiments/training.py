@@ -1,10 +1,8 @@
 """Cost of a defence: the accuracy of a short federated training run with it."""
 
-import operator
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ import torch
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
-from spearpp.simulate import Cast, Client, FedSGD, Quantise, TopK, mlp
+from spearpp.simulate import Client, FedSGD, mlp
 from spearpp.types import Tensor
 
 
@@ -33,13 +31,10 @@ class Training:
     b: int
     m: int
     client: Client = FedSGD()
-    changes: tuple[TopK | Quantise | Cast, ...] = ()
-    """Changes to the update before the server receives it, in order."""
     data: Source = Source()
     depth: int = 3
     """Number of hidden layers, with m neurons each."""
     rounds: int = 100
-    """Number of rounds."""
     rate: float = 0.1
     """Learning rate of the server."""
     train: int = 1000
@@ -62,12 +57,11 @@ class Training:
         generator = torch.Generator().manual_seed(seed)
         drawn = self.data.draw(self.train + self.test, generator)
         model = mlp(drawn.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
-        client = reduce(operator.or_, self.changes, self.client)
         diverged = False
         for _ in range(self.rounds):
             rows = torch.randint(self.train, (self.b,), generator=generator)
             try:
-                update = client(model, drawn.pick(rows), generator)
+                update = self.client(model, drawn.pick(rows), generator)
             except NonFiniteError:  # the noise or the learning rate is too large
                 diverged = True
                 break

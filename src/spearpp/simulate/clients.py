@@ -42,7 +42,7 @@ class Client(ABC):
 
     def __or__(self, change: "Change") -> "Client":
         """Return a client whose update is changed before the server sees it."""
-        return _Changed(self, change)
+        return Changed(self, change)
 
 
 Change = Callable[[ClientUpdate], ClientUpdate]
@@ -50,7 +50,9 @@ Change = Callable[[ClientUpdate], ClientUpdate]
 
 
 @dataclass(frozen=True)
-class _Changed(Client):
+class Changed(Client):
+    """A client whose update is changed before the server sees it."""
+
     client: Client
     change: Change
 
