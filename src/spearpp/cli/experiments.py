@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spearpp.cli.running import EngineName, Session
+from spearpp.cli.running import EngineName, Session, engine_of, open_session
 from spearpp.errors import OptionError
 from spearpp.experiments import frontier_report, rendering
 from spearpp.experiments import reproduce as tables
@@ -104,7 +104,7 @@ def reproduce(
         starts=parse_starts(starts),
         widths=width or (),
     )
-    with Session(store, engine, address, workers, device, gpus) as session:
+    with open_session(store, engine_of(engine, address, workers, device, gpus)) as session:
         if not status:
             session.measure(tables.cells(selected), selected.name)
         _show_table(selected, session, out)
@@ -195,7 +195,7 @@ def frontier(
     (first, values), others = axes[0], axes[1:]
     defences = [others[0][0].on(defence, value) for value in others[0][1] or []] if others else [defence]
     found: list[Line] = []
-    with Session(store, engine, address, workers, device, gpus) as session:
+    with open_session(store, engine_of(engine, address, workers, device, gpus)) as session:
         for each in defences:
             line = measure_line(first, values, each, plan, session.store, session.measure)
             found.append(line)

@@ -81,11 +81,7 @@ def run(
 
     An interrupted run loses only the cells that are being measured. Call ``run`` again to continue.
 
-    Args:
-        cells: all cells of the experiment.
-        store: where results are kept.
-        engine: measures the cells.
-        progress: called at the start and after every cell.
+    ``progress`` is called at the start and after every cell.
 
     Returns:
         The cells that failed. They are not stored, so the next run tries them again.

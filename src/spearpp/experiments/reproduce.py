@@ -33,7 +33,6 @@ class Result:
     with_masks: float | None
     """Mean PSNR in dB if the true activation patterns are known; None if not measured."""
     certified: int
-    """Number of certified inputs."""
     inputs: int
     """Number of inputs in all batches."""
     wrong: int
@@ -86,12 +85,8 @@ def collect(table: Table, store: Store) -> Reproduction:
 def summarise(row: Row, measured: Sequence[dict[str, Any]], wanted: int) -> Result:
     """Summarise the batches of a row.
 
-    Shares have Wilson intervals, the mean PSNR has a Student interval, starts and seconds are medians.
-
-    Args:
-        row: the row.
-        measured: fields of ``Measurement`` for every measured batch.
-        wanted: number of batches to measure.
+    Shares have Wilson intervals, the mean PSNR has a Student interval, starts and seconds are medians. ``measured``
+    holds the fields of ``Measurement`` for every measured batch, and ``wanted`` is the number of batches to measure.
     """
     count = len(measured)
     bounds = [each["with_masks"] for each in measured if each["with_masks"] is not None]
