@@ -101,11 +101,9 @@ class Watch:
         return all(path in self._states and self._states[path].done for path, _ in self._files())
 
     def run(self, interval: float, *, once: bool = False) -> Iterator[Outcome]:
-        """Scan the folder repeatedly and yield the result of each audit.
+        """Scan the folder every ``interval`` seconds and yield the result of each audit.
 
-        Args:
-            interval: Seconds between two scans.
-            once: Whether to return when all files in the folder are processed. The default is to run forever.
+        With ``once``, stop when all files in the folder are processed.
         """
         while True:
             yield from self._scan()

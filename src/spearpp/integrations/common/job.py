@@ -16,7 +16,7 @@ import spearpp.report as reports
 from spearpp.auditing import AuditResult, audit
 from spearpp.auditing.folder import REDACTIONS, Redaction
 from spearpp.auditing.rounds import audit_rounds
-from spearpp.auditing.task import MEMORY, Task, check_memory
+from spearpp.auditing.task import MEMORY, Task
 from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.federation import RoundStore, Training
@@ -62,14 +62,20 @@ class Settings:
     def __post_init__(self) -> None:
         if self.redact not in REDACTIONS:
             raise OptionError(f"redact={self.redact!r}: expected one of {', '.join(REDACTIONS)}")
-        if self.budget is not None and not self.budget > 0:
-            raise OptionError(f"budget={self.budget}: expected a positive number of seconds, or None for no limit")
-        check_memory(self.memory)
-        Loss.named(self.loss)
+        self.task()  # checks the options of an audit
         if isinstance(self.history, bool) or not isinstance(self.history, int) or self.history < 0:
             raise OptionError(f"history={self.history!r}: expected the number of earlier rounds to keep, or 0")
         if self.history and self.out is None:
             raise OptionError("history needs a folder for reports, because rounds are kept below it: set out=")
+
+    def task(self, samples: int | None = None) -> Task:
+        """Return the options of an audit of an update with this number of samples.
+
+        Raises:
+            OptionError: If a setting is out of range.
+        """
+        generator, loss = torch.Generator().manual_seed(self.seed), Loss.named(self.loss)
+        return Task(self.model, self.budget, self.memory, batch_size=samples, loss=loss, generator=generator)
 
     @property
     def rounds(self) -> RoundStore | None:
@@ -100,10 +106,7 @@ class Job:
     """Earlier rounds of the client, oldest first, if the caller has them."""
 
     def update(self, model: nn.Module | None = None) -> ClientUpdate:
-        """Build the client's update.
-
-        Args:
-            model: The network. Tensors that arrived as a numbered list get the names of its parameters.
+        """Build the client's update. Tensors that arrived as a numbered list get the names of the model's parameters.
 
         Raises:
             SpearError: If the tensors do not form an update.
@@ -122,10 +125,7 @@ class Job:
 
 
 def tensors_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copy a platform's arrays to CPU tensors.
-
-    Args:
-        arrays: NumPy arrays, or tensors on any device, by name.
+    """Copy a platform's NumPy arrays, or tensors on any device, to CPU tensors.
 
     Raises:
         DataError: If a value is not an array of numbers.
@@ -177,13 +177,11 @@ def perform(job: Job, settings: Settings) -> Outcome:
 
 def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
     """Audit an update, together with earlier rounds of its client if they are kept and may say more."""
-    known: dict[str, Any] = {"memory": settings.memory, "batch_size": job.samples}
-
-    def generator() -> torch.Generator:
-        return torch.Generator().manual_seed(settings.seed)
 
     def audit_one(one: ClientUpdate, seconds: float | None) -> AuditResult:
-        return audit(one, settings.model, budget=seconds, loss=settings.loss, generator=generator(), **known)
+        task = settings.task(job.samples)
+        options: dict[str, Any] = {"memory": task.memory, "batch_size": task.batch_size, "generator": task.generator}
+        return audit(one, task.model, budget=seconds, loss=settings.loss, **options)
 
     store, earlier = settings.rounds, list(job.earlier)
     if store is not None and job.client is not None:
@@ -194,19 +192,7 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
             LOGGER.warning("%s: the round cannot be kept for later audits: %s", job.name, error)
     if not earlier:
         return audit_one(update, settings.budget)
-    return audit_rounds(
-        [*earlier, update],
-        Task(
-            settings.model,
-            budget=settings.budget,
-            memory=settings.memory,
-            batch_size=job.samples,
-            loss=Loss.named(settings.loss),
-            generator=torch.Generator().manual_seed(settings.seed),
-        ),
-        audit_one,
-        each_alone=False,
-    )
+    return audit_rounds([*earlier, update], settings.task(job.samples), audit_one, each_alone=False)
 
 
 def write_folder(result: AuditResult, path: Path, settings: Settings, about: Mapping[str, Any]) -> Path:

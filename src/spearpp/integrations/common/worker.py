@@ -76,14 +76,9 @@ class Auditor:
         return None if process is None or process.poll() is not None else process.pid
 
     def submit(self, name: str, make_job: JobFactory) -> bool:
-        """Add an audit to the queue, unless the queue is full.
+        """Add an audit to the queue, and return whether the queue had room for it.
 
-        Args:
-            name: Name of the audit, for the log.
-            make_job: Function that returns the job. It is called later in another thread, so it may be slow.
-
-        Returns:
-            Whether the audit was added.
+        ``make_job`` is called later in another thread, so it may be slow.
         """
         try:
             self._jobs.put_nowait((name, make_job))
