@@ -42,16 +42,8 @@ def page(
 ) -> str:
     """Render the report as HTML.
 
-    Args:
-        result: The audit. Its inputs are already redacted.
-        content: The content of ``report.json``.
-        presentation: How to show inputs.
-        originals: The client's true inputs, if they are known and may be shown.
-        compared: The score of the recovered inputs against the true ones.
-        redact: The redaction that was applied to the inputs.
-
-    Returns:
-        The page as a string.
+    The inputs of the audit are already redacted. ``content`` is that of ``report.json``. ``originals`` are the client's
+    true inputs, if they are known and may be shown.
     """
     samples = _samples(result, content, presentation, originals, compared)
     if redact == "omit":
@@ -60,12 +52,10 @@ def page(
     absent = ("truth_not_compared", "received", "threat_model", "command", "date", "client", "model", "dp")
     columns, features = _columns(result, presentation), shows_features(result)
     return template("report.html").render(
+        result=result,
         content={**dict.fromkeys(absent), **lists, **content},
-        verdict=result.verdict,
         leaks=result.verdict is Verdict.LEAKS,
-        replay_meaning="" if result.replay is None else result.replay.meaning,
         headline=headline(result),
-        layers=result.layers,
         samples=samples[:MAX_SAMPLES],
         not_shown=max(0, len(samples) - MAX_SAMPLES),
         missed=_missed(presentation, originals, compared),
@@ -76,13 +66,13 @@ def page(
         columns=columns,
         scaled=presentation.shape is not None and not presentation.mean,
         plots=_plots(result),
-        **_rounds(result),
+        rounds_plot=None if result.history is None else plots.rounds(result.history),
         advice=advice(result),
         defences=defences(),
         redact=redact,
         compared=compared,
         features=features,
-        tables=result.vocabulary,
+        most_samples=MAX_SAMPLES,
         most_words=MAX_WORDS,
         counts=count_checks(content["checks"]),
         most_files=MAX_FILES,
@@ -184,27 +174,18 @@ def _picture(values: Tensor, presentation: Presentation, result: AuditResult) ->
     return data_uri(values, presentation.shape)
 
 
-def _rounds(result: AuditResult) -> dict[str, Any]:
-    """Return what the page shows of an audit of several rounds."""
-    history = result.history
-    if history is None:
-        return {"history": None}
-    known = [history.known_after(index) for index in range(len(history.rounds))]
-    return {"history": history, "rounds_plot": plots.rounds(history), "known_after": known, "limit": MAX_SAMPLES}
-
-
 def _plots(result: AuditResult) -> list[dict[str, str]]:
     """Return the plots of the shown layer as SVG, each with its caption."""
     layer = result.shown or next((each for each in result.layers if each.inversion is not None), None)
     if layer is None or layer.inversion is None:
         return []
     inversion = layer.inversion
+    spectrum = plots.spectrum(inversion.spectrum.tolist(), inversion.batch_size)
+    sparsity = plots.sparsity(inversion.zeros.tolist(), layer.layer.neurons, inversion.batch_size)
     figures = {
-        "Singular values of the gradient. The number of large values equals the number of samples.": plots.spectrum(
-            inversion.spectrum.tolist(), inversion.batch_size
-        ),
+        "Singular values of the gradient. The number of large values equals the number of samples.": spectrum,
         "Share of the neurons that receive no gradient from each candidate input. Wrong ones have a small share.": (
-            plots.sparsity(inversion.zeros.tolist(), layer.layer.neurons, inversion.batch_size)
+            sparsity
         ),
     }
     return [{"caption": caption, "svg": svg} for caption, svg in figures.items() if svg]

@@ -2,11 +2,9 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.report.html import template
@@ -49,14 +47,7 @@ class Entry:
 
 
 def add(folder: Path, entries: Iterable[Entry]) -> Path:
-    """Append audits to the list in a folder, and render the page again.
-
-    Args:
-        folder: Folder of the reports. It is created if necessary.
-        entries: The audits.
-
-    Returns:
-        Path of the page.
+    """Append audits to the list in a folder of reports, render the page again, and return its path.
 
     Raises:
         SpearError, OSError: If a file cannot be written.
@@ -119,7 +110,7 @@ def render(folder: Path) -> Path:
     leaking = sum(each.verdict == "LEAKS" for each in entries)
     page = template("timeline.html").render(
         plot=plot(shown, first),
-        rows=[_row(number, each) for number, each in enumerate(shown, first)][::-1],
+        rows=list(enumerate(shown, first))[::-1],
         count=len(entries),
         leaking=leaking,
         accepted=sum(each.accepted for each in entries),
@@ -131,20 +122,10 @@ def render(folder: Path) -> Path:
     return folder / PAGE
 
 
-def _row(number: int, entry: Entry) -> Mapping[str, Any]:
-    link = None if entry.report is None else quote(f"{entry.report}/report.html")
-    return {**asdict(entry), "number": number, "link": link}
-
-
 def plot(entries: list[Entry], first: int = 1) -> str:
     """Plot how many samples each update contained, and how many inputs were recovered from it, in order of time.
 
-    Args:
-        entries: The audits, oldest first.
-        first: Number of the first audit.
-
-    Returns:
-        SVG, or "" if there is no audit.
+    The audits are in this order, and the first one has the number ``first``. Without an audit, the result is empty.
     """
     if not entries:
         return ""
