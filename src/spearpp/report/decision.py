@@ -14,6 +14,8 @@ from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.report.leaks import Leak, leaks
 
 Severity = Literal["critical", "high", "medium", "low", "unknown"]
+STATUSES = ("accepted", "expired", "exceeded")
+"""States of a leak that an acceptance names. If several do, the first of these states counts."""
 CHECK_NAMES = {
     "inputs": "Recovered inputs of the model",
     "features": "Recovered features of an inner layer",
@@ -96,22 +98,14 @@ def judge(
 ) -> list[dict[str, Any]]:
     """Return the entries of leaks in ``report.json``: each leak, whether it is accepted, and by which acceptance.
 
-    Args:
-        found: The leaks.
-        config: Accepted leaks.
-        hashes: SHA-256 hashes of the audited files.
-        today: The day for which acceptances must hold. The default is today in UTC.
+    ``hashes`` are the SHA-256 hashes of the audited files. Acceptances must hold today, by default today in UTC.
     """
     today = today or datetime.datetime.now(datetime.UTC).date()
     entries = []
     for leak in found:
-        states = [
-            (_status(leak, each, today), each)
-            for each in config.accepted
-            if each.leak == leak.id and (each.sha256 is None or each.sha256 in hashes)
-        ]
-        order = ("accepted", "expired", "exceeded")
-        status, acceptance = min(states, key=lambda pair: order.index(pair[0]), default=("open", None))
+        named = [each for each in config.accepted if each.leak == leak.id and each.sha256 in {None, *hashes}]
+        states = [(_status(leak, each, today), each) for each in named]
+        status, acceptance = min(states, key=lambda pair: STATUSES.index(pair[0]), default=("open", None))
         known = None if acceptance is None else {**asdict(acceptance), "expires": acceptance.expires.isoformat()}
         entries.append({"id": leak.id, **asdict(leak), "status": status, "acceptance": known})
     return entries
@@ -120,12 +114,9 @@ def judge(
 def refused(judged: Sequence[Mapping[str, Any]], gate: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the leaks that fail a gate: not accepted, above their threshold, and counted by the gate.
 
-    Args:
-        judged: The field ``leaks`` of a decision.
-        gate: The field ``gate`` of a decision. Kinds of leaks without a threshold have the threshold 0. If ``fail_on``
-            is ``certified``, unproved inputs do not count. ``leak`` counts every leak, and so does ``never``, which
-            means that there is no gate: the leaks are then those that ``leak`` would refuse. An empty gate is the same
-            as ``never`` without thresholds.
+    The arguments are the fields ``leaks`` and ``gate`` of a decision. Kinds of leaks without a threshold have the
+    threshold 0. If ``fail_on`` is ``certified``, unproved inputs do not count. Every leak counts for ``leak``, and also
+    for ``never`` and for an empty gate: the result is then what ``leak`` would refuse.
     """
     return [each for each in judged if _why_passed(each, gate) is None]
 
@@ -196,7 +187,7 @@ def describe(leak: Mapping[str, Any]) -> str:
     >>> describe({"kind": "inputs", "where": "0", "count": 3, "total": 8, "status": "open", "acceptance": None})
     '3 of 8 inputs (layer 0)'
     """
-    share = f"{leak['count']:,}" if leak["total"] is None else f"{leak['count']:,} of {leak['total']:,}"
+    share = f"{leak['count']:,}" + ("" if leak["total"] is None else f" of {leak['total']:,}")
     place = "embedding" if leak["kind"] == "vocabulary" else "layer"
     text = f"{share} {NOUNS[leak['kind']]} ({place} {leak['where']})"
     known = leak["acceptance"]
@@ -230,19 +221,17 @@ def _check(
 
 def _nothing_found(kind: str, content: Mapping[str, Any]) -> tuple[str, str]:
     """Return the outcome of a check for leaks if there are none: passed, or not checked and why."""
+    tables = len(content.get("vocabulary") or [])
+    if kind == "vocabulary" and tables:
+        return "pass", f"none in {tables} embedding tables"
     if kind == "vocabulary":
-        tables = len(content.get("vocabulary") or [])
-        return (
-            ("pass", f"none in {tables} embedding tables") if tables else ("not checked", "no embedding table is known")
-        )
+        return "not checked", "no embedding table is known"
     if kind == "features" and content["best_layer"] is not None:
         return "not checked", "the features follow from the recovered inputs"
     searched = [each for each in content["layers"] if each["inversion"] is not None]
-    if kind == "inputs":
-        searched = [each for each in searched if each["sees"] != "features"]
-    where = "the model's inputs" if kind == "inputs" else "a sample"
-    if searched:
+    if any(kind != "inputs" or each["sees"] != "features" for each in searched):
         return "pass", "none"
+    where = "the model's inputs" if kind == "inputs" else "a sample"
     return "not checked", f"no layer that receives {where} could be searched"
 
 

@@ -15,7 +15,7 @@ from spearpp.report.advice import advice, defences
 from spearpp.report.decision import count_checks
 from spearpp.report.glossary import explained, glossary
 from spearpp.report.presentation import Presentation, shown_width, shows_features
-from spearpp.report.wording import describe_layer_input, evidence, headline, number
+from spearpp.report.wording import LAYER_INPUTS, evidence, headline, number
 from spearpp.types import Tensor
 
 MAX_SAMPLES = 1000
@@ -56,6 +56,7 @@ def page(
         content={**dict.fromkeys(absent), **lists, **content},
         leaks=result.verdict is Verdict.LEAKS,
         headline=headline(result),
+        layer_inputs=LAYER_INPUTS,
         samples=samples[:MAX_SAMPLES],
         not_shown=max(0, len(samples) - MAX_SAMPLES),
         missed=_missed(presentation, originals, compared),
@@ -89,7 +90,7 @@ def template(name: str) -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    made.filters.update(number=number, probability=probability, short=_short, received=describe_layer_input)
+    made.filters.update(number=number, probability=probability, short=_short)
     return made.get_template(name)
 
 
