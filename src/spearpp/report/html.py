@@ -11,7 +11,7 @@ from spearpp.dp import probability
 from spearpp.metrics import Score
 from spearpp.pictures import data_uri
 from spearpp.report import plots
-from spearpp.report.advice import advice, defences
+from spearpp.report.advice import RECOVERED_RATIO, defences
 from spearpp.report.decision import count_checks
 from spearpp.report.glossary import explained, glossary
 from spearpp.report.presentation import Presentation, shown_width, shows_features
@@ -68,7 +68,7 @@ def page(
         scaled=presentation.shape is not None and not presentation.mean,
         plots=_plots(result),
         rounds_plot=None if result.history is None else plots.rounds(result.history),
-        advice=advice(result),
+        recovered_ratio=RECOVERED_RATIO,
         defences=defences(),
         redact=redact,
         compared=compared,
