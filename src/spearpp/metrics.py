@@ -79,10 +79,7 @@ class Score:
         }
 
     def __repr__(self) -> str:
-        return (
-            f"Score({self.recovered} of {len(self.psnr)} inputs over {self.threshold:g} dB, "
-            f"PSNR mean {self.mean_psnr:.1f}, least {float(self.psnr.min()):.1f})"
-        )
+        return f"Score({self.summary})"
 
 
 def psnr(mean_squared_error: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:

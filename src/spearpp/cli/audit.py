@@ -245,15 +245,9 @@ def run(
     quiet: bool,
     settings: dict[str, Any],
 ) -> AuditResult:
-    """Audit an update, or several rounds, and show live progress on a terminal.
+    """Audit an update, or several rounds, and show live progress on a terminal unless ``quiet``.
 
-    Args:
-        update: What the client sent, or what it sent in several rounds, oldest first.
-        model: The network, or None.
-        seed: Random seed.
-        device: Device for the computation.
-        quiet: Whether to show no progress.
-        settings: Further arguments of ``spearpp.audit``.
+    ``settings`` are further arguments of ``spearpp.audit``.
     """
     placed = update.to(device) if isinstance(update, ClientUpdate) else [each.to(device) for each in update]
     with progress(settings.get("budget"), quiet) as show_progress:
@@ -262,12 +256,9 @@ def run(
 
 
 def exit_code(result: AuditResult, fail_on: str, content: Mapping[str, Any] | None = None) -> int:
-    """Return the exit code of an audit.
+    """Return the exit code of an audit with this value of ``--fail-on``.
 
-    Args:
-        result: The audit.
-        fail_on: The value of ``--fail-on``.
-        content: The content of ``report.json``, with the accepted leaks. None means that no leak is accepted.
+    ``content`` is that of ``report.json``, with the accepted leaks. Without it, no leak is accepted.
     """
     decided = decide(result.to_dict(), fail_on=fail_on) if content is None else content
     if decided["gate"]["passed"] is False:

@@ -162,14 +162,8 @@ def print_result(
 ) -> None:
     """Print the verdict and, unless ``quiet``, the decision, layers, findings, replay, caveats and path of the report.
 
-    Accepted leaks and the reason why a gate failed are printed even if ``quiet``.
-
-    Args:
-        result: The audit.
-        page: Path of ``report.html``.
-        quiet: Whether to print only the verdict.
-        truth: The client's true batch, to say how many of its samples were recovered.
-        dp: What the stated DP-SGD implies.
+    Accepted leaks and the reason why a gate failed are printed even if ``quiet``. With the client's true batch, print
+    how many of its samples were recovered.
     """
     console, content = output(), read_document(page.parent)
     console.print(safe(result.summary), style=VERDICT_STYLES[result.verdict])

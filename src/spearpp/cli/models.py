@@ -23,14 +23,9 @@ def with_model(text: str, update: ClientUpdate) -> tuple[ClientUpdate, nn.Module
 
 
 def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
-    """Build the network that ``--model`` names.
+    """Build the network that ``--model`` names: ``none``, ``mlp``, ``pkg.mod:factory`` or ``file.py:factory``.
 
-    Args:
-        text: ``none``, ``mlp``, ``pkg.mod:factory`` or ``file.py:factory``.
-        update: The update, whose weights give the shapes for ``mlp``.
-
-    Returns:
-        The network, or None for ``none``.
+    The weights of the update give the shapes for ``mlp``. The result is None for ``none``.
 
     Raises:
         OptionError: If the text has another form, or if the factory fails.
@@ -52,11 +47,9 @@ def describe_model(text: str, model: nn.Module | None) -> str:
 
 
 def named_model(text: str, others: str = "") -> nn.Module:
-    """Build the network that a text such as ``file.py:factory`` names.
+    """Build the network that ``pkg.mod:factory`` or ``file.py:factory`` names.
 
-    Args:
-        text: ``pkg.mod:factory`` or ``file.py:factory``.
-        others: What else the option accepts, for the error message.
+    ``others`` is what else the option accepts, for the error message.
 
     Raises:
         OptionError: If the text has another form, or if the factory fails.

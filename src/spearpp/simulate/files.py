@@ -13,9 +13,8 @@ import numpy
 import torch
 
 from spearpp.errors import DataError, needs
-from spearpp.normalisation import Normalisation
 from spearpp.simulate.batch import Dataset, normalisation_of
-from spearpp.simulate.data import MAX_BYTES, cifar10_of
+from spearpp.simulate.data import MAX_BYTES, cifar10_of, positive, records_of
 from spearpp.update.files import FileName
 
 MAX_PIXELS = 50_000_000
@@ -80,7 +79,7 @@ def image_folder(path: FileName, *, size: int = 32) -> Dataset:
         pixels[row] = torch.from_numpy(numpy.array(small)).permute(2, 0, 1).reshape(-1).float() / 255
     channels = pixels.reshape(len(files), 3, -1)
     shape = (3, size, size)
-    normalisation = normalisation_of(channels.mean((0, 2)), _positive(channels.std((0, 2))), pixels.shape[1], shape)
+    normalisation = normalisation_of(channels.mean((0, 2)), positive(channels.std((0, 2))), pixels.shape[1], shape)
     return Dataset(pixels, torch.tensor([label for _, label in files]), normalisation, shape)
 
 
@@ -124,10 +123,7 @@ def table(path: FileName, *, label: str | None = None) -> Dataset:
     named: dict[str, list[float]] = {}
     for name, texts in columns.items():
         named |= _numbers(name, texts, file)
-    records = torch.tensor(list(named.values()), dtype=torch.float64).T
-    low, high = records.amin(0), records.amax(0)
-    unit = ((records - low) / torch.where(high > low, high - low, torch.ones_like(high))).float()
-    return Dataset(unit, labels, Normalisation(unit.mean(0), _positive(unit.std(0))), feature_names=tuple(named))
+    return records_of(torch.tensor(list(named.values()), dtype=torch.float64).T, labels, named)
 
 
 @cache
@@ -155,11 +151,6 @@ def torchvision_cifar10(root: FileName | None = None) -> Dataset:
     except Exception as error:  # network and disk can fail in many ways
         raise DataError(f"torchvision could not load CIFAR-10 into {folder}: {error}") from error
     return cifar10_of(torch.from_numpy(loaded.data).permute(0, 3, 1, 2), torch.tensor(loaded.targets))
-
-
-def _positive(std: torch.Tensor) -> torch.Tensor:
-    """Replace standard deviations of zero by one, so that constant columns can be divided by them."""
-    return torch.where(torch.isfinite(std) & (std > 0), std, torch.ones_like(std))
 
 
 def _csv(file: Path) -> dict[str, list[str]]:
