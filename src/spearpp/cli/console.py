@@ -143,8 +143,8 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
         cells, text = [str(layer.neurons), str(layer.features), str(layer.sees)], layer.reason
         if audits is not None:
             audited = audits[index]
-            samples = "-" if audited.batch_size is None else str(audited.batch_size)
-            cells.append(f"{samples} tokens" if samples != "-" and layer.tokens else samples)
+            samples = f"{audited.batch_size}{' tokens' if layer.tokens else ''}"
+            cells.append("-" if audited.batch_size is None else samples)
             cells.append("-" if audited.inversion is None else str(audited.recovered))
             text = audited.reason
         table.add_row(safe(layer.name), *cells, safe(text), style="" if layer.qualifies else "dim")
@@ -232,7 +232,6 @@ def _print_decision(console: Console, content: Mapping[str, Any]) -> None:
 
 
 def _print_score(result: AuditResult, truth: Batch) -> None:
-    """Print how many of the true samples the audit recovered."""
     compared = reports.compare(result, truth)
     if compared is not None:
         output().print(f"compared with the true batch: {compared.summary}", markup=False)
