@@ -34,65 +34,47 @@ OVERSHOOT = 0.02
 
 @dataclass(frozen=True)
 class Point:
-    """One marker, with an optional interval bar.
-
-    Args:
-        x: value on the x axis.
-        y: value on the y axis.
-        low: lower end of the interval bar, or None for no bar.
-        high: upper end of the interval bar, or None for no bar.
-        hollow: whether the marker is an empty circle.
-        note: text that is shown when the mouse is over the marker. By default: series name, x and y.
-    """
+    """One marker, with an interval bar from ``low`` to ``high`` if both are given."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
     hollow: bool = False
+    """Whether the marker is an empty circle."""
     note: str = ""
+    """Text that is shown when the mouse is over the marker. By default: series name, x and y."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind, drawn in one colour.
-
-    Args:
-        name: text of the legend entry. A series without a name has no legend entry.
-        points: the points, in the order in which the line joins them.
-        line: how the points are joined.
-        radius: radius of the markers in pixels; 0 draws no markers.
-        colour: SVG colour. By default the series takes its colour from ``COLOURS``.
-        css_class: class of the markers, for the style sheet of a page.
-    """
+    """Points of one kind, drawn in one colour, in the order in which the line joins them."""
 
     name: str
+    """Text of the legend entry. A series without a name has no legend entry."""
     points: tuple[Point, ...]
     line: Literal["solid", "dashed", "none"] = "solid"
     radius: float = 4.0
+    """Radius of the markers in pixels; 0 draws no markers."""
     colour: str | None = None
+    """SVG colour. By default the series takes its colour from ``COLOURS``."""
     css_class: str = ""
+    """Class of the markers, for the style sheet of a page."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a plot.
-
-    Args:
-        name: text beside the axis.
-        logarithmic: whether the scale is logarithmic. Values must then be positive.
-        least: value at the start of the axis; None takes the smallest value of the data.
-        most: value at the end of the axis; None takes the largest value of the data.
-        labels: ticks as (value, text) pairs. None chooses round numbers.
-        grid: whether to draw a grid line at each tick.
-    """
+    """One axis of a plot, with its name beside it. Values on a logarithmic axis must be positive."""
 
     name: str
     logarithmic: bool = False
     least: float | None = None
+    """Value at the start of the axis; None takes the smallest value of the data. ``most`` is the value at the end."""
     most: float | None = None
     labels: tuple[tuple[float, str], ...] | None = None
+    """Ticks as (value, text) pairs. None chooses round numbers."""
     grid: bool = True
+    """Whether to draw a grid line at each tick."""
 
     def span(self, values: Sequence[float]) -> tuple[float, float]:
         """Return the first and the last value of the axis. They always differ.
@@ -140,12 +122,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class Size:
-    """Width, height and margins of a plot in pixels. The height does not include the legend.
-
-    Args:
-        embedded: whether the plot is part of a page that has its own caption and colours. Such a plot has neither a
-            visible heading nor a background, and its legend has room for larger text.
-    """
+    """Width, height and margins of a plot in pixels. The height does not include the legend."""
 
     width: int = 720
     height: int = 400
@@ -154,6 +131,8 @@ class Size:
     top: int = 44
     bottom: int = 56
     embedded: bool = False
+    """Whether the plot is part of a page that has its own caption and colours. Such a plot has neither a visible
+    heading nor a background, and its legend has room for larger text."""
 
 
 def draw(
@@ -167,18 +146,10 @@ def draw(
     spread: float | None = None,
     size: Size | None = None,
 ) -> str:
-    """Draw a plot and return it as an SVG element.
+    """Draw a plot and return it as an SVG element. The note is below the legend.
 
-    Args:
-        title: heading of the plot, and its description for screen readers.
-        x: the x axis.
-        y: the y axis.
-        series: what to draw.
-        reference_lines: lines across the whole plot.
-        note: text below the legend.
-        spread: pixels between markers of neighbouring series at the same x. By default ``INTERVAL_SPREAD`` if a point
-            has an interval bar, and 0 otherwise.
-        size: size and margins.
+    ``spread`` is the distance in pixels between markers of neighbouring series at the same x. By default it is
+    ``INTERVAL_SPREAD`` if a point has an interval bar, and 0 otherwise.
     """
     size = size or Size()
     right, bottom = size.width - size.right, size.height - size.bottom

@@ -68,13 +68,9 @@ def _global_options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code.
+    """Run a command and return 0 for success, or one of the exit codes in ``spearpp.cli.console``.
 
-    Args:
-        arguments: Command-line arguments without the program name. The default is ``sys.argv[1:]``.
-
-    Returns:
-        0 for success, or one of the codes in ``spearpp.cli.console``.
+    The arguments are those of the command line without the program name, by default ``sys.argv[1:]``.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = TRACEBACK in arguments

@@ -14,19 +14,7 @@ from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
 from spearpp.auditing.folder import read_document
 from spearpp.auditing.vocabulary import Words, words_by_table
-from spearpp.cli import options
-from spearpp.cli.console import (
-    INTERRUPTED,
-    LEAK,
-    NOT_APPLICABLE,
-    make_folder,
-    output,
-    print_gate,
-    print_json,
-    print_result,
-    progress,
-    uninterrupted,
-)
+from spearpp.cli import console, options
 from spearpp.cli.models import describe_model, with_model
 from spearpp.dp import DELTA, KAPPA, compare
 from spearpp.errors import OptionError
@@ -120,11 +108,11 @@ def audit(
         "input_shape": display["shape"],
     }
     place, folder = options.device_of(device), out or Path(f"audit-{source[-1].resolve().stem}")
-    make_folder(folder)
+    console.make_folder(folder)
     result = run(history if rounds else history[-1], network, seed, place, quiet or as_json or as_sarif, settings)
     presentation, notes = displayable(result, batch, display)
     dp = None if stated is None else compare(stated, history[-1], result, batch_size)
-    with uninterrupted():
+    with console.uninterrupted():
         page = reports.write(
             folder,
             result,
@@ -145,12 +133,12 @@ def audit(
         )
     content = read_document(folder)
     if as_json or as_sarif:
-        print_json(reports.sarif_log(content) if as_sarif else content)
-        print_gate(output(stderr=True), content, quiet=True)
+        console.print_json(reports.sarif_log(content) if as_sarif else content)
+        console.print_gate(console.output(stderr=True), content, quiet=True)
     else:
-        print_result(result, page, quiet, truth=batch, dp=dp)
+        console.print_result(result, page, quiet, truth=batch, dp=dp)
     for note in notes:
-        output(stderr=True).print(f"note: {note}", markup=False)
+        console.output(stderr=True).print(f"note: {note}", markup=False)
     raise typer.Exit(exit_code(result, fail_on, content))
 
 
@@ -250,7 +238,7 @@ def run(
     ``settings`` are further arguments of ``spearpp.audit``.
     """
     placed = update.to(device) if isinstance(update, ClientUpdate) else [each.to(device) for each in update]
-    with progress(settings.get("budget"), quiet) as show_progress:
+    with console.progress(settings.get("budget"), quiet) as show_progress:
         generator = torch.Generator().manual_seed(seed)
         return spearpp.audit(placed, model, generator=generator, progress=show_progress, **settings)
 
@@ -262,7 +250,7 @@ def exit_code(result: AuditResult, fail_on: str, content: Mapping[str, Any] | No
     """
     decided = decide(result.to_dict(), fail_on=fail_on) if content is None else content
     if decided["gate"]["passed"] is False:
-        return LEAK
+        return console.LEAK
     if result.interrupted:
-        return INTERRUPTED
-    return NOT_APPLICABLE if result.verdict is Verdict.NOT_APPLICABLE else 0
+        return console.INTERRUPTED
+    return console.NOT_APPLICABLE if result.verdict is Verdict.NOT_APPLICABLE else 0

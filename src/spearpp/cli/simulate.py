@@ -7,44 +7,22 @@ from typing import Annotated, Literal
 import torch
 import typer
 
+from spearpp import simulate as simulation
 from spearpp.cli import options
 from spearpp.cli.console import make_folder, output
 from spearpp.cli.demo import CLASSES
 from spearpp.errors import OptionError
-from spearpp.simulate import (
-    DPSGD,
-    Batch,
-    Cast,
-    Change,
-    Client,
-    FedAvg,
-    FedSGD,
-    OpacusDPSGD,
-    Quantise,
-    SumOfClients,
-    TopK,
-    breast_cancer,
-    cifar10,
-    digits,
-    mlp,
-    photographs,
-    random_batch,
-)
+from spearpp.experiments.source import OFFLINE
+from spearpp.simulate import Batch, Change, Client
 
-DATA = {
-    "photographs": photographs,
-    "digits": digits,
-    "breast_cancer": breast_cancer,
-    "cifar10": cifar10,
-    "random": random_batch,
-}
+DATA = {**OFFLINE, "cifar10": simulation.cifar10, "random": simulation.random_batch}
 ClientName = Literal["fedsgd", "fedavg", "dpsgd", "opacus"]
 NumberFormat = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 NUMBER_FORMATS: dict[str, Change] = {
-    "float16": Cast(torch.float16),
-    "bfloat16": Cast(torch.bfloat16),
-    "int8": Quantise(8),
-    "int4": Quantise(4),
+    "float16": simulation.Cast(torch.float16),
+    "bfloat16": simulation.Cast(torch.bfloat16),
+    "int8": simulation.Quantise(8),
+    "int4": simulation.Quantise(4),
 }
 
 
@@ -97,22 +75,22 @@ def simulate(
         raise OptionError(f"--data {data}: expected one of {', '.join(DATA)}")
     generator = torch.Generator().manual_seed(seed)
     batch: Batch = DATA[data](samples, generator=generator)
-    model = mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
+    model = simulation.mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
     if noise and client != "dpsgd":
         raise OptionError(f"--noise {noise:g} --client {client}: --noise is for dpsgd, --noise-multiplier for opacus")
     if noise_multiplier and client != "opacus":
         raise OptionError(f"--noise-multiplier {noise_multiplier:g} --client {client}: this option is for opacus")
     clients_by_name: dict[ClientName, Callable[[], Client]] = {
-        "fedsgd": FedSGD,
-        "fedavg": lambda: FedAvg(epochs, mini_batch, lr, momentum=momentum),
-        "dpsgd": lambda: DPSGD(clip, noise),
-        "opacus": lambda: OpacusDPSGD(clip, noise_multiplier),
+        "fedsgd": simulation.FedSGD,
+        "fedavg": lambda: simulation.FedAvg(epochs, mini_batch, lr, momentum=momentum),
+        "dpsgd": lambda: simulation.DPSGD(clip, noise),
+        "opacus": lambda: simulation.OpacusDPSGD(clip, noise_multiplier),
     }
     simulated = clients_by_name[client]()
     if clients > 1:
-        simulated = SumOfClients(simulated, clients)
+        simulated = simulation.SumOfClients(simulated, clients)
     if keep < 1:
-        simulated = simulated | TopK(keep)
+        simulated = simulated | simulation.TopK(keep)
     if wire != "float32":
         simulated = simulated | NUMBER_FORMATS[wire]
     update = simulated(model, batch, generator)

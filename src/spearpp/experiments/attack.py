@@ -37,7 +37,6 @@ class Measurement:
     """Result of the attack on one batch. All PSNRs are in dB. The defaults describe an attack that recovers nothing."""
 
     b: int
-    """Number of samples in the batch."""
     seconds: float
     """Duration of the inversion."""
     decompose: float
@@ -61,7 +60,6 @@ class Measurement:
     score: float = 0.0
     """Score of the selected directions, as ``spearpp.invert`` reports it."""
     starts: int = 0
-    """Number of starts that the search used."""
     images: str | None = None
     """Original and recovered pixels as bytes, compressed with zlib and encoded as base64; None if not kept."""
 

@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Point:
-    """A defence with its measured numbers."""
+    """A defence with its measured numbers, and the Git commits and devices that measured it."""
 
     defence: Defence
     threshold: float
@@ -65,15 +65,12 @@ class Point:
     psnr: float
     """Mean PSNR over all inputs, in dB."""
     seeds: int
-    """Number of batches that were measured."""
     accuracy: Interval | None
     """Accuracy of the training runs; None if not measured."""
     epsilon: float | None
     """ε of a training run, or of the rounds that are inverted together; None without noise."""
     commits: frozenset[str]
-    """Git commits that measured the point."""
     devices: frozenset[str]
-    """Devices that measured the point."""
 
 
 @dataclass(frozen=True)

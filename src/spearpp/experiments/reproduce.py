@@ -17,13 +17,11 @@ KEPT_OF_EACH_BATCH = ("mean_psnr", "recovered", "certified", "starts", "seconds"
 
 @dataclass(frozen=True)
 class Result:
-    """Measured numbers of one row. Numbers are None if no batch has been measured."""
+    """Measured numbers of one row, of which ``batches`` of the ``wanted`` batches are measured. Without any: None."""
 
     row: Row
     batches: int
-    """Number of batches that have been measured."""
     wanted: int
-    """Number of batches to measure."""
     accuracy: Interval | None
     """Share of batches with a mean PSNR above the threshold. The paper calls it accuracy."""
     exact: Interval | None
@@ -38,7 +36,6 @@ class Result:
     wrong: int
     """Number of certified inputs that are not in the batch."""
     median_starts: float | None
-    """Median number of starts that the search used."""
     median_seconds: float | None
     """Median duration of an inversion, including the singular value decomposition."""
     each: tuple[dict[str, Any], ...]

@@ -24,7 +24,7 @@ from spearpp.simulate import Client, FedSGD, mlp, play_rounds
 class RoundsAttack:
     """A setting of one attack on several rounds: the client has the same samples in every round.
 
-    The network has one hidden layer of m neurons.
+    The network has one hidden layer of m neurons. Fields with the names of those of ``Attack`` have the same meaning.
 
     >>> attack = RoundsAttack(b=6, m=24, rounds=3, data=Source("digits"), server_rate=0.5)
     >>> done = attack.measure(1000, torch.device("cpu"))
@@ -41,7 +41,6 @@ class RoundsAttack:
     server_rate: float = 0.1
     """Learning rate of the server, which subtracts this multiple of the client's gradient after every round."""
     threshold: float = PAPER_PSNR
-    """PSNR in dB above which an input counts as recovered."""
 
     def __post_init__(self) -> None:
         if min(self.b, self.m, self.rounds) < 1:

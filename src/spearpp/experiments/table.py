@@ -31,10 +31,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, with the setting to measure."""
+    """One row of a table: the name of the method, and the setting to measure."""
 
     name: str
-    """Name of the method."""
     note: str
     """Other properties of the setting, such as the client; "" if there are none."""
     setting: Attack

@@ -56,16 +56,10 @@ def decide(
     fail_on: str = "never",
     today: datetime.date | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of ``report.json`` that a decision needs.
+    """Return the fields ``severity``, ``risk``, ``action``, ``leaks``, ``checks`` and ``gate`` of ``report.json``.
 
-    Args:
-        content: The content of ``report.json``, at least with the fields of ``AuditResult.to_dict``.
-        config: Accepted leaks and thresholds.
-        fail_on: The value of ``--fail-on``.
-        today: The day for which acceptances must hold. The default is today in UTC.
-
-    Returns:
-        The fields ``severity``, ``risk``, ``action``, ``leaks``, ``checks`` and ``gate``.
+    ``content`` is that of ``report.json``, at least with the fields of ``AuditResult.to_dict``. Acceptances must hold
+    today, by default today in UTC.
     """
     config = config or Config()
     hashes = {str(each["sha256"]) for each in content.get("files") or []}

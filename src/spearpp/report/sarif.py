@@ -51,11 +51,12 @@ def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
         leaks = content["verdict"] == "LEAKS"
         sees = next((each["sees"] for each in content["layers"] if each["name"] == content["best_layer"]), None)
         leak_rule = {None: VOCABULARY_RULE, "features": FEATURES_RULE}.get(sees, LEAK_RULE)
+        uri = quote(str(source[-1]).replace("\\", "/"))
         result: dict[str, Any] = {
             "ruleId": leak_rule if leaks else UNPROVED_RULE,
             "level": "error" if leaks else "warning",
             "message": {"text": content["summary"]},
-            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(str(source[-1]))}}}],
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}}}],
             "properties": {name: content[name] for name in names} | {"sees": sees},
         }
         known = content.get("leaks") or []
@@ -91,8 +92,3 @@ def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
             }
         ],
     }
-
-
-def _uri(path: str) -> str:
-    """Convert a file path to a URI reference."""
-    return quote(path.replace("\\", "/"))

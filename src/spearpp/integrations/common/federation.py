@@ -155,12 +155,7 @@ class RoundSampler:
 
 
 class RoundStore:
-    """The latest rounds of every client, one file for each round, under the pseudonym of the client.
-
-    Args:
-        out: folder for reports. The rounds are stored below it.
-        most: largest number of earlier rounds of a client. The oldest are deleted.
-    """
+    """The latest ``most`` rounds of every client, one file for each round, below the folder for reports."""
 
     def __init__(self, out: Path, most: int) -> None:
         self.folder, self.most = out / FOLDER, most

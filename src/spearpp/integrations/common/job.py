@@ -45,7 +45,6 @@ class Settings:
     redact: Redaction = "omit"
     """How reports hide recovered inputs, which are personal data if the training data is."""
     seed: int = 0
-    """Random seed of the audits."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Further fields for ``report.json`` of every report."""
     memory: int | None = MEMORY
@@ -94,7 +93,6 @@ class Job:
     after: Mapping[str, Tensor] | ClientUpdate
     """What the client sent back."""
     kind: Kind = "weights"
-    """Content of ``after``."""
     training: Training = Training()
     about: Mapping[str, Any] = field(default_factory=dict)
     """Further fields for ``report.json`` of this report."""
