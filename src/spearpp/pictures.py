@@ -77,9 +77,9 @@ def png(unit: Float[Tensor, "n"], shape: Shape) -> bytes:
     return file
 
 
-def data_uri(unit: Float[Tensor, "n"], shape: Shape) -> str:
-    """Return one picture on the [0, 1] scale as the data URI of a PNG image, for an HTML page."""
-    return "data:image/png;base64," + base64.b64encode(png(unit, shape)).decode()
+def data_uri(picture: bytes) -> str:
+    """Return a PNG file as a data URI, for an HTML page."""
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def gallery(inputs: Float[Tensor, "k n"], captions: Sequence[str]) -> str:
@@ -92,7 +92,7 @@ def gallery(inputs: Float[Tensor, "k n"], captions: Sequence[str]) -> str:
         return ""
     shown = on_unit_scale(inputs.detach().float().cpu(), shape)[:GALLERY_SIZE]
     figures = [
-        f'<figure style="display:inline-block;margin:3px;text-align:center"><img src="{data_uri(unit, shape)}" '
+        f'<figure style="display:inline-block;margin:3px;text-align:center"><img src="{data_uri(png(unit, shape))}" '
         f'alt="{html.escape(caption)}" style="width:64px;image-rendering:pixelated"><figcaption '
         f'style="font-size:10px">{html.escape(caption)}</figcaption></figure>'
         for unit, caption in zip(shown, captions, strict=False)

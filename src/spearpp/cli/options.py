@@ -16,6 +16,7 @@ from spearpp.config import NAME, Config
 from spearpp.config import FailOn as FailOnValue
 from spearpp.dp import DELTA, KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
+from spearpp.experiments.local import named_device
 from spearpp.model.loss import LossName
 from spearpp.pictures import Shape
 from spearpp.words import read_words
@@ -192,15 +193,7 @@ def device_of(name: str) -> torch.device:
     """Return the device with this name. ``auto`` is CUDA if a CUDA device is available, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise OptionError(f"--device {name}: expected auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise OptionError(f"--device {name}: expected auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"--device {name}: no CUDA device is available")
-    return device
+    return named_device(name, "auto, ")
 
 
 def display_options(shape: str | None, mean: str | None, std: str | None, columns: str | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy
 import scipy
@@ -49,7 +49,6 @@ MEASURING = tuple(f"experiments/{name}.py" for name in ("attack", "rounds", "sou
 """Files of ``experiments`` that a measurement runs."""
 
 
-@runtime_checkable
 class Setting(Protocol):
     """What can be measured: a frozen dataclass that is registered with the codec."""
 

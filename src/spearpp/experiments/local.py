@@ -52,7 +52,7 @@ class Local:
             workers: processes for each device; None takes one for a GPU, and one for each core of the CPU.
         """
         gpus = tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-        devices = gpus or ("cpu",) if device is None else (_checked(device),)
+        devices = gpus or ("cpu",) if device is None else (str(named_device(device)),)
         if workers is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             workers = cores if devices == ("cpu",) else 1
@@ -125,11 +125,18 @@ def _exit_with_parent(stopping: Event) -> None:
     os._exit(1)
 
 
-def _checked(device: str) -> str:
+def named_device(name: str, others: str = "") -> torch.device:
+    """Return the device with this name. ``others`` is what else the option accepts, for the error message.
+
+    Raises:
+        OptionError: if the name is not valid, or this machine has no such device.
+    """
     try:
-        found = torch.device(device)
-        if found.type == "cuda" and not (found.index or 0) < torch.cuda.device_count():
-            raise OptionError(f"--device {device}: torch finds {torch.cuda.device_count()} CUDA devices here")
-    except RuntimeError as error:
-        raise OptionError(f"--device {device}: expected cpu, cuda or cuda:0") from error
-    return str(found)
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise OptionError(f"--device {name}: expected {others}cpu, cuda or cuda:0")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here")
+    return device

@@ -1,6 +1,5 @@
 """Renders the tables and figures of experiments: for the console, as Markdown, HTML, SVG plots and PNG pictures."""
 
-import base64
 import math
 import statistics
 from collections.abc import Callable, Collection, Sequence
@@ -13,7 +12,7 @@ from spearpp.experiments.intervals import Interval
 from spearpp.experiments.reproduce import Reproduction, Result
 from spearpp.experiments.store import Store
 from spearpp.experiments.table import Table
-from spearpp.pictures import guess_shape, png
+from spearpp.pictures import data_uri, guess_shape, png
 from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.report.html import template
 from spearpp.types import Float, Tensor
@@ -35,8 +34,7 @@ class Figure:
     @property
     def source(self) -> str:
         """The picture as a data URI, or an empty string for a plot."""
-        encoded = "" if isinstance(self.content, str) else base64.b64encode(self.content).decode()
-        return encoded and f"data:image/png;base64,{encoded}"
+        return "" if isinstance(self.content, str) else data_uri(self.content)
 
 
 @dataclass(frozen=True)

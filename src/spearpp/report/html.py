@@ -9,7 +9,7 @@ from spearpp.auditing import AuditResult, Kind, Verdict
 from spearpp.auditing.folder import Redaction
 from spearpp.dp import probability
 from spearpp.metrics import Score
-from spearpp.pictures import data_uri
+from spearpp.pictures import data_uri, png
 from spearpp.report import plots
 from spearpp.report.advice import RECOVERED_RATIO, defences
 from spearpp.report.decision import count_checks
@@ -166,13 +166,15 @@ def _missed(presentation: Presentation, originals: Tensor | None, compared: Scor
         return []
     rows = (compared.assignment < 0).nonzero()[:, 0].tolist()
     truth = presentation.own_scale(originals)
-    return [{"number": row + 1, "original": data_uri(truth[row], presentation.shape)} for row in rows[:MAX_SAMPLES]]
+    return [
+        {"number": row + 1, "original": data_uri(png(truth[row], presentation.shape))} for row in rows[:MAX_SAMPLES]
+    ]
 
 
 def _picture(values: Tensor, presentation: Presentation, result: AuditResult) -> str | None:
     if presentation.shape is None or not len(values) or shows_features(result):
         return None
-    return data_uri(values, presentation.shape)
+    return data_uri(png(values, presentation.shape))
 
 
 def _plots(result: AuditResult) -> list[dict[str, str]]:
