@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,8 +196,6 @@ class RoundStore:
 
     def _delete_old(self) -> None:
         for path in self.folder.glob("*/*.safetensors"):
-            try:
+            with suppress(OSError):  # the file was deleted meanwhile
                 if time.time() - path.stat().st_mtime > MAX_AGE:
                     path.unlink(missing_ok=True)
-            except OSError:
-                continue  # the file was deleted meanwhile

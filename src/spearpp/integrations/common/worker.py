@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -109,21 +110,17 @@ class Auditor:
         self._thread = None
 
     def _run(self) -> None:
-        while True:
-            item = self._jobs.get()
+        while (item := self._jobs.get()) is not None:
             try:
-                if item is None:
-                    self._stop()
-                    return
-                try:
-                    outcome = self._audit(*item)
-                except Exception as error:  # An exception here would block everyone who waits for the queue.
-                    outcome = Outcome.failed(item[0], f"not audited, internal error: {type(error).__name__}: {error}")
-                with self._lock:
-                    self._outcomes.append(outcome)
-                log_outcome(outcome)
-            finally:
-                self._jobs.task_done()
+                outcome = self._audit(*item)
+            except Exception as error:  # An exception here would block everyone who waits for the queue.
+                outcome = Outcome.failed(item[0], f"not audited, internal error: {type(error).__name__}: {error}")
+            with self._lock:
+                self._outcomes.append(outcome)
+            log_outcome(outcome)
+            self._jobs.task_done()
+        self._stop()
+        self._jobs.task_done()
 
     def _audit(self, name: str, make_job: JobFactory) -> Outcome:
         try:
@@ -190,12 +187,9 @@ class Auditor:
             return "never started"
         if kill:
             process.kill()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    continue  # Unwritten data for a dead process is lost.
+        for stream in filter(None, (process.stdin, process.stdout)):
+            with suppress(OSError):  # Unwritten data for a dead process is lost.
+                stream.close()
         code = process.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
