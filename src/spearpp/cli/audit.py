@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from typer import Option
 
 import spearpp
 from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
@@ -39,21 +40,17 @@ def audit(
     memory: options.Memory = "8G",
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the report. Default: audit-NAME, where NAME is the client's file without its ending."
-        ),
+        Option(help="Folder for the report. Default: audit-NAME, where NAME is the client's file without its ending."),
     ] = None,
     config: options.ConfigFile = None,
-    client: Annotated[
-        str | None, typer.Option(help="Name of the client in the report. Default: the client's file.")
-    ] = None,
+    client: Annotated[str | None, Option(help="Name of the client in the report. Default: the client's file.")] = None,
     fail_on: options.FailOn = "never",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the content of report.json.")] = False,
-    as_sarif: Annotated[bool, typer.Option("--sarif", help="Print the content of report.sarif.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the content of report.json.")] = False,
+    as_sarif: Annotated[bool, Option("--sarif", help="Print the content of report.sarif.")] = False,
     truth: options.Truth = None,
     shape: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Shape of one input of the model, e.g. 3x32x32. It is used to show inputs as images, and to compute "
             "inputs from features after convolutions. none: show inputs as table rows. Default: guessed."
         ),

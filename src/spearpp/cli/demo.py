@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
+from typer import Option
 
 from spearpp import ClientUpdate
 from spearpp import report as reports
@@ -24,12 +24,12 @@ BUDGET = 60.0
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the update, the true batch and the report.")] = Path("demo"),
-    samples: Annotated[int, typer.Option(help="Number of photographs in the client's batch.")] = 32,
+    out: Annotated[Path, Option(help="Folder for the update, the true batch and the report.")] = Path("demo"),
+    samples: Annotated[int, Option(help="Number of photographs in the client's batch.")] = 32,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     redact: options.Redact = "none",
-    show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    show: Annotated[bool, Option("--open", help="Open the report in the browser.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Simulate a client that trains on photographs, audit its update and write a report. Works offline."""

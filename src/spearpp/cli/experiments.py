@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from spearpp.cli.running import EngineName, Session, engine_of, open_session
 from spearpp.errors import OptionError
@@ -21,63 +21,61 @@ from spearpp.experiments.table import TABLES, Method, Scale, Table, load, parse_
 from spearpp.search import Gated
 
 STORE = Path("spearpp-experiments.sqlite")
-StoreOption = Annotated[Path, typer.Option(help="SQLite file that stores every measured batch.")]
-EngineOption = Annotated[EngineName, typer.Option(help="local: processes on this machine. ray: a Ray cluster.")]
+StoreOption = Annotated[Path, Option(help="SQLite file that stores every measured batch.")]
+EngineOption = Annotated[EngineName, Option(help="local: processes on this machine. ray: a Ray cluster.")]
 AddressOption = Annotated[
-    str | None, typer.Option(help="Address of a running Ray cluster. Default: start Ray on this machine.")
+    str | None, Option(help="Address of a running Ray cluster. Default: start Ray on this machine.")
 ]
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Number of processes per device (with --engine local).")]
+WorkersOption = Annotated[int | None, Option(min=1, help="Number of processes per device (with --engine local).")]
 DeviceOption = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:0. Default: all GPUs, or all CPU cores if there is no GPU.")
+    str | None, Option(help="cpu, cuda or cuda:0. Default: all GPUs, or all CPU cores if there is no GPU.")
 ]
-GpusOption = Annotated[
-    float, typer.Option(min=0, help="GPUs for each batch on Ray. 0.25 runs four batches on one GPU.")
-]
-OutOption = Annotated[Path | None, typer.Option(help="Folder for JSON, Markdown, HTML and image files.")]
+GpusOption = Annotated[float, Option(min=0, help="GPUs for each batch on Ray. 0.25 runs four batches on one GPU.")]
+OutOption = Annotated[Path | None, Option(help="Folder for JSON, Markdown, HTML and image files.")]
 DataOption = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Data set: photographs, digits, breast_cancer, cifar10, an npz, CSV or Parquet file, or a folder of "
         "images."
     ),
 ]
-LabelOption = Annotated[str | None, typer.Option(help="Column that contains the class, for CSV and Parquet files.")]
+LabelOption = Annotated[str | None, Option(help="Column that contains the class, for CSV and Parquet files.")]
 
 
 def reproduce(
     table: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help=f"Experiment of the paper: {', '.join(TABLES)}. spear measures how the work of SPEAR grows with the "
             "batch size."
         ),
     ],
     method: Annotated[
         Method,
-        typer.Option(
+        Option(
             help="Searches to measure. paper: the searches of the paper. gated: the gated search, the default of "
             "spearpp. both: the searches of the paper and the gated search."
         ),
     ] = "both",
-    batches: Annotated[int | None, typer.Option(min=1, help="Batches per row. Default: 100, as in the paper.")] = None,
+    batches: Annotated[int | None, Option(min=1, help="Batches per row. Default: 100, as in the paper.")] = None,
     starts: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Largest number of starts of the paper's searches: one number, or one per width as in "
             "200:1000000,4000:20000."
         ),
     ] = None,
     width: Annotated[
         list[int] | None,
-        typer.Option("--width", "-m", help="Measure only rows with this width m. May be given several times."),
+        Option("--width", "-m", help="Measure only rows with this width m. May be given several times."),
     ] = None,
     scale: Annotated[
-        Scale, typer.Option(help="paper: the full table. small: a version that takes minutes on a laptop.")
+        Scale, Option(help="paper: the full table. small: a version that takes minutes on a laptop.")
     ] = "paper",
     data: DataOption = "photographs",
     label: LabelOption = None,
     status: Annotated[
-        bool, typer.Option("--status", help="Show the results in the store without measuring anything.")
+        bool, Option("--status", help="Show the results in the store without measuring anything.")
     ] = False,
     store: StoreOption = STORE,
     engine: EngineOption = "local",
@@ -127,36 +125,34 @@ def _show_table(table: Table, session: Session, out: Path | None) -> None:
 def frontier(
     axis: Annotated[
         list[str],
-        typer.Option(
+        Option(
             help=f"Parameter to vary: {', '.join(AXES)}. Its values are chosen automatically, or given as in "
             "noise=1e-4,1e-3. A second --axis with values repeats the measurement for each of them."
         ),
     ],
-    batch: Annotated[int, typer.Option("--batch", "-b", min=1, help="Samples per client, b.")] = 32,
-    width: Annotated[int, typer.Option("--width", "-m", min=1, help="Neurons per hidden layer, m.")] = 512,
-    noise: Annotated[float, typer.Option(min=0, help="Standard deviation σ of the noise on the mean gradient.")] = 0.0,
-    clip: Annotated[float | None, typer.Option(help="Norm C to which the gradient of each sample is clipped.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Number of local steps.")] = 1,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the local steps.")] = None,
-    mini_batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples per local step. --steps then counts epochs.")
-    ] = None,
-    keep: Annotated[float, typer.Option(help="Share of the entries that are sent: 0.1 sends the largest 10 %.")] = 1.0,
-    bits: Annotated[int, typer.Option(help="Bits per transmitted entry: 2 to 16, or 32.")] = 32,
+    batch: Annotated[int, Option("--batch", "-b", min=1, help="Samples per client, b.")] = 32,
+    width: Annotated[int, Option("--width", "-m", min=1, help="Neurons per hidden layer, m.")] = 512,
+    noise: Annotated[float, Option(min=0, help="Standard deviation σ of the noise on the mean gradient.")] = 0.0,
+    clip: Annotated[float | None, Option(help="Norm C to which the gradient of each sample is clipped.")] = None,
+    steps: Annotated[int, Option(min=1, help="Number of local steps.")] = 1,
+    lr: Annotated[float | None, Option(help="Learning rate of the local steps.")] = None,
+    mini_batch: Annotated[int | None, Option(min=1, help="Samples per local step. --steps then counts epochs.")] = None,
+    keep: Annotated[float, Option(help="Share of the entries that are sent: 0.1 sends the largest 10 %.")] = 1.0,
+    bits: Annotated[int, Option(help="Bits per transmitted entry: 2 to 16, or 32.")] = 32,
     clients: Annotated[
-        int, typer.Option(min=1, help="Number of clients, with b samples each, whose updates are summed.")
+        int, Option(min=1, help="Number of clients, with b samples each, whose updates are summed.")
     ] = 1,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of batches per point, each with its own seed.")] = 20,
-    starts: Annotated[int, typer.Option(min=1, help="Largest number of starts of the search.")] = 2048,
-    trainings: Annotated[int, typer.Option(min=0, help="Training runs per point. 0: do not measure the accuracy.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per training run.")] = 60,
+    seeds: Annotated[int, Option(min=1, help="Number of batches per point, each with its own seed.")] = 20,
+    starts: Annotated[int, Option(min=1, help="Largest number of starts of the search.")] = 2048,
+    trainings: Annotated[int, Option(min=0, help="Training runs per point. 0: do not measure the accuracy.")] = 3,
+    rounds: Annotated[int, Option(min=1, help="Rounds per training run.")] = 60,
     threshold: Annotated[
         float | None,
-        typer.Option(help="PSNR in dB above which an input counts as recovered. Default: 90 or 25, by axis."),
+        Option(help="PSNR in dB above which an input counts as recovered. Default: 90 or 25, by axis."),
     ] = None,
     level: Annotated[
         float,
-        typer.Option(
+        Option(
             min=0, max=0.99, help="A setting counts as sufficient if at most this share of the batches leaks an input."
         ),
     ] = 0.0,

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from spearpp import check, find_layers
 from spearpp.cli import options
@@ -18,7 +18,7 @@ def layers(
     kind: options.Kind = "weights",
     lr: options.Rate = None,
     steps: options.Steps = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the Linear layers of an update, say which of them an audit can invert, and check the update.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-import typer
+from typer import Option
 
 from spearpp import simulate as simulation
 from spearpp.cli import options
@@ -27,39 +27,35 @@ NUMBER_FORMATS: dict[str, Change] = {
 
 
 def simulate(
-    out: Annotated[Path, typer.Option(help="Folder for update.safetensors and truth.safetensors.")] = Path("simulated"),
+    out: Annotated[Path, Option(help="Folder for update.safetensors and truth.safetensors.")] = Path("simulated"),
     data: Annotated[
         str,
-        typer.Option(
+        Option(
             help=f"Data set: {', '.join(DATA)}. For cifar10, the environment variable SPEARPP_DATA must name its file."
         ),
     ] = "photographs",
-    samples: Annotated[int, typer.Option(help="Number of samples of all clients together.")] = 32,
-    hidden: Annotated[str, typer.Option(help="Widths of the hidden ReLU layers, comma-separated.")] = "200,200,200",
+    samples: Annotated[int, Option(help="Number of samples of all clients together.")] = 32,
+    hidden: Annotated[str, Option(help="Widths of the hidden ReLU layers, comma-separated.")] = "200,200,200",
     client: Annotated[
-        ClientName, typer.Option(help="How each client trains. (For the number of clients, see --clients.)")
+        ClientName, Option(help="How each client trains. (For the number of clients, see --clients.)")
     ] = "fedsgd",
-    epochs: Annotated[int, typer.Option(help="fedavg: number of local epochs.")] = 1,
-    mini_batch: Annotated[int, typer.Option(help="fedavg: samples per local step.")] = 8,
-    lr: Annotated[float, typer.Option(help="fedavg: learning rate.")] = 0.01,
-    momentum: Annotated[float, typer.Option(help="fedavg: momentum.")] = 0.0,
+    epochs: Annotated[int, Option(help="fedavg: number of local epochs.")] = 1,
+    mini_batch: Annotated[int, Option(help="fedavg: samples per local step.")] = 8,
+    lr: Annotated[float, Option(help="fedavg: learning rate.")] = 0.01,
+    momentum: Annotated[float, Option(help="fedavg: momentum.")] = 0.0,
     clip: Annotated[
-        float, typer.Option(help="dpsgd and opacus: norm to which the gradient of each sample is clipped.")
+        float, Option(help="dpsgd and opacus: norm to which the gradient of each sample is clipped.")
     ] = 1.0,
-    noise: Annotated[float, typer.Option(help="dpsgd: standard deviation σ of the noise on the mean gradient.")] = 0.0,
+    noise: Annotated[float, Option(help="dpsgd: standard deviation σ of the noise on the mean gradient.")] = 0.0,
     noise_multiplier: Annotated[
         float,
-        typer.Option(help="opacus: standard deviation of the noise on the sum of the gradients, divided by --clip."),
+        Option(help="opacus: standard deviation of the noise on the sum of the gradients, divided by --clip."),
     ] = 0.0,
-    clients: Annotated[
-        int, typer.Option(help="Number of clients that share the samples. Their updates are summed.")
-    ] = 1,
-    wire: Annotated[NumberFormat, typer.Option(help="Number format in which the update is sent.")] = "float32",
+    clients: Annotated[int, Option(help="Number of clients that share the samples. Their updates are summed.")] = 1,
+    wire: Annotated[NumberFormat, Option(help="Number format in which the update is sent.")] = "float32",
     keep: Annotated[
         float,
-        typer.Option(
-            help="Share of the entries that are sent: 0.1 sends the largest 10 % and sets the others to zero."
-        ),
+        Option(help="Share of the entries that are sent: 0.1 sends the largest 10 % and sets the others to zero."),
     ] = 1.0,
     seed: options.Seed = 0,
 ) -> None:
