@@ -173,9 +173,6 @@ def check_display(
     """Check before the search that the display options match the size of the model's inputs.
 
     If no layer receives the model's inputs, as after convolutions, their size is unknown and nothing is checked.
-
-    Raises:
-        OptionError: If the truth, the image shape or the column names match no layer that receives inputs.
     """
     sizes = {layer.features for layer in find_layers(model, update) if layer.sees != "features"}
     if not sizes:
@@ -212,11 +209,7 @@ def displayable(
 
 
 def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words: Words | None) -> None:
-    """Check before the search that the words fit an embedding table.
-
-    Raises:
-        OptionError: If they fit no table, or if no model says which weights are tables.
-    """
+    """Check before the search that the words fit an embedding table of the model."""
     if words is not None and model is None:
         raise OptionError("--vocabulary needs --model, because a checkpoint does not say which weights are embeddings")
     words_by_table(find_tables(model, update), words)

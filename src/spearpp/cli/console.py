@@ -72,11 +72,7 @@ def print_json(content: Any) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents.
-
-    Raises:
-        DataError: If the folder cannot be created.
-    """
+    """Create the folder of ``--out`` and its parents."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -26,9 +26,6 @@ def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
     """Build the network that ``--model`` names: ``none``, ``mlp``, ``pkg.mod:factory`` or ``file.py:factory``.
 
     The weights of the update give the shapes for ``mlp``. The result is None for ``none``.
-
-    Raises:
-        OptionError: If the text has another form, or if the factory fails.
     """
     if text in ("none", ""):
         return None
@@ -50,9 +47,6 @@ def named_model(text: str, others: str = "") -> nn.Module:
     """Build the network that ``pkg.mod:factory`` or ``file.py:factory`` names.
 
     ``others`` is what else the option accepts, for the error message.
-
-    Raises:
-        OptionError: If the text has another form, or if the factory fails.
     """
     module, _, name = text.rpartition(":")
     if not module or not name:
@@ -86,9 +80,6 @@ def chain(update: ClientUpdate) -> nn.Module:
     """Build an MLP with the shapes of the update's weights, in the natural order of their names.
 
     If the names are numbers, as those of a list are, the bias of a layer is the tensor after its weight.
-
-    Raises:
-        OptionError: If the weights do not form a chain of Linear layers.
     """
     weights = tensor_specs(update.weights)
     matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=by_number)

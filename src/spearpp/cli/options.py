@@ -261,12 +261,7 @@ def _column_names(text: str | None) -> tuple[str, ...]:
 
 
 def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | None:
-    """Read the files of ``--vocabulary``, and return the words, or the words of each named table.
-
-    Raises:
-        OptionError: If several files are given without the names of their tables, or a table is named twice.
-        DataError: If a file cannot be read.
-    """
+    """Read the files of ``--vocabulary``, and return the words, or the words of each named table."""
     if not texts:
         return None
     if len(texts) == 1 and ("=" not in texts[0] or Path(texts[0]).is_file()):
@@ -289,10 +284,7 @@ def stated_dp(
 ) -> StatedDP | None:
     """Return what the client states about its DP-SGD, or None without a noise multiplier.
 
-    Raises:
-        OptionError: If a number is out of range, if other numbers are given without the noise multiplier, or if the
-            client trains for several epochs and the number of steps is not given.
-        MissingExtraError: If the bound needs a package that is not installed.
+    If the client trains for several epochs, the number of steps must be given.
     """
     if noise_multiplier is None:
         if clip is not None or steps is not None or sample_rate != 1 or (kappa, delta) != (KAPPA, DELTA):

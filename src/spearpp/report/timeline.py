@@ -47,11 +47,7 @@ class Entry:
 
 
 def add(folder: Path, entries: Iterable[Entry]) -> Path:
-    """Append audits to the list in a folder of reports, render the page again, and return its path.
-
-    Raises:
-        SpearError, OSError: If a file cannot be written.
-    """
+    """Append audits to the list in a folder of reports, render the page again, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(asdict(each)) + "\n" for each in entries)
     with (folder / ENTRIES).open("a+b") as file:
@@ -71,11 +67,7 @@ def contains(folder: Path, entry: Entry) -> bool:
 
 
 def read(folder: Path) -> tuple[list[Entry], int]:
-    """Return the audits in the list of a folder, oldest first, and the number of lines that cannot be read.
-
-    Raises:
-        DataError: If there is no list.
-    """
+    """Return the audits in the list of a folder, oldest first, and the number of lines that cannot be read."""
     path = folder / ENTRIES
     with reading(path), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MAX_BYTES))
@@ -99,11 +91,7 @@ def _entry(line: bytes) -> Entry | None:
 
 
 def render(folder: Path) -> Path:
-    """Render the page from the list in a folder, and return its path.
-
-    Raises:
-        SpearError: If there is no list, or if the page cannot be written.
-    """
+    """Render the page from the list in a folder, and return its path."""
     entries, damaged = read(folder)
     shown = entries[-MAX_SHOWN:]
     first = len(entries) - len(shown) + 1
