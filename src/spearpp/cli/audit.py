@@ -16,9 +16,10 @@ from spearpp import report as reports
 from spearpp.auditing.folder import read_document
 from spearpp.auditing.vocabulary import Words, words_by_table
 from spearpp.cli import console, options
-from spearpp.cli.models import describe_model, with_model
+from spearpp.cli.models import describe_model, model_of
 from spearpp.dp import DELTA, KAPPA, compare
 from spearpp.errors import OptionError
+from spearpp.model import named_as
 from spearpp.model.embeddings import find_tables
 from spearpp.report.decision import decide
 from spearpp.report.presentation import presented, shows_features
@@ -89,8 +90,8 @@ def audit(
     source = files or ([] if rounds is None else [rounds])
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
-    network = with_model(model, history[-1])[1]
-    history = [with_model(model, each)[0] for each in history]
+    network = model_of(model, history[-1])
+    history = [named_as(each, network) for each in history]
     words = options.vocabulary(vocabulary)
     epochs = max(each.steps or 1 for each in history)
     stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, delta, epochs, len(history))
@@ -109,25 +110,10 @@ def audit(
     result = run(history if rounds else history[-1], network, seed, place, quiet or as_json or as_sarif, settings)
     presentation, notes = displayable(result, batch, display)
     dp = None if stated is None else compare(stated, history[-1], result, batch_size)
-    with console.uninterrupted():
-        page = reports.write(
-            folder,
-            result,
-            truth=batch,
-            presentation=presentation,
-            redact=redact,
-            command=["spearpp", *sys.argv[1:]],
-            source=[str(each) for each in source],
-            about={
-                "received": repr(history[-1]),
-                "threat_model": history[-1].threat_model,
-                "client": client or source[-1].name,
-                "model": describe_model(model, network),
-                "dp": None if dp is None else dp.to_dict(),
-            },
-            config=config,
-            fail_on=fail_on,
-        )
+    shown: dict[str, Any] = {"truth": batch, "presentation": presentation, "redact": redact}
+    about: dict[str, Any] = {"client": client or source[-1].name, "model": describe_model(model, network)}
+    about["dp"] = None if dp is None else dp.to_dict()
+    page = write_report(folder, result, history[-1], source, about, config=config, fail_on=fail_on, **shown)
     content = read_document(folder)
     if as_json or as_sarif:
         console.print_json(reports.sarif_log(content) if as_sarif else content)
@@ -231,6 +217,19 @@ def run(
     with console.progress(settings.get("budget"), quiet) as show_progress:
         generator = torch.Generator().manual_seed(seed)
         return spearpp.audit(placed, model, generator=generator, progress=show_progress, **settings)
+
+
+def write_report(
+    folder: Path, result: AuditResult, update: ClientUpdate, source: list[Path], about: dict[str, Any], **options: Any
+) -> Path:
+    """Write the report of an audit that this command ran, and return the path of its page.
+
+    ``options`` are further arguments of ``spearpp.report.write``. Ctrl-C does not leave an incomplete report.
+    """
+    about = {"received": repr(update), "threat_model": update.threat_model, **about}
+    command, files = ["spearpp", *sys.argv[1:]], [str(each) for each in source]
+    with console.uninterrupted():
+        return reports.write(folder, result, command=command, source=files, about=about, **options)
 
 
 def exit_code(result: AuditResult, fail_on: str, content: Mapping[str, Any] | None = None) -> int:

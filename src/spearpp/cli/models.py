@@ -9,17 +9,10 @@ from pathlib import Path
 from torch import nn
 
 from spearpp.errors import OptionError
-from spearpp.model import named_as
 from spearpp.model.assumed import AssumedNetwork
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 from spearpp.update.rounds import by_number
-
-
-def with_model(text: str, update: ClientUpdate) -> tuple[ClientUpdate, nn.Module | None]:
-    """Build the network that ``--model`` names, and give the update the parameter names of this network."""
-    model = model_of(text, update)
-    return named_as(update, model), model
 
 
 def model_of(text: str, update: ClientUpdate) -> nn.Module | None:

@@ -131,11 +131,6 @@ class Axis:
         """Whether larger values are a stronger defence."""
         return self.strong > self.weak
 
-    @property
-    def sign(self) -> str:
-        """The sign between the symbol and the value from which on the defence works."""
-        return "≥" if self.rising else "≤"
-
     def at(self, share: float) -> float:
         """Return the value at a share of the way from weak to strong, on a logarithmic scale.
 

@@ -137,34 +137,32 @@ def sentence(found: Line) -> str:
     """Return the result as one sentence, without a full stop."""
     first, axis, plan = found.points[0], found.axis, found.plan
     what = "exact recovery" if first.threshold >= PAPER_PSNR else f"recovery to {first.threshold:g} dB"
-    shown = first.defence
-    fixed = [f"b={shown.batch}" if axis.name != "batch" else "", f"m={shown.width}" if axis.name != "width" else ""]
-    fixed += [f"{each.symbol}={each.of(shown):g}" for each in _active(shown) if each.name != axis.name]
+    shown, plain = first.defence, Defence()
+    fixed = []
+    for each in AXES.values():
+        differs = getattr(shown, each.name) != getattr(plain, each.name)
+        if each.name != axis.name and (differs or each.name in ("batch", "width")):
+            fixed.append(f"{each.symbol}={each.of(shown):g}")
     fixed += [f"C={CLIP:g}"] if shown.noise and shown.clip is None else []
     fixed += [f"learning rate={RATE:g}"] if axis.name == "steps" and shown.lr is None else []
-    where = "at " + ", ".join(each for each in fixed if each)
+    where = "at " + ", ".join(fixed)
     if found.stop is None:
         last = found.points[-1]
-        return (
-            f"{where} {what} does not stop {'up' if axis.rising else 'down'} to {axis.symbol} = "
-            f"{axis.of(last.defence):g}: "
-            f"{last.any.value:.0%} of {last.seeds} batches still leak an input"
-        )
+        end = f"{'up' if axis.rising else 'down'} to {axis.symbol} = {axis.of(last.defence):g}"
+        leaks = f"{last.any.value:.0%} of {last.seeds} batches still leak an input"
+        return f"{where} {what} does not stop {end}: {leaks}"
     stop = found.stop
-    text = f"{where} {what} stops at {axis.symbol} {axis.sign} {axis.of(stop.defence):g}"
+    text = f"{where} {what} stops at {axis.symbol} {'≥' if axis.rising else '≤'} {axis.of(stop.defence):g}"
     leaks = f"{round(stop.any.value * stop.seeds)} of {stop.seeds} batches leak an input"
     text += f" ({leaks}, at most {stop.any.high:.0%} with 95 % confidence)"
     if stop.epsilon is not None:
-        text += f", ε = {stop.epsilon:.3g} for {_rounds(stop.defence.rounds or plan.rounds)}"
+        rounds = stop.defence.rounds or plan.rounds
+        text += f", ε = {stop.epsilon:.3g} for {rounds} round{'s' if rounds > 1 else ''}"
     if stop.accuracy is not None and found.undefended is not None and found.undefended.accuracy is not None:
         text += f", {_cost(found.undefended.accuracy, stop.accuracy, plan)}"
     elif stop.accuracy is not None:
         text += f"; accuracy there {stop.accuracy.value:.0%}"
     return text
-
-
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def _cost(free: Interval, stopped: Interval, plan: Plan) -> str:
@@ -181,18 +179,8 @@ def _cost(free: Interval, stopped: Interval, plan: Plan) -> str:
     change = f"({free.value:.0%} to {stopped.value:.0%})"
     if free.low > stopped.high:  # False if an interval is unknown
         return f"costing {100 * (free.value - stopped.value):.1f} points of accuracy {change}"
-    runs = "1 training run" if plan.trainings == 1 else f"{plan.trainings} training runs"
+    runs = f"{plan.trainings} training run{'s' if plan.trainings > 1 else ''}"
     return f"the cost in accuracy is not measurable with {runs} of {plan.rounds} rounds {change}"
-
-
-def _active(defence: Defence) -> list[Axis]:
-    """Return the parameters that differ from those of an undefended client."""
-    plain = Defence()
-    return [
-        axis
-        for axis in AXES.values()
-        if axis.name not in ("batch", "width") and getattr(defence, axis.name) != getattr(plain, axis.name)
-    ]
 
 
 def _stop(points: Sequence[Point], level: float) -> int | None:
