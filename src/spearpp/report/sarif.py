@@ -1,6 +1,9 @@
 """Convert a report to SARIF 2.1.0, the format of code-scanning tools."""
 
+import json
 from collections.abc import Mapping
+from functools import cache
+from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
@@ -8,32 +11,12 @@ from spearpp.report.decision import passed
 
 LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
 FEATURES_RULE, VOCABULARY_RULE = "spearpp/features", "spearpp/vocabulary"
-NOISE = "Add noise (DP-SGD) before an update leaves the client, or sum the updates of more clients."
-RULES = {
-    LEAK_RULE: (
-        "Training data can be recovered from a client's update",
-        "Training inputs can be computed from this update and the weights that the client received.",
-        NOISE,
-    ),
-    FEATURES_RULE: (
-        "Features of training data can be recovered from a client's update",
-        "What an inner layer of the model computes from single training samples can be recovered. The inputs "
-        "themselves were not recovered.",
-        NOISE,
-    ),
-    VOCABULARY_RULE: (
-        "An update reveals which words, categories or items a client holds",
-        "The rows of an embedding table that moved are the rows that the client's training looked up. No complete "
-        "inputs were recovered.",
-        "Freeze the embedding, add noise to all of its rows, or use secure aggregation.",
-    ),
-    UNPROVED_RULE: (
-        "Computed inputs fit a client's update, but they are not proved to be training data",
-        "Computed inputs fit this update. They may be training samples or means of several samples.",
-        "The report says why the inputs are not certified. Treat them as a likely leak.",
-    ),
-}
-"""The title, the explanation and the advice of each rule."""
+
+
+@cache
+def rules() -> list[dict[str, Any]]:
+    """Return the title, the explanation and the advice of each rule, in the form of SARIF."""
+    return json.loads(resources.files("spearpp.report").joinpath("sarif_rules.json").read_text("utf-8"))
 
 
 def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,17 +52,7 @@ def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
         {"level": each["level"], "message": {"text": f"{each['about']}: {each['message']}"}}
         for each in content["findings"]
     ]
-    rules = [
-        {
-            "id": rule,
-            "shortDescription": {"text": short},
-            "fullDescription": {"text": full},
-            "defaultConfiguration": {"level": "warning" if rule == UNPROVED_RULE else "error"},
-            "help": {"text": advice},
-        }
-        for rule, (short, full, advice) in RULES.items()
-    ]
-    driver = {"name": "spearpp", "version": str(content.get("versions", {}).get("spearpp", "")), "rules": rules}
+    driver = {"name": "spearpp", "version": str(content.get("versions", {}).get("spearpp", "")), "rules": rules()}
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
