@@ -108,11 +108,7 @@ class Attack:
         return batch, linear_layers(model, self.client(model, batch, generator))
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
-        """Simulate the client, invert its update and compare the result with the batch.
-
-        Returns:
-            The fields of ``Measurement``. They depend only on the seed, except for the durations.
-        """
+        """Simulate the client, invert its update, compare the result with the batch, and return a ``Measurement``."""
         batch, (seen, following, *_) = self.prepare(seed, device)
         use_next_layer = self.layers_used == 2
         began = time.perf_counter()

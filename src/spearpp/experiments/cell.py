@@ -104,13 +104,8 @@ def register(kind: type) -> type:
 def encode(value: object) -> Any:
     """Encode an object as JSON values: its fields, and the name of its class under ``type``.
 
-    Fields that only say where a file is (``metadata={"place": True}``) are left out.
-
-    Args:
-        value: an object of a class in ``KINDS``, a list or tuple, a dtype or a JSON value.
-
-    Raises:
-        OptionError: if the value cannot be encoded.
+    The object has a class in ``KINDS``, or is a list or tuple, a dtype or a JSON value. Fields that only say where a
+    file is (``metadata={"place": True}``) are left out.
 
     >>> encode(LogCosh(0.5))
     {'type': 'LogCosh', 'mu': 0.5}
@@ -136,9 +131,6 @@ def encode(value: object) -> Any:
 
 def decode(value: Any) -> Any:
     """Create the object that JSON or TOML values in the form of ``encode`` describe.
-
-    Raises:
-        OptionError: if the class is not in ``KINDS`` or does not accept the fields.
 
     >>> decode({"type": "RiemannianAdam", "loss": {"type": "LogCosh", "mu": 0.5}}).loss
     LogCosh(mu=0.5)

@@ -163,17 +163,13 @@ class Axis:
     def parse(cls, text: str) -> "tuple[Axis, list[float] | None]":
         """Parse a command-line argument: a parameter, and its values if they are given.
 
-        Raises:
-            OptionError: if there is no such parameter, or a value is not valid.
-
         >>> Axis.parse("bits=4,8")[1]
         [4.0, 8.0]
         """
         name, equals, numbers = text.partition("=")
         if name not in AXES:
-            raise OptionError(
-                f"--axis {text}: expected one of {', '.join(AXES)}, optionally with values as in bits=4,8"
-            )
+            names = ", ".join(AXES)
+            raise OptionError(f"--axis {text}: expected one of {names}, optionally with values as in bits=4,8")
         if not equals:
             return AXES[name], None
         try:

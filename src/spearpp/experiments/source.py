@@ -41,11 +41,7 @@ class Source:
     """File or folder, for data sets that are read from files."""
 
     def draw(self, samples: int, generator: torch.Generator, *, normalise: bool = True) -> Batch:
-        """Sample a batch. Samples of a file are drawn without replacement.
-
-        Raises:
-            DataError: if the content of the file does not match ``digest``.
-        """
+        """Sample a batch. Samples of a file, whose content must match ``digest``, are drawn without replacement."""
         if self.kind in OFFLINE:
             return OFFLINE[self.kind](samples, normalise=normalise, generator=generator)
         loaded = self._loaded()
@@ -78,9 +74,6 @@ class Source:
     @classmethod
     def parse(cls, text: str, *, label: str | None = None) -> "Source":
         """Parse a command-line argument: the name of a data set, or a path. The data is checked (``checked``).
-
-        Raises:
-            DataError: if there is no such data set, or it cannot be read.
 
         >>> Source.parse("photographs")
         Source(kind='photographs', digest='', label=None, path=None)

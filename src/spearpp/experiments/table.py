@@ -67,7 +67,7 @@ def load(
     scale: Scale = "paper",
     data: Source | None = None,
     batches: int | None = None,
-    starts: int | Mapping[int, int] | None = None,
+    starts: Mapping[int, int] | None = None,
     widths: Sequence[int] = (),
 ) -> Table:
     """Load a table.
@@ -78,9 +78,8 @@ def load(
         scale: "paper" for all rows, or "small" for a few batches of the narrow layers.
         data: data set; None takes photographs.
         batches: number of batches for each row; None takes the number in the file.
-        starts: number of starts of the paper's searches, or a mapping from the layer width to this number, in which
-            the key 0 stands for all other widths. None takes the number in the file. The gated search always uses its
-            own default.
+        starts: number of starts of the paper's searches, by layer width. The key 0 stands for all other widths. None
+            takes the number in the file. The gated search always uses its own default.
         widths: layer widths m to measure; empty takes all.
 
     Raises:
@@ -98,9 +97,7 @@ def load(
     read = tomllib.loads((files(__package__) / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
     chosen = read | (read["small"] if scale == "small" else {})
     batches = chosen["batches"] if batches is None else batches
-    budget: dict[int, int] = {0: chosen["starts"]}
-    if starts is not None:
-        budget.update(starts if isinstance(starts, Mapping) else {0: starts})
+    budget: dict[int, int] = {0: chosen["starts"], **(starts or {})}
     if batches < 1 or min(budget.values()) < 1:
         raise OptionError(f"batches={batches}, starts={starts}: both must be at least 1")
     fitting = [each for each in read["rows"] if _fits(each, scale, chosen)]
@@ -121,22 +118,20 @@ def load(
     )
 
 
-def parse_starts(text: str | None) -> int | dict[int, int] | None:
+def parse_starts(text: str | None) -> dict[int, int]:
     """Parse a command-line argument: a number of starts, or one number per width.
 
     >>> parse_starts("65536"), parse_starts("200:1000000,4000:20000")
-    (65536, {200: 1000000, 4000: 20000})
+    ({0: 65536}, {200: 1000000, 4000: 20000})
     """
     if text is None:
-        return None
+        return {}
     try:
-        if ":" not in text:
-            return int(text)
-        return {int(width): int(count) for width, count in (each.split(":") for each in text.split(","))}
+        pairs = (each.split(":") for each in (text if ":" in text else f"0:{text}").split(","))
+        return {int(width): int(count) for width, count in pairs}
     except ValueError as error:
-        raise OptionError(
-            f"--starts {text}: expected a number, or one per width as in 200:1000000,4000:20000"
-        ) from error
+        expected = "expected a number, or one per width as in 200:1000000,4000:20000"
+        raise OptionError(f"--starts {text}: {expected}") from error
 
 
 def _fits(row: Mapping[str, Any], scale: Scale, chosen: Mapping[str, Any]) -> bool:
