@@ -108,7 +108,7 @@ class Attack:
         return batch, linear_layers(model, self.client(model, batch, generator))
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
-        """Simulate the client, invert its update, compare the result with the batch, and return a ``Measurement``."""
+        """Simulate the client, invert its update, and return the fields of ``Measurement``."""
         batch, (seen, following, *_) = self.prepare(seed, device)
         use_next_layer = self.layers_used == 2
         began = time.perf_counter()

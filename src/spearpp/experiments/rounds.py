@@ -47,7 +47,7 @@ class RoundsAttack:
             raise OptionError(f"b={self.b}, m={self.m}, rounds={self.rounds}: each must be at least 1")
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
-        """Simulate the rounds, invert them together, compare the result with the batch; return a ``Measurement``."""
+        """Simulate the rounds, invert them together, and return the fields of ``Measurement``."""
         generator = torch.Generator().manual_seed(seed)
         batch = self.data.draw(self.b, generator)
         model = mlp(batch.inputs.shape[1], [self.m], self.data.classes, generator=generator).to(device)
