@@ -1,7 +1,6 @@
 """Cost of a defence: the accuracy of a short federated training run with it."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from spearpp.errors import NonFiniteError, OptionError
 from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
 from spearpp.simulate import Client, FedSGD, mlp
-from spearpp.types import Tensor
+from spearpp.simulate.federation import server_step
 
 
 @register
@@ -65,15 +64,8 @@ class Training:
             except NonFiniteError:  # the noise or the learning rate is too large
                 diverged = True
                 break
-            _step(model, update.gradients, self.rate / update.clients)
+            server_step(model, update.gradients, self.rate / update.clients)
         with torch.no_grad():
             outputs = model(drawn.inputs[self.train :].to(device))
         correct = (outputs.argmax(1).cpu() == drawn.labels[self.train :]).float()
         return {"accuracy": float(correct.mean()), "diverged": diverged, "seconds": time.perf_counter() - began}
-
-
-def _step(model: torch.nn.Module, gradients: Mapping[str, Tensor], rate: float) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in gradients:
-                parameter.sub_(gradients[name].to(parameter), alpha=rate)
