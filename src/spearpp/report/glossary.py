@@ -1,15 +1,8 @@
 """Terms of the report, each explained for readers who do not know the method (``glossary.toml``)."""
 
-import tomllib
 from collections.abc import Collection
-from functools import cache
-from importlib.resources import files
 
-
-@cache
-def groups() -> dict[str, dict[str, str]]:
-    """Return the explanation of each term, in groups: general terms, claims, and numbers of the evidence."""
-    return tomllib.loads(files("spearpp.report").joinpath("glossary.toml").read_text("utf-8"))
+from spearpp.report.data import data
 
 
 def anchor(term: str) -> str:
@@ -27,7 +20,7 @@ def glossary(used: Collection[str]) -> list[tuple[str, list[tuple[str, str, str]
     Claims and numbers that the page does not use are left out.
     """
     shown = []
-    for title, terms in groups().items():
+    for title, terms in data("glossary.toml").items():
         kept = [(anchor(term), term, text) for term, text in terms.items() if title == "Terms" or term in used]
         shown += [(title, kept)] if kept else []
     return shown
@@ -35,4 +28,4 @@ def glossary(used: Collection[str]) -> list[tuple[str, list[tuple[str, str, str]
 
 def explained(term: str) -> str | None:
     """Return the anchor of a term, or None if the glossary does not contain it."""
-    return anchor(term) if any(term in terms for terms in groups().values()) else None
+    return anchor(term) if any(term in terms for terms in data("glossary.toml").values()) else None

@@ -1,22 +1,14 @@
 """Convert a report to SARIF 2.1.0, the format of code-scanning tools."""
 
-import json
 from collections.abc import Mapping
-from functools import cache
-from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
+from spearpp.report.data import data
 from spearpp.report.decision import passed
 
 LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
 FEATURES_RULE, VOCABULARY_RULE = "spearpp/features", "spearpp/vocabulary"
-
-
-@cache
-def rules() -> list[dict[str, Any]]:
-    """Return the title, the explanation and the advice of each rule, in the form of SARIF."""
-    return json.loads(resources.files("spearpp.report").joinpath("sarif_rules.json").read_text("utf-8"))
 
 
 def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +44,11 @@ def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
         {"level": each["level"], "message": {"text": f"{each['about']}: {each['message']}"}}
         for each in content["findings"]
     ]
-    driver = {"name": "spearpp", "version": str(content.get("versions", {}).get("spearpp", "")), "rules": rules()}
+    driver = {
+        "name": "spearpp",
+        "version": str(content.get("versions", {}).get("spearpp", "")),
+        "rules": data("sarif_rules.json"),
+    }
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
