@@ -109,7 +109,6 @@ def reproduce(
 
 
 def _show_table(table: Table, session: Session, out: Path | None) -> None:
-    """Print a table and write its files."""
     found = tables.collect(table, session.store)
     pictures = rendering.pictures(table, session.store) if table.picture else []
     page = rendering.page(found, [*pictures, *(rendering.growth(found) if table.growth else [])])

@@ -78,7 +78,6 @@ def preflight(
 
 
 def _table(found: Preflight) -> Table:
-    """Return a table with one row per layer and embedding table."""
     table = Table(title="what each layer could reveal", title_justify="left")
     for name in ("layer", "reveals", "up to batch", "reason"):
         table.add_column(name, justify="right" if name == "up to batch" else "left")

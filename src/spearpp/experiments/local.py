@@ -126,11 +126,7 @@ def _exit_with_parent(stopping: Event) -> None:
 
 
 def named_device(name: str, others: str = "") -> torch.device:
-    """Return the device with this name. ``others`` is what else the option accepts, for the error message.
-
-    Raises:
-        OptionError: if the name is not valid, or this machine has no such device.
-    """
+    """Return the device with this name. ``others`` is what else the option accepts, for the error message."""
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -81,7 +81,6 @@ class Ray:
 
 
 def _task(cell: Cell) -> Done:
-    """Measure a cell in a Ray worker."""
     return measure(cell, "cuda" if _ray().get_gpu_ids() else "cpu")
 
 

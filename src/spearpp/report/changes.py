@@ -46,11 +46,7 @@ class Changes:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
-    """Compare two audits, given by the content of their ``report.json``.
-
-    Raises:
-        DataError: If the content of one of them is damaged.
-    """
+    """Compare two audits, given by the content of their ``report.json``."""
     try:
         first, second = ({each.id: each for each in leaks(content)} for content in (before, after))
         found = (

@@ -197,7 +197,6 @@ def describe(leak: Mapping[str, Any]) -> str:
 def _check(
     kind: str, content: Mapping[str, Any], judged: Sequence[Mapping[str, Any]], config: Config
 ) -> dict[str, str]:
-    """Return the check for one kind of leak."""
     own = [each for each in judged if each["kind"] == kind]
     text = "; ".join(describe(each) for each in own)
     open_leaks = [each for each in own if each["status"] != "accepted"]

@@ -98,7 +98,6 @@ def template(name: str) -> jinja2.Template:
 
 
 def _short(text: object) -> str:
-    """Shorten a name from outside."""
     whole = str(text)
     return whole if len(whole) <= MAX_TEXT_LENGTH else whole[:MAX_TEXT_LENGTH] + "…"
 

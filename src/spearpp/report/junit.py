@@ -58,7 +58,6 @@ def _at(found: list[dict[str, Any]], where: str, *, vocabulary: bool = False) ->
 
 
 def _layer(layer: Mapping[str, Any], found: list[dict[str, Any]], gate: Mapping[str, Any]) -> ElementTree.Element:
-    """Return the test case of one layer."""
     name = f"layer {layer['name']} ({layer['neurons']} x {layer['features']}) reveals no training data"
     if layer["inversion"] is None:
         return _case(name, skipped=layer["outcome"])
@@ -80,7 +79,6 @@ def _searched(
 def _case(
     name: str, *, failure: str = "", skipped: str = "", text: str = "", seconds: float = 0.0
 ) -> ElementTree.Element:
-    """Return a test case that failed, was skipped, or passed."""
     attributes = {"classname": "spearpp.audit", "name": _clean(name), "time": f"{seconds:.3f}"}
     case = ElementTree.Element("testcase", attributes)
     if failure:

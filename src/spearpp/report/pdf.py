@@ -23,11 +23,7 @@ SECONDS = 120.0
 
 
 def print_pdf(page: Path) -> Path:
-    """Print ``report.html``, which loads nothing from outside, to a PDF file beside it, and return its path.
-
-    Raises:
-        DataError: If no browser is installed, or if the browser fails.
-    """
+    """Print ``report.html``, which loads nothing from outside, to a PDF file beside it, and return its path."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         raise DataError(

@@ -109,7 +109,6 @@ def _of_names(library: Any, kind: str, name: str, weights: FileName | None) -> t
 
 
 def _of_transformers(library: Any, folder: str) -> tuple[nn.Module, int]:
-    """Load a model of ``transformers`` from a local folder."""
     try:
         model = library.AutoModel.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises many kinds of errors for missing or damaged files

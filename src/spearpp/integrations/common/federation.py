@@ -173,11 +173,7 @@ class RoundStore:
         return found
 
     def add(self, client: str, update: ClientUpdate) -> None:
-        """Store a round of a client, and delete its oldest rounds beyond the limit.
-
-        Raises:
-            SpearError, OSError: if the round cannot be stored.
-        """
+        """Store a round of a client, and delete its oldest rounds beyond the limit."""
         files = self._files(client)
         number = int(files[-1].stem) + 1 if files else 1
         folder = self.folder / client

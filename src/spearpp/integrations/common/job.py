@@ -68,11 +68,7 @@ class Settings:
             raise OptionError("history needs a folder for reports, because rounds are kept below it: set out=")
 
     def task(self, samples: int | None = None) -> Task:
-        """Return the options of an audit of an update with this number of samples.
-
-        Raises:
-            OptionError: If a setting is out of range.
-        """
+        """Return the options of an audit of an update with this number of samples, and check them."""
         generator, loss = torch.Generator().manual_seed(self.seed), Loss.named(self.loss)
         return Task(self.model, self.budget, self.memory, batch_size=samples, loss=loss, generator=generator)
 
@@ -104,11 +100,7 @@ class Job:
     """Earlier rounds of the client, oldest first, if the caller has them."""
 
     def update(self, model: nn.Module | None = None) -> ClientUpdate:
-        """Build the client's update. Tensors that arrived as a numbered list get the names of the model's parameters.
-
-        Raises:
-            SpearError: If the tensors do not form an update.
-        """
+        """Build the client's update. Tensors that arrived as a numbered list get the model's parameter names."""
         if isinstance(self.after, ClientUpdate):
             return self.after
         if self.before is None or self.kind not in KINDS:
@@ -123,11 +115,7 @@ class Job:
 
 
 def tensors_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copy a platform's NumPy arrays, or tensors on any device, to CPU tensors.
-
-    Raises:
-        DataError: If a value is not an array of numbers.
-    """
+    """Copy a platform's NumPy arrays, or tensors on any device, to CPU tensors."""
     tensors = {}
     for name, each in arrays.items():
         if isinstance(each, Tensor):
@@ -194,11 +182,7 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
 
 
 def write_folder(result: AuditResult, path: Path, settings: Settings, about: Mapping[str, Any]) -> Path:
-    """Write a report to a temporary folder, and then move the complete folder to its path.
-
-    Raises:
-        SpearError, OSError: If the report cannot be written. The temporary folder is then removed.
-    """
+    """Write a report to a temporary folder, which is removed after an error, and move the complete one to its path."""
     scratch = scratch_of(path)
     try:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -47,9 +47,6 @@ def job_of(
 
     If the reply contains several array records, the audit uses the one with the name under which the weights were sent.
     ``number`` is the round, ``samples`` the number of samples the client trained on, and ``client`` its pseudonym.
-
-    Raises:
-        SpearError: If there is no array record, or if it does not contain numbers.
     """
     if not records:
         raise DataError("the reply contains no arrays")
