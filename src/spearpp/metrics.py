@@ -135,9 +135,7 @@ def score(
     found = recovered.detach().double().cpu()
     if normalisation is not None:
         if len(normalisation.mean) != true.shape[1]:
-            raise ShapeError(
-                f"a normalisation of {len(normalisation.mean)} columns for inputs of {true.shape[1]} columns"
-            )
+            raise ShapeError(f"a normalisation of {len(normalisation.mean)} columns for inputs of {true.shape[1]}")
         true, found = normalisation.undo(true), normalisation.undo(found)
     distinct, copy_of = torch.unique(true, dim=0, return_inverse=True)
     errors = torch.cdist(distinct, found, compute_mode="donot_use_mm_for_euclid_dist").square() / true.shape[1]

@@ -79,9 +79,7 @@ class Preflight:
         bounded = [each.largest_batch for each in self.exposed if each.largest_batch is not None]
         sentences = []
         if any(each.reveals == "vocabulary" for each in self.exposed):
-            sentences.append(
-                "Freeze the embedding, or add noise to all of its rows: no batch size hides the vocabulary."
-            )
+            sentences.append("Freeze the embedding, or add noise to all its rows: no batch size hides the vocabulary.")
         revealed = {each.reveals for each in self.exposed}
         if FROM_FEATURES in revealed and "inputs" not in revealed:
             example = ", for example by more pooling" if self.convolutions else ""

@@ -23,13 +23,9 @@ from spearpp.search import Gated
 STORE = Path("spearpp-experiments.sqlite")
 StoreOption = Annotated[Path, Option(help="SQLite file that stores every measured batch.")]
 EngineOption = Annotated[EngineName, Option(help="local: processes on this machine. ray: a Ray cluster.")]
-AddressOption = Annotated[
-    str | None, Option(help="Address of a running Ray cluster. Default: start Ray on this machine.")
-]
+AddressOption = Annotated[str | None, Option(help="Address of a Ray cluster. Default: start Ray on this machine.")]
 WorkersOption = Annotated[int | None, Option(min=1, help="Number of processes per device (with --engine local).")]
-DeviceOption = Annotated[
-    str | None, Option(help="cpu, cuda or cuda:0. Default: all GPUs, or all CPU cores if there is no GPU.")
-]
+DeviceOption = Annotated[str | None, Option(help="cpu, cuda or cuda:0. Default: all GPUs, else all CPU cores.")]
 GpusOption = Annotated[float, Option(min=0, help="GPUs for each batch on Ray. 0.25 runs four batches on one GPU.")]
 OutOption = Annotated[Path | None, Option(help="Folder for JSON, Markdown, HTML and image files.")]
 DataOption = Annotated[
@@ -69,14 +65,10 @@ def reproduce(
         list[int] | None,
         Option("--width", "-m", help="Measure only rows with this width m. May be given several times."),
     ] = None,
-    scale: Annotated[
-        Scale, Option(help="paper: the full table. small: a version that takes minutes on a laptop.")
-    ] = "paper",
+    scale: Annotated[Scale, Option(help="paper: the full table. small: minutes on a laptop.")] = "paper",
     data: DataOption = "photographs",
     label: LabelOption = None,
-    status: Annotated[
-        bool, Option("--status", help="Show the results in the store without measuring anything.")
-    ] = False,
+    status: Annotated[bool, Option("--status", help="Show the results in the store, and measure nothing.")] = False,
     store: StoreOption = STORE,
     engine: EngineOption = "local",
     address: AddressOption = None,
@@ -138,9 +130,7 @@ def frontier(
     mini_batch: Annotated[int | None, Option(min=1, help="Samples per local step. --steps then counts epochs.")] = None,
     keep: Annotated[float, Option(help="Share of the entries that are sent: 0.1 sends the largest 10 %.")] = 1.0,
     bits: Annotated[int, Option(help="Bits per transmitted entry: 2 to 16, or 32.")] = 32,
-    clients: Annotated[
-        int, Option(min=1, help="Number of clients, with b samples each, whose updates are summed.")
-    ] = 1,
+    clients: Annotated[int, Option(min=1, help="Number of clients with b samples each. Their updates are summed.")] = 1,
     seeds: Annotated[int, Option(min=1, help="Number of batches per point, each with its own seed.")] = 20,
     starts: Annotated[int, Option(min=1, help="Largest number of starts of the search.")] = 2048,
     trainings: Annotated[int, Option(min=0, help="Training runs per point. 0: do not measure the accuracy.")] = 3,
@@ -151,9 +141,7 @@ def frontier(
     ] = None,
     level: Annotated[
         float,
-        Option(
-            min=0, max=0.99, help="A setting counts as sufficient if at most this share of the batches leaks an input."
-        ),
+        Option(min=0, max=0.99, help="A setting counts as sufficient if at most this share of batches leaks an input."),
     ] = 0.0,
     data: DataOption = "photographs",
     label: LabelOption = None,
@@ -174,9 +162,7 @@ def frontier(
     """  # noqa: D301
     axes = [Axis.parse(text) for text in axis]
     if not 1 <= len(axes) <= 2 or (len(axes) == 2 and axes[1][1] is None):
-        raise OptionError(
-            "--axis: expected one axis, or two of which the second has values: --axis noise --axis batch=8,16"
-        )
+        raise OptionError("--axis: pass one axis, or two where the second has values: --axis noise --axis batch=8,16")
     defence = Defence(batch, width, noise, clip, steps, lr, keep, bits, clients, mini_batch)
     plan = Plan(
         Source.parse(data, label=label),

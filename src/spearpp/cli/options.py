@@ -39,9 +39,7 @@ Rounds = Annotated[
 ]
 Kind = Annotated[update.Kind, Option(help="Content of the client's file.")]
 Rate = Annotated[float | None, Option(help="Learning rate of the client, if known.")]
-Steps = Annotated[
-    int | None, Option(help="Number of local passes over the whole batch (epochs, not mini-batches), if known.")
-]
+Steps = Annotated[int | None, Option(help="Local passes over the whole batch (epochs, not mini-batches), if known.")]
 Model = Annotated[
     str,
     Option(
@@ -51,9 +49,7 @@ Model = Annotated[
 ]
 BatchSize = Annotated[int | None, Option(min=1, help="Number of samples the client trained on, if known.")]
 Budget = Annotated[str, Option(help="Time limit for the audit of one update: 60s, 2m or 1h.")]
-Seed = Annotated[
-    int, Option(min=0, max=2**32 - 1, help="Random seed. The same seed gives the same result on the same device.")
-]
+Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Random seed. The same seed and device give the same result.")]
 Device = Annotated[str, Option(help="Device for the computation: auto, cpu or cuda.")]
 Quiet = Annotated[bool, Option("-q", "--quiet", help="Print only the verdict.")]
 Picture = Annotated[
@@ -76,20 +72,14 @@ Deviation = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    Option(
-        help="Column names of tabular inputs: a,b,c, or a file with one name per line, or a CSV file with a header."
-    ),
+    Option(help="Column names of tabular inputs: a,b,c, or a file with one name per line, or a CSV with a header."),
 ]
 Redact = Annotated[
     Redaction,
     Option(help="How to hide recovered inputs. blur: reduce images to 4 x 4 blocks. omit: write no inputs."),
 ]
-Truth = Annotated[
-    Path | None, Option(help="File with the client's true batch, only to show it beside the recovered inputs.")
-]
-Memory = Annotated[
-    str, Option(help="Memory limit for one layer: 512M, 8G or none. A layer that needs more is skipped.")
-]
+Truth = Annotated[Path | None, Option(help="The client's true batch, only to show it beside the recovered inputs.")]
+Memory = Annotated[str, Option(help="Memory limit for one layer: 512M, 8G or none. Larger layers are skipped.")]
 Vocabulary = Annotated[
     list[str] | None,
     Option(
@@ -125,13 +115,9 @@ NoiseMultiplier = Annotated[
 ]
 Clip = Annotated[
     float | None,
-    _about_dp(
-        "Norm to which the client clips the gradient of each sample. With --batch-size, the stated noise is checked."
-    ),
+    _about_dp("Norm to which the client clips each sample's gradient. With --batch-size, the stated noise is checked."),
 ]
-SampleRate = Annotated[
-    float, _about_dp("Probability with which a step draws a sample. A rate below 1 needs the extra 'dp'.")
-]
+SampleRate = Annotated[float, _about_dp("Probability that a step draws a sample. A rate below 1 needs the extra 'dp'.")]
 DPSteps = Annotated[
     int | None,
     _about_dp("Number of DP-SGD steps on the client's data that the server has seen. Default: one for each round."),

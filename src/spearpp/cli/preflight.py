@@ -30,7 +30,7 @@ def preflight(
     batch: Annotated[int, Option(min=1, help="Number of samples of each client.")],
     optimizer: Annotated[Optimiser, Option(help="Optimiser of the clients.")] = "sgd",
     epochs: Annotated[
-        int | None, Option(min=1, help="Local epochs before a client sends weights. Default: one step.")
+        int | None, Option(min=1, help="Local epochs before weights are sent. Default: one step.")
     ] = None,
     budget: options.Budget = "60s",
     fail_on: options.FailOn = "never",

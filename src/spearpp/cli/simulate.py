@@ -30,22 +30,16 @@ def simulate(
     out: Annotated[Path, Option(help="Folder for update.safetensors and truth.safetensors.")] = Path("simulated"),
     data: Annotated[
         str,
-        Option(
-            help=f"Data set: {', '.join(DATA)}. For cifar10, the environment variable SPEARPP_DATA must name its file."
-        ),
+        Option(help=f"Data set: {', '.join(DATA)}. For cifar10, the environment variable SPEARPP_DATA names its file."),
     ] = "photographs",
     samples: Annotated[int, Option(help="Number of samples of all clients together.")] = 32,
     hidden: Annotated[str, Option(help="Widths of the hidden ReLU layers, comma-separated.")] = "200,200,200",
-    client: Annotated[
-        ClientName, Option(help="How each client trains. (For the number of clients, see --clients.)")
-    ] = "fedsgd",
+    client: Annotated[ClientName, Option(help="How each client trains. (--clients is their number.)")] = "fedsgd",
     epochs: Annotated[int, Option(help="fedavg: number of local epochs.")] = 1,
     mini_batch: Annotated[int, Option(help="fedavg: samples per local step.")] = 8,
     lr: Annotated[float, Option(help="fedavg: learning rate.")] = 0.01,
     momentum: Annotated[float, Option(help="fedavg: momentum.")] = 0.0,
-    clip: Annotated[
-        float, Option(help="dpsgd and opacus: norm to which the gradient of each sample is clipped.")
-    ] = 1.0,
+    clip: Annotated[float, Option(help="dpsgd and opacus: norm to which each sample's gradient is clipped.")] = 1.0,
     noise: Annotated[float, Option(help="dpsgd: standard deviation σ of the noise on the mean gradient.")] = 0.0,
     noise_multiplier: Annotated[
         float,

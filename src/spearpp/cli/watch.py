@@ -19,9 +19,7 @@ from spearpp.integrations.watch import Watch
 def watch(
     folder: Annotated[Path, Argument(metavar="DIR", help="Folder in which update files appear.")],
     out: Annotated[Path, Option(help="Folder for the reports and for the list of audited files.")] = Path("audits"),
-    before: Annotated[
-        Path | None, Option(help="Weights before training, for update files that do not contain them.")
-    ] = None,
+    before: Annotated[Path | None, Option(help="Weights before training, for files that do not contain them.")] = None,
     model: options.Model = "none",
     kind: options.Kind = "weights",
     lr: options.Rate = None,

@@ -89,9 +89,7 @@ class Source:
         if path.is_dir():
             return cls("folder", path=str(path)).checked()
         names = ", ".join(NAMED)
-        raise DataError(
-            f"--data {text}: expected {names}, a CIFAR-10 npz, a folder of images, or a CSV or Parquet file"
-        )
+        raise DataError(f"--data {text}: expected {names}, a CIFAR-10 npz, a folder of images, a CSV or Parquet file")
 
 
 @cache

@@ -66,7 +66,7 @@ def decide(
     found = leaks(content)
     judged = judge(found, config, hashes, today)
     severity, cause = _severity(content, found)
-    checks = [_check(kind, content, judged, config) for kind in LEAK_KINDS]
+    checks = [_check(kind, content, judged, config.thresholds.get(kind, 0)) for kind in LEAK_KINDS]
     used = {each["id"] for each in judged}
     gate: dict[str, Any] = {
         "fail_on": fail_on,
@@ -194,13 +194,10 @@ def describe(leak: Mapping[str, Any]) -> str:
     return f"{text}, not accepted, because the acceptance covers at most {known['most']:,}: {known['reason']}"
 
 
-def _check(
-    kind: str, content: Mapping[str, Any], judged: Sequence[Mapping[str, Any]], config: Config
-) -> dict[str, str]:
+def _check(kind: str, content: Mapping[str, Any], judged: Sequence[Mapping[str, Any]], limit: int) -> dict[str, str]:
     own = [each for each in judged if each["kind"] == kind]
     text = "; ".join(describe(each) for each in own)
     open_leaks = [each for each in own if each["status"] != "accepted"]
-    limit = config.thresholds.get(kind, 0)
     if own and not open_leaks:
         outcome = "accepted"
     elif any(each["count"] > limit for each in open_leaks):

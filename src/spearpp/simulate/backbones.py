@@ -74,9 +74,7 @@ def backbone(source: str, classes: int, *, weights: FileName | None = None) -> n
         library = importlib.import_module(PACKAGES[kind])
     except ImportError as error:
         package = PACKAGES[kind]
-        raise DataError(
-            f"{source} needs the package {package}, which is not installed: pip install {package}"
-        ) from error
+        raise DataError(f"{source} needs {package}, which is not installed: pip install {package}") from error
     if kind == "huggingface":
         body, features = _of_transformers(library, name)
     else:

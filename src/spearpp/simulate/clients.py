@@ -246,9 +246,7 @@ class SumOfClients(Client):
     def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
         """See ``Client.train``."""
         if not 1 <= self.clients <= len(batch.inputs):
-            raise OptionError(
-                f"clients={self.clients} for {len(batch.inputs)} samples: each client needs at least one sample"
-            )
+            raise OptionError(f"clients={self.clients} for {len(batch.inputs)} samples: each client needs a sample")
         parts = torch.arange(len(batch.inputs)).tensor_split(self.clients)
         return ClientUpdate.sum([self.client(model, batch.pick(part), generator) for part in parts])
 

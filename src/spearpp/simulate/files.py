@@ -110,7 +110,7 @@ def table(path: FileName, *, label: str | None = None) -> Dataset:
     columns = _parquet(file) if file.suffix.lower() in (".parquet", ".pq") else _csv(file)
     if len(columns) < 2 or not next(iter(columns.values())):
         raise DataError(
-            f"{file} holds {len(columns)} columns: expected a label, at least one more column, and a record"
+            f"{file} holds {len(columns)} columns: it needs a label, at least one more column, and a record"
         )
     chosen = list(columns)[-1] if label is None else label
     if chosen not in columns:
@@ -172,9 +172,7 @@ def _parquet(file: Path) -> dict[str, list[str]]:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(
-            f"{file}: reading Parquet needs pyarrow: pip install pyarrow, or save the table as CSV"
-        ) from error
+        raise DataError(f"{file}: Parquet needs pyarrow: pip install pyarrow, or save the table as CSV") from error
     try:
         columns = pyarrow.parquet.read_table(file).to_pydict()
     except Exception as error:  # a damaged file can make its reader raise any exception

@@ -104,9 +104,7 @@ class Job:
         if isinstance(self.after, ClientUpdate):
             return self.after
         if self.before is None or self.kind not in KINDS:
-            raise OptionError(
-                f"kind={self.kind!r}: expected one of {', '.join(KINDS)}, with the weights before training"
-            )
+            raise OptionError(f"kind={self.kind!r}: expected one of {', '.join(KINDS)}, with weights before training")
         before, after = _named(self.before, model), _named(self.after, model)
         if self.kind == "gradients":
             return ClientUpdate.from_gradients(before, after)
