@@ -38,8 +38,7 @@ def guess_shape(features: int) -> Shape | None:
 def on_unit_scale(inputs: Float[Tensor, "k n"], shape: Shape) -> Float[Tensor, "k n"]:
     """Map inputs with an unknown normalisation to the [0, 1] scale.
 
-    Every channel is scaled by its range over all inputs. Inputs that are on the [0, 1] scale already, up to 0.01, are
-    returned unchanged.
+    Every channel is scaled by its range over all inputs. Inputs on this scale already, up to 0.01, are kept.
     """
     if not inputs.numel() or (float(inputs.min()) >= -0.01 and float(inputs.max()) <= 1.01):
         return inputs
@@ -62,8 +61,7 @@ def blur(inputs: Float[Tensor, "k n"], shape: Shape) -> Float[Tensor, "k n"]:
 def png(unit: Float[Tensor, "n"], shape: Shape) -> bytes:
     """Return one picture on the [0, 1] scale as a PNG file.
 
-    A picture with at least three channels shows the first three as red, green and blue. Other pictures show the first
-    channel in grey.
+    A picture with at least three channels shows the first three as red, green and blue. Others show the first in grey.
     """
     channels, height, width = shape
     pixels = unit.detach().float().cpu().reshape(shape)[: 3 if channels >= 3 else 1]

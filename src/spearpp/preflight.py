@@ -51,8 +51,7 @@ class Forecast:
 
     layer: str
     reveals: str
-    """What it could reveal: inputs, inputs from features, features, labels and features, vocabulary, or nothing known.
-    """
+    """Inputs, inputs from features, features, labels and features, vocabulary, or nothing known."""
     largest_batch: int | None
     """The counting bound on the batch size. None means any batch size; 0 if the layer reveals nothing."""
     reason: str

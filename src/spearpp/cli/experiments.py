@@ -1,7 +1,6 @@
 """``spearpp reproduce`` and ``spearpp frontier``: measure tables of the paper, and the effect and cost of defences.
 
-Exit codes: 0 all cells measured, 1 some cells failed (run the command again to retry them), 2 invalid input,
-130 interrupted.
+Exit codes: 0 all cells measured, 1 some cells failed (run the command again), 2 invalid input, 130 interrupted.
 """
 
 import json

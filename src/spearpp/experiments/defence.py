@@ -93,8 +93,7 @@ class Defence:
         """Return ε of a training run at δ = 1/train from Opacus' privacy accountant; None without noise.
 
         Noise σ on the mean of b samples is a noise multiplier of σ b / C. Each round samples b of ``train`` samples. If
-        the rounds of one client are inverted together, ε is composed over these rounds, and every sample takes part in
-        each of them.
+        the rounds of one client are inverted together, ε is composed over them, and every sample takes part in each.
         """
         if not self.noise:
             return None
@@ -123,8 +122,7 @@ class Axis:
     """Whether the parameter takes only whole numbers."""
     threshold: float = PAPER_NOISY_PSNR
     """PSNR in dB above which an input counts as recovered. ``PAPER_PSNR`` if the defence does not change the gradient
-    of a sample, so that recovery is either exact or fails. ``PAPER_NOISY_PSNR`` if the defence adds an error to the
-    update."""
+    of a sample, so that recovery is either exact or fails. ``PAPER_NOISY_PSNR`` if it adds an error to the update."""
 
     @property
     def rising(self) -> bool:

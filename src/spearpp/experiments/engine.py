@@ -49,8 +49,7 @@ class Engine(Protocol):
 def measure(cell: Cell, device: str) -> Done:
     """Measure a cell, in a worker process.
 
-    Each process uses one thread. Results therefore do not depend on the number of processes, and the processes share
-    the cores evenly.
+    Each process uses one thread, so results do not depend on the number of processes, which share the cores evenly.
     """
     torch.set_num_threads(1)
     on = torch.device(device)

@@ -94,9 +94,7 @@ def measure_line(
     Without given values, find the value at which recovery stops. The first round then measures five values over the
     whole range. Each further round measures three values between the strongest value that leaks and the weakest value
     from which on recovery stops. The search ends when the two differ by less than ``RESOLUTION``, or by 1 for whole
-    numbers.
-
-    ``defence`` holds the values of all other parameters.
+    numbers. ``defence`` holds the values of all other parameters.
     """
     wanted = [axis.weak, *axis.between(axis.weak, axis.strong, FIRST_VALUES - 2), axis.strong]
     wanted = wanted if values is None else sorted(set(values), reverse=not axis.rising)

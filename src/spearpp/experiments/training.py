@@ -19,8 +19,7 @@ class Training:
     """A setting of one training run. In every round, one client sends an update for b samples.
 
     The server takes a step at learning rate ``rate`` along the update. The update is a gradient, or
-    (before - after) / (lr · steps) if clients train locally. Runs therefore differ only by the defence, not by the
-    length of a step.
+    (before - after) / (lr · steps) if clients train locally, so runs differ by the defence, not by the step length.
 
     >>> done = Training(b=32, m=64, depth=1, data=Source("digits")).measure(0, torch.device("cpu"))
     >>> done["accuracy"] > 0.5

@@ -44,8 +44,7 @@ ACTIONS = {
     "interrupted": "Audit this update again, and let the audit end.",
     "unknown": "Read why no layer could be tested. If the model and the files are right, test other attacks too.",
 }
-"""One sentence for each severity without a leak, for an interrupted audit, for certified inputs, and for each kind of
-leak."""
+"""A sentence for each severity without a leak, an interrupted audit, certified inputs, and each kind of leak."""
 LARGER_BUDGET = "The time limit ended the search, so audit again with a larger budget."
 """Further action if nothing was certified and a search ran out of time."""
 

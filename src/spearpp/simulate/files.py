@@ -18,8 +18,7 @@ from spearpp.simulate.data import MAX_BYTES, cifar10_of, positive, records_of
 from spearpp.update.files import FileName
 
 MAX_PIXELS = 50_000_000
-"""Largest number of pixels of an image before resizing. A design choice: cameras take images of this size, and one such
-image takes 150 MB."""
+"""Largest number of pixels of an image before resizing. A design choice: cameras take such images, of 150 MB each."""
 MAX_SIDE = 1024
 """Largest side of a resized image in pixels. A design choice: larger inputs make the first layer too large to audit."""
 MAX_CLASSES = 1000

@@ -1,8 +1,7 @@
 """Run audits in a separate process behind a bounded queue, so that submitting an audit never blocks.
 
 The worker is a new Python interpreter that communicates over its standard input and output. It does not use
-``multiprocessing``, whose workers run the main script again. In a federation's server the main script would start the
-federation again.
+``multiprocessing``, whose workers run the main script again: that of a server would start the federation again.
 """
 
 import logging
@@ -45,8 +44,7 @@ JobFactory = Callable[[], Job]
 class Auditor:
     """A queue of audits and the worker process that runs them one after another.
 
-    The worker starts with the first audit. A worker that dies is started again. An audit whose worker dies twice is
-    abandoned.
+    The worker starts with the first audit, and again if it dies. An audit whose worker dies twice is abandoned.
     """
 
     def __init__(self, settings: Settings, *, waiting: int = 4) -> None:
