@@ -133,7 +133,7 @@ class TestIdentity:
             Cell(setting, 2),
             Cell(replace(setting, b=5), 1),
             Cell(replace(setting, search=Gated(starts=5)), 1),
-            Cell(replace(setting, changes=(TopK(0.5),)), 1),
+            Cell(replace(setting, client=setting.client | TopK(0.5)), 1),
             Cell(replace(moved, data=replace(moved.data, digest="e")), 1),
         ]
         assert len({cell.key for cell in [Cell(setting, 1), *others]}) == 6
@@ -141,7 +141,7 @@ class TestIdentity:
     @pytest.mark.parametrize(
         "setting",
         [
-            Attack(b=4, m=60, search=KernelSampling(chunk=5), changes=(Quantise(4), Cast(torch.bfloat16))),
+            Attack(b=4, m=60, search=KernelSampling(chunk=5), client=FedSGD() | Quantise(4) | Cast(torch.bfloat16)),
             Attack(b=4, m=60, search=RiemannianAdam(loss=LogCosh(0.1)), client=SumOfClients(FedAvg(1, 2, 0.1), 2)),
             Training(b=4, m=60, data=Source("table", label="x")),
         ],
@@ -368,13 +368,14 @@ def test_reports_say_what_was_measured_in_every_form(tmp_path: Path) -> None:
             store.put(cell, result | {"accurate": index > 0, "mean_psnr": 30.0 + index}, {"device": "cpu: <x>"})
         found = reproduce.collect(table, store)
     assert found.results[0].batches < found.results[0].wanted
-    line = dict(rendering.lines(found)[0])
+    rendered = rendering.page(found)
+    line = dict(rendered.sections[0].rows[0])
     low, high = binomtest(2, 3).proportion_ci(0.95, "wilson")
     assert line["accuracy (95 %)"] == f"67 % ({100 * low:.0f} to {100 * high:.0f})"
     assert line["PSNR (95 %)"].startswith("31.0 (28.5 to 33.5)")
     assert [line[name] for name in ("batches", "starts: at most", "median")] == ["3 of 4", "1,000,000", "7"]
     assert line["seconds"] == "2.00"
-    text, page = rendering.markdown(found), rendering.page(found)
+    text, page = rendered.markdown(), rendered.html()
     for shown in (*line, *line.values(), "5 batches are not measured yet"):
         assert shown in text
         assert shown in page
@@ -400,8 +401,8 @@ class TestDefences:
         assert turned("clip", 0.5).client == DPSGD(0.5, 0.0)
         assert turned("steps", 3).client == FedAvg(3, 6, 1e-2)
         assert turned("lr", 0.3).client == FedAvg(1, 6, 0.3)
-        assert turned("keep", 0.5).changes == (TopK(0.5),)
-        assert turned("bits", 4).changes == (Quantise(4),)
+        assert turned("keep", 0.5).client == FedSGD() | TopK(0.5)
+        assert turned("bits", 4).client == FedSGD() | Quantise(4)
         assert turned("clients", 3).client == SumOfClients(FedSGD(), 3)
         assert turned("clients", 3).b == 18
         assert len(AXES) == 10  # the tenth is ``rounds``, which another kind of attack measures
@@ -436,9 +437,9 @@ class TestDefences:
         assert re.match(
             r"at b=8, m=100, C=2 recovery to 25 dB stops at σ ≥ 0\.0003\d* \(0 of 5 batches", sentence(found)
         )
-        assert "| σ |" in frontier_report.markdown([found])
+        assert "| σ |" in frontier_report.page([found], "a").markdown()
         assert frontier_report.as_json([found])["devices"] == ["cpu: x"]
-        assert "on cpu: x." in frontier_report.markdown([found])
+        assert "on cpu: x." in frontier_report.page([found], "a").markdown()
 
     def test_a_dial_that_falls_does_not_stop_anything_down_to_its_end(self, tmp_path: Path) -> None:
         def leak(cells: Iterable[Cell]) -> None:

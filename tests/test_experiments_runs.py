@@ -19,7 +19,7 @@ import pytest
 import typer
 
 from processes import python
-from spearpp.cli.running import Session
+from spearpp.cli.running import open_session
 from spearpp.errors import OptionError
 from spearpp.experiments import Attack, Cell, Failed, Local, Ray, Source, Store, cells_of, run
 from spearpp.experiments.engine import Done, Outcome
@@ -230,10 +230,9 @@ def test_sigterm_ends_a_run_as_ctrl_c_does_whenever_and_however_often_it_comes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    session = Session(tmp_path / "cells.sqlite", "local", None, 1, "cpu", 0.0)
-    session.engine = engine = Terminated()
-    with pytest.raises(typer.Exit) as left, session:
-        session.measure(cells_of(SETTING, 3))
+    engine = Terminated()
+    with pytest.raises(typer.Exit) as left, open_session(tmp_path / "cells.sqlite", engine) as opened:
+        opened.measure(cells_of(SETTING, 3))
     assert "interrupted: 3 cells are missing. Run the same command to continue" in capsys.readouterr().err
     assert left.value.exit_code == 130
     assert engine.ended

@@ -29,7 +29,7 @@ from spearpp.auditing.folder import DOCUMENT, NUMBERS
 from spearpp.cli.audit import exit_code
 from spearpp.inversion.result import Inversion
 from spearpp.report import plots
-from spearpp.report.advice import defences
+from spearpp.report.data import data
 from spearpp.report.sarif import sarif_log
 from spearpp.report.wording import headline
 from spearpp.simulate import Batch
@@ -277,7 +277,7 @@ def test_a_gate_sees_one_result_for_a_leak_and_none_without(
 
 def test_the_docs_show_the_same_defences_as_the_report() -> None:
     text = (ROOT / "docs" / "defences.md").read_text()
-    for row in defences()["rows"]:
+    for row in data("defences.json")["rows"]:
         assert f"| {row['defence']} | {row['leaks']} | {row['inputs']} | {row['psnr']} | {row['stops']} |" in text
 
 

@@ -88,8 +88,8 @@ class Config:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is not valid TOML: {error}", hint=EXAMPLE) from error
         faults: list[str] = []
-        audit = _table(content, "audit", AUDIT_FIELDS, faults)
-        thresholds = _table(content, "thresholds", dict.fromkeys(LEAK_KINDS, COUNT), faults)
+        audit = _entries("[audit]", content.get("audit", {}), AUDIT_FIELDS, faults)
+        thresholds = _entries("[thresholds]", content.get("thresholds", {}), THRESHOLD_FIELDS, faults)
         accepted = tuple(_accepted(content.get("accept", []), faults))
         faults += [f"unknown table or key {key[:40]!r}" for key in content if key not in TABLES]
         if faults:
@@ -139,24 +139,19 @@ AUDIT_FIELDS: dict[str, Check] = {
     "loss": _one_of(LOSS_NAMES),
     "fail_on": _one_of(FAIL_ON),
 }
+THRESHOLD_FIELDS: dict[str, Check] = dict.fromkeys(LEAK_KINDS, COUNT)
 ACCEPT_FIELDS: dict[str, Check] = {"leak": LEAK, "most": POSITIVE, "reason": TEXT, "expires": DATE, "sha256": HASH}
 TABLES = ("audit", "thresholds", "accept")
 REQUIRED = ("leak", "most", "reason", "expires")
 """Fields that every accepted leak must have."""
 
 
-def _table(content: Mapping[str, Any], name: str, fields: Mapping[str, Check], faults: list[str]) -> dict[str, Any]:
-    """Return the entries of a table. Invalid entries are added to ``faults``."""
-    table = content.get(name, {})
-    if not isinstance(table, dict):
-        faults.append(f"{name} is not a table: write [{name}]")
-        return {}
-    return _entries(f"[{name}]", table, fields, faults)
-
-
-def _entries(where: str, table: Mapping[str, Any], fields: Mapping[str, Check], faults: list[str]) -> dict[str, Any]:
+def _entries(where: str, table: Any, fields: Mapping[str, Check], faults: list[str]) -> dict[str, Any]:
     """Return the valid entries of a table, and add one fault for each of the others."""
-    valid = {}
+    valid: dict[str, Any] = {}
+    if not isinstance(table, dict):
+        faults.append(f"{where[1:-1]} is not a table: write {where}")
+        return valid
     for key, value in table.items():
         if key not in fields:
             faults.append(f"{where} has the unknown key {key[:40]!r}: expected one of {', '.join(fields)}")

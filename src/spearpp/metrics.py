@@ -79,10 +79,7 @@ class Score:
         }
 
     def __repr__(self) -> str:
-        return (
-            f"Score({self.recovered} of {len(self.psnr)} inputs over {self.threshold:g} dB, "
-            f"PSNR mean {self.mean_psnr:.1f}, least {float(self.psnr.min()):.1f})"
-        )
+        return f"Score({self.summary})"
 
 
 def psnr(mean_squared_error: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
@@ -138,9 +135,7 @@ def score(
     found = recovered.detach().double().cpu()
     if normalisation is not None:
         if len(normalisation.mean) != true.shape[1]:
-            raise ShapeError(
-                f"a normalisation of {len(normalisation.mean)} columns for inputs of {true.shape[1]} columns"
-            )
+            raise ShapeError(f"a normalisation of {len(normalisation.mean)} columns for inputs of {true.shape[1]}")
         true, found = normalisation.undo(true), normalisation.undo(found)
     distinct, copy_of = torch.unique(true, dim=0, return_inverse=True)
     errors = torch.cdist(distinct, found, compute_mode="donot_use_mm_for_euclid_dist").square() / true.shape[1]

@@ -38,8 +38,7 @@ def guess_shape(features: int) -> Shape | None:
 def on_unit_scale(inputs: Float[Tensor, "k n"], shape: Shape) -> Float[Tensor, "k n"]:
     """Map inputs with an unknown normalisation to the [0, 1] scale.
 
-    Every channel is scaled by its range over all inputs. Inputs that are on the [0, 1] scale already, up to 0.01, are
-    returned unchanged.
+    Every channel is scaled by its range over all inputs. Inputs on this scale already, up to 0.01, are kept.
     """
     if not inputs.numel() or (float(inputs.min()) >= -0.01 and float(inputs.max()) <= 1.01):
         return inputs
@@ -62,8 +61,7 @@ def blur(inputs: Float[Tensor, "k n"], shape: Shape) -> Float[Tensor, "k n"]:
 def png(unit: Float[Tensor, "n"], shape: Shape) -> bytes:
     """Return one picture on the [0, 1] scale as a PNG file.
 
-    A picture with at least three channels shows the first three as red, green and blue. Other pictures show the first
-    channel in grey.
+    A picture with at least three channels shows the first three as red, green and blue. Others show the first in grey.
     """
     channels, height, width = shape
     pixels = unit.detach().float().cpu().reshape(shape)[: 3 if channels >= 3 else 1]
@@ -71,18 +69,15 @@ def png(unit: Float[Tensor, "n"], shape: Shape) -> bytes:
     lines = b"".join(b"\x00" + line.tobytes() for line in values)
     colour = 2 if channels >= 3 else 0
     header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        _chunk(kind, data) for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
-    )
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")):
+        file += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return file
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def data_uri(unit: Float[Tensor, "n"], shape: Shape) -> str:
-    """Return one picture on the [0, 1] scale as the data URI of a PNG image, for an HTML page."""
-    return "data:image/png;base64," + base64.b64encode(png(unit, shape)).decode()
+def data_uri(picture: bytes) -> str:
+    """Return a PNG file as a data URI, for an HTML page."""
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def gallery(inputs: Float[Tensor, "k n"], captions: Sequence[str]) -> str:
@@ -95,7 +90,7 @@ def gallery(inputs: Float[Tensor, "k n"], captions: Sequence[str]) -> str:
         return ""
     shown = on_unit_scale(inputs.detach().float().cpu(), shape)[:GALLERY_SIZE]
     figures = [
-        f'<figure style="display:inline-block;margin:3px;text-align:center"><img src="{data_uri(unit, shape)}" '
+        f'<figure style="display:inline-block;margin:3px;text-align:center"><img src="{data_uri(png(unit, shape))}" '
         f'alt="{html.escape(caption)}" style="width:64px;image-rendering:pixelated"><figcaption '
         f'style="font-size:10px">{html.escape(caption)}</figcaption></figure>'
         for unit, caption in zip(shown, captions, strict=False)

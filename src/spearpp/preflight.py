@@ -12,6 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,7 +22,7 @@ from torch.nn import functional
 from spearpp.auditing import AuditResult, audit
 from spearpp.errors import OptionError
 from spearpp.model import Layer, Sees, find_layers, unwrapped
-from spearpp.model.embeddings import Table, find_tables
+from spearpp.model.embeddings import find_tables
 from spearpp.model.following import Following
 from spearpp.model.front import FrontEnd
 from spearpp.model.operations import Tracer, calls_of, is_batch_norm, is_linear
@@ -50,8 +51,7 @@ class Forecast:
 
     layer: str
     reveals: str
-    """What it could reveal: inputs, inputs from features, features, labels and features, vocabulary, or nothing known.
-    """
+    """Inputs, inputs from features, features, labels and features, vocabulary, or nothing known."""
     largest_batch: int | None
     """The counting bound on the batch size. None means any batch size; 0 if the layer reveals nothing."""
     reason: str
@@ -78,9 +78,7 @@ class Preflight:
         bounded = [each.largest_batch for each in self.exposed if each.largest_batch is not None]
         sentences = []
         if any(each.reveals == "vocabulary" for each in self.exposed):
-            sentences.append(
-                "Freeze the embedding, or add noise to all of its rows: no batch size hides the vocabulary."
-            )
+            sentences.append("Freeze the embedding, or add noise to all its rows: no batch size hides the vocabulary.")
         revealed = {each.reveals for each in self.exposed}
         if FROM_FEATURES in revealed and "inputs" not in revealed:
             example = ", for example by more pooling" if self.convolutions else ""
@@ -136,39 +134,33 @@ def preflight(
     if math.prod(shape) * batch > MAX_INPUTS:
         raise OptionError(f"{batch} inputs of shape {tuple(shape)} have more than {MAX_INPUTS:,} values")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    client = _simulate(model, tuple(shape), batch, optimizer, epochs, generator)
+    update, rows = _simulate(model, tuple(shape), batch, optimizer, epochs, generator)
     one_step = optimizer == "sgd" and epochs in (None, 1)
     forecasts = []
-    for layer in find_layers(model, client.update):
-        forecast = _of_layer(layer, model, client, optimizer, one_step)
-        alone = client.rows.get(layer.name, 1) == 1
-        forecasts.append(_with_front(forecast, layer, model, tuple(shape)) if alone else forecast)
-    forecasts += [_of_table(each) for each in find_tables(model, client.update)]
-    simulated = audit(
-        client.update, model, budget=budget, batch_size=batch, input_shape=tuple(shape), generator=generator
-    )
+    for layer in find_layers(model, update):
+        count = rows.get(layer.name, 1)
+        forecast = _of_layer(layer, model, update, count, optimizer, one_step)
+        forecasts.append(_with_front(forecast, layer, model, tuple(shape)) if count == 1 else forecast)
+    for table in find_tables(model, update):
+        known = Forecast(table.name, "vocabulary", None, "only the rows that are looked up get a gradient")
+        forecasts.append(known if table.why_not is None else Forecast(table.name, NOTHING, 0, table.why_not))
+    simulated = audit(update, model, budget=budget, batch_size=batch, input_shape=tuple(shape), generator=generator)
     convolutions = any(isinstance(each, CONVOLUTIONS) for each in model.modules())
     return Preflight(forecasts, batch, simulated, convolutions)
 
 
-@dataclass(frozen=True)
-class _Client:
-    """What a simulated client sent, and what its layers saw."""
-
-    update: ClientUpdate
-    rows: dict[str, int]
-    """By name of a Linear layer, how many rows it sees of each sample: the number of tokens or patches, or 1."""
-
-
 def _simulate(
     model: nn.Module, shape: tuple[int, ...], batch: int, optimizer: str, epochs: int | None, generator: torch.Generator
-) -> _Client:
-    """Train a copy of the model on random inputs."""
+) -> tuple[ClientUpdate, dict[str, int]]:
+    """Train a copy of the model on random inputs.
+
+    Return the update, and how many rows each Linear layer sees of each sample: the number of tokens or patches, or 1.
+    """
     local = copy.deepcopy(model).train()
     rows: dict[str, int] = {}
     for name, module in local.named_modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(_count_rows(plain(name), rows, batch))
+            module.register_forward_pre_hook(partial(_count_rows, rows, plain(name), batch))
     inputs = numbers = torch.randn(batch, *shape, generator=generator)
     outputs = None
     sizes = [each.num_embeddings for each in local.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
@@ -194,19 +186,14 @@ def _simulate(
             step.zero_grad()
             loss(local(inputs)).backward()
             if optimizer == "sgd" and epochs is None:
-                return _Client(ClientUpdate.from_gradients(local), rows)
+                return ClientUpdate.from_gradients(local), rows
             step.step()
     lr = rate if optimizer == "sgd" else None
-    return _Client(ClientUpdate.from_weights(model, local, lr=lr, steps=epochs or 1), rows)
+    return ClientUpdate.from_weights(model, local, lr=lr, steps=epochs or 1), rows
 
 
-def _count_rows(name: str, rows: dict[str, int], batch: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    """Return a hook that notes how many rows of each sample a layer sees."""
-
-    def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-        rows[name] = max(1, math.prod(args[0].shape[:-1]) // batch)
-
-    return hook
+def _count_rows(rows: dict[str, int], name: str, batch: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+    rows[name] = max(1, math.prod(args[0].shape[:-1]) // batch)
 
 
 def _random_loss(outputs: object, batch: int, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
@@ -224,9 +211,10 @@ def _random_loss(outputs: object, batch: int, generator: torch.Generator) -> Cal
     return lambda given: functional.cross_entropy(given, labels)
 
 
-def _of_layer(layer: Layer, model: nn.Module, client: _Client, optimizer: str, one_step: bool) -> Forecast:
-    """Return what a Linear layer could reveal."""
-    update, rows = client.update, client.rows.get(layer.name, 1)
+def _of_layer(
+    layer: Layer, model: nn.Module, update: ClientUpdate, rows: int, optimizer: str, one_step: bool
+) -> Forecast:
+    """Return what a Linear layer could reveal that sees this number of rows of each sample."""
     if layer.weight not in update.gradients or not nonzero(update.gradients, layer.weight):
         return Forecast(layer.name, NOTHING, 0, layer.reason)
     if optimizer == "adam":
@@ -273,24 +261,16 @@ def _with_front(forecast: Forecast, layer: Layer, model: nn.Module, shape: tuple
     try:
         front = FrontEnd(unwrapped(model), layer.name, shape)
         drawn = torch.randn(PROBES, front.unknowns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        features = front(drawn)
+        count = int((front(drawn) != 0).sum(1).median())
     except OptionError as error:
         return replace(forecast, reason=f"{forecast.reason}; the inputs do not follow: {error}")
-    count = int((features != 0).sum(1).median())
-    counts = f"about {count:,} of {front.features:,} features are not zero, for {front.unknowns:,} unknowns"
     if front.batch_norm:
         why = "BatchNorm mixes the samples of a batch in training mode, so the inputs do not follow"
         return replace(forecast, reason=f"{forecast.reason}; {why}")
-    if count <= front.unknowns or layer.output:
-        return replace(forecast, reason=f"{forecast.reason}; {counts}")
-    return replace(forecast, reveals=FROM_FEATURES, reason=f"{forecast.reason}; {counts}")
-
-
-def _of_table(table: Table) -> Forecast:
-    """Return what an embedding table could reveal."""
-    if table.why_not is not None:
-        return Forecast(table.name, NOTHING, 0, table.why_not)
-    return Forecast(table.name, "vocabulary", None, "only the rows that are looked up get a gradient")
+    follow = count > front.unknowns and not layer.output
+    counts = f"about {count:,} of {front.features:,} features are not zero, for {front.unknowns:,} unknowns"
+    reveals = FROM_FEATURES if follow else forecast.reveals
+    return replace(forecast, reveals=reveals, reason=f"{forecast.reason}; {counts}")
 
 
 def counting_bound(layer: Layer, model: nn.Module, update: ClientUpdate) -> int:

@@ -35,17 +35,22 @@ def read_words(path: FileName) -> list[str]:
         text = read_file(file, MAX_BYTES).decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not a text file in UTF-8: {error}") from error
-    if file.suffix != ".json":
-        return _checked(file, text.splitlines())
+    entries = _of_json(file, text) if file.suffix == ".json" else text.splitlines()
+    if not 0 < len(entries) <= MAX_ENTRIES:
+        raise DataError(f"{file} has {len(entries):,} entries: expected 1 to {MAX_ENTRIES:,}")
+    return entries
+
+
+def _of_json(file: Path, text: str) -> list[str]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}") from error
     if isinstance(content, dict) and "model" in content:
-        return _checked(file, _of_tokenizer(file, text))
+        return _of_tokenizer(file, text)
     if not isinstance(content, list) or not all(isinstance(each, str) for each in content):
         raise DataError(f"{file} is neither a tokenizer nor a JSON list of strings")
-    return _checked(file, content)
+    return content
 
 
 def _of_tokenizer(file: Path, text: str) -> list[str]:
@@ -61,9 +66,3 @@ def _of_tokenizer(file: Path, text: str) -> list[str]:
     if rows > MAX_ENTRIES:
         raise DataError(f"{file} has {rows:,} tokens, more than the {MAX_ENTRIES:,} allowed")
     return [tokenizer.decode([row]).strip() or tokenizer.id_to_token(row) or f"row {row}" for row in range(rows)]
-
-
-def _checked(file: Path, entries: list[str]) -> list[str]:
-    if not 0 < len(entries) <= MAX_ENTRIES:
-        raise DataError(f"{file} has {len(entries):,} entries: expected 1 to {MAX_ENTRIES:,}")
-    return entries

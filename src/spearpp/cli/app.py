@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import click
 import typer
 from rich.console import Console
+from typer import Option
 
 from spearpp.cli import audit, compare, demo, experiments, layers, preflight, report, score, simulate, watch
 from spearpp.cli.console import BAD_INPUT, INTERNAL, INTERRUPTED
@@ -52,10 +53,10 @@ for command in (
 
 @app.callback(invoke_without_command=True)
 def _global_options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
     show_traceback: Annotated[
         bool,
-        typer.Option(TRACEBACK, help="Print the Python traceback of an error. Accepted anywhere on the command line."),
+        Option(TRACEBACK, help="Print the Python traceback of an error. Accepted anywhere on the command line."),
     ] = False,
 ) -> None:
     """Find out whether a client's update in federated learning reveals its training data, and which defences help."""
@@ -68,13 +69,9 @@ def _global_options(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code.
+    """Run a command and return 0 for success, or one of the exit codes in ``spearpp.cli.console``.
 
-    Args:
-        arguments: Command-line arguments without the program name. The default is ``sys.argv[1:]``.
-
-    Returns:
-        0 for success, or one of the codes in ``spearpp.cli.console``.
+    The arguments are those of the command line without the program name, by default ``sys.argv[1:]``.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = TRACEBACK in arguments

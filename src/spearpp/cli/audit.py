@@ -8,28 +8,18 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from typer import Option
 
 import spearpp
 from spearpp import AuditResult, ClientUpdate, Verdict, find_layers
 from spearpp import report as reports
 from spearpp.auditing.folder import read_document
 from spearpp.auditing.vocabulary import Words, words_by_table
-from spearpp.cli import options
-from spearpp.cli.console import (
-    INTERRUPTED,
-    LEAK,
-    NOT_APPLICABLE,
-    make_folder,
-    output,
-    print_gate,
-    print_json,
-    print_result,
-    progress,
-    uninterrupted,
-)
-from spearpp.cli.models import describe_model, with_model
+from spearpp.cli import console, options
+from spearpp.cli.models import describe_model, model_of
 from spearpp.dp import DELTA, KAPPA, compare
 from spearpp.errors import OptionError
+from spearpp.model import named_as
 from spearpp.model.embeddings import find_tables
 from spearpp.report.decision import decide
 from spearpp.report.presentation import presented, shows_features
@@ -51,21 +41,17 @@ def audit(
     memory: options.Memory = "8G",
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the report. Default: audit-NAME, where NAME is the client's file without its ending."
-        ),
+        Option(help="Folder for the report. Default: audit-NAME, where NAME is the client's file without its ending."),
     ] = None,
     config: options.ConfigFile = None,
-    client: Annotated[
-        str | None, typer.Option(help="Name of the client in the report. Default: the client's file.")
-    ] = None,
+    client: Annotated[str | None, Option(help="Name of the client in the report. Default: the client's file.")] = None,
     fail_on: options.FailOn = "never",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the content of report.json.")] = False,
-    as_sarif: Annotated[bool, typer.Option("--sarif", help="Print the content of report.sarif.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the content of report.json.")] = False,
+    as_sarif: Annotated[bool, Option("--sarif", help="Print the content of report.sarif.")] = False,
     truth: options.Truth = None,
     shape: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Shape of one input of the model, e.g. 3x32x32. It is used to show inputs as images, and to compute "
             "inputs from features after convolutions. none: show inputs as table rows. Default: guessed."
         ),
@@ -104,8 +90,8 @@ def audit(
     source = files or ([] if rounds is None else [rounds])
     batch = None if truth is None else Batch.load(truth)
     display = options.display_options(shape, mean, std, columns)
-    network = with_model(model, history[-1])[1]
-    history = [with_model(model, each)[0] for each in history]
+    network = model_of(model, history[-1])
+    history = [named_as(each, network) for each in history]
     words = options.vocabulary(vocabulary)
     epochs = max(each.steps or 1 for each in history)
     stated = options.stated_dp(noise_multiplier, clip, sample_rate, dp_steps, kappa, delta, epochs, len(history))
@@ -120,37 +106,22 @@ def audit(
         "input_shape": display["shape"],
     }
     place, folder = options.device_of(device), out or Path(f"audit-{source[-1].resolve().stem}")
-    make_folder(folder)
+    console.make_folder(folder)
     result = run(history if rounds else history[-1], network, seed, place, quiet or as_json or as_sarif, settings)
     presentation, notes = displayable(result, batch, display)
     dp = None if stated is None else compare(stated, history[-1], result, batch_size)
-    with uninterrupted():
-        page = reports.write(
-            folder,
-            result,
-            truth=batch,
-            presentation=presentation,
-            redact=redact,
-            command=["spearpp", *sys.argv[1:]],
-            source=[str(each) for each in source],
-            about={
-                "received": repr(history[-1]),
-                "threat_model": history[-1].threat_model,
-                "client": client or source[-1].name,
-                "model": describe_model(model, network),
-                "dp": None if dp is None else dp.to_dict(),
-            },
-            config=config,
-            fail_on=fail_on,
-        )
+    shown: dict[str, Any] = {"truth": batch, "presentation": presentation, "redact": redact}
+    about: dict[str, Any] = {"client": client or source[-1].name, "model": describe_model(model, network)}
+    about["dp"] = None if dp is None else dp.to_dict()
+    page = write_report(folder, result, history[-1], source, about, config=config, fail_on=fail_on, **shown)
     content = read_document(folder)
     if as_json or as_sarif:
-        print_json(reports.sarif_log(content) if as_sarif else content)
-        print_gate(output(stderr=True), content, quiet=True)
+        console.print_json(reports.sarif_log(content) if as_sarif else content)
+        console.print_gate(console.output(stderr=True), content, quiet=True)
     else:
-        print_result(result, page, quiet, truth=batch, dp=dp)
+        console.print_result(result, page, quiet, truth=batch, dp=dp)
     for note in notes:
-        output(stderr=True).print(f"note: {note}", markup=False)
+        console.output(stderr=True).print(f"note: {note}", markup=False)
     raise typer.Exit(exit_code(result, fail_on, content))
 
 
@@ -188,9 +159,6 @@ def check_display(
     """Check before the search that the display options match the size of the model's inputs.
 
     If no layer receives the model's inputs, as after convolutions, their size is unknown and nothing is checked.
-
-    Raises:
-        OptionError: If the truth, the image shape or the column names match no layer that receives inputs.
     """
     sizes = {layer.features for layer in find_layers(model, update) if layer.sees != "features"}
     if not sizes:
@@ -227,11 +195,7 @@ def displayable(
 
 
 def check_vocabulary(update: ClientUpdate, model: torch.nn.Module | None, words: Words | None) -> None:
-    """Check before the search that the words fit an embedding table.
-
-    Raises:
-        OptionError: If they fit no table, or if no model says which weights are tables.
-    """
+    """Check before the search that the words fit an embedding table of the model."""
     if words is not None and model is None:
         raise OptionError("--vocabulary needs --model, because a checkpoint does not say which weights are embeddings")
     words_by_table(find_tables(model, update), words)
@@ -245,33 +209,37 @@ def run(
     quiet: bool,
     settings: dict[str, Any],
 ) -> AuditResult:
-    """Audit an update, or several rounds, and show live progress on a terminal.
+    """Audit an update, or several rounds, and show live progress on a terminal unless ``quiet``.
 
-    Args:
-        update: What the client sent, or what it sent in several rounds, oldest first.
-        model: The network, or None.
-        seed: Random seed.
-        device: Device for the computation.
-        quiet: Whether to show no progress.
-        settings: Further arguments of ``spearpp.audit``.
+    ``settings`` are further arguments of ``spearpp.audit``.
     """
     placed = update.to(device) if isinstance(update, ClientUpdate) else [each.to(device) for each in update]
-    with progress(settings.get("budget"), quiet) as show_progress:
+    with console.progress(settings.get("budget"), quiet) as show_progress:
         generator = torch.Generator().manual_seed(seed)
         return spearpp.audit(placed, model, generator=generator, progress=show_progress, **settings)
 
 
-def exit_code(result: AuditResult, fail_on: str, content: Mapping[str, Any] | None = None) -> int:
-    """Return the exit code of an audit.
+def write_report(
+    folder: Path, result: AuditResult, update: ClientUpdate, source: list[Path], about: dict[str, Any], **options: Any
+) -> Path:
+    """Write the report of an audit that this command ran, and return the path of its page.
 
-    Args:
-        result: The audit.
-        fail_on: The value of ``--fail-on``.
-        content: The content of ``report.json``, with the accepted leaks. None means that no leak is accepted.
+    ``options`` are further arguments of ``spearpp.report.write``. Ctrl-C does not leave an incomplete report.
+    """
+    about = {"received": repr(update), "threat_model": update.threat_model, **about}
+    command, files = ["spearpp", *sys.argv[1:]], [str(each) for each in source]
+    with console.uninterrupted():
+        return reports.write(folder, result, command=command, source=files, about=about, **options)
+
+
+def exit_code(result: AuditResult, fail_on: str, content: Mapping[str, Any] | None = None) -> int:
+    """Return the exit code of an audit with this value of ``--fail-on``.
+
+    ``content`` is that of ``report.json``, with the accepted leaks. Without it, no leak is accepted.
     """
     decided = decide(result.to_dict(), fail_on=fail_on) if content is None else content
     if decided["gate"]["passed"] is False:
-        return LEAK
+        return console.LEAK
     if result.interrupted:
-        return INTERRUPTED
-    return NOT_APPLICABLE if result.verdict is Verdict.NOT_APPLICABLE else 0
+        return console.INTERRUPTED
+    return console.NOT_APPLICABLE if result.verdict is Verdict.NOT_APPLICABLE else 0

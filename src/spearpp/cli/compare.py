@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from spearpp.auditing.folder import read_document
 from spearpp.cli.console import LEAK, output, print_json, safe
@@ -20,12 +21,12 @@ STYLES = {"worse": "bold red", "mixed": "bold red", "better": "bold green", "dif
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="Folder of the first audit.")],
-    after: Annotated[Path, typer.Argument(help="Folder of the second audit.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the changes as JSON.")] = False,
+    before: Annotated[Path, Argument(help="Folder of the first audit.")],
+    after: Annotated[Path, Argument(help="Folder of the second audit.")],
+    as_json: Annotated[bool, Option("--json", help="Print the changes as JSON.")] = False,
     fail_on: Annotated[
         Literal["never", "worse", "changed"],
-        typer.Option(
+        Option(
             help="When to exit with code 1. worse: a leak is new or larger. changed: anything differs. never: do not "
             "use code 1."
         ),

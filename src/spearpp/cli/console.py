@@ -72,11 +72,7 @@ def print_json(content: Any) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents.
-
-    Raises:
-        DataError: If the folder cannot be created.
-    """
+    """Create the folder of ``--out`` and its parents."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -143,8 +139,8 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
         cells, text = [str(layer.neurons), str(layer.features), str(layer.sees)], layer.reason
         if audits is not None:
             audited = audits[index]
-            samples = "-" if audited.batch_size is None else str(audited.batch_size)
-            cells.append(f"{samples} tokens" if samples != "-" and layer.tokens else samples)
+            samples = f"{audited.batch_size}{' tokens' if layer.tokens else ''}"
+            cells.append("-" if audited.batch_size is None else samples)
             cells.append("-" if audited.inversion is None else str(audited.recovered))
             text = audited.reason
         table.add_row(safe(layer.name), *cells, safe(text), style="" if layer.qualifies else "dim")
@@ -162,14 +158,8 @@ def print_result(
 ) -> None:
     """Print the verdict and, unless ``quiet``, the decision, layers, findings, replay, caveats and path of the report.
 
-    Accepted leaks and the reason why a gate failed are printed even if ``quiet``.
-
-    Args:
-        result: The audit.
-        page: Path of ``report.html``.
-        quiet: Whether to print only the verdict.
-        truth: The client's true batch, to say how many of its samples were recovered.
-        dp: What the stated DP-SGD implies.
+    Accepted leaks and the reason why a gate failed are printed even if ``quiet``. With the client's true batch, print
+    how many of its samples were recovered.
     """
     console, content = output(), read_document(page.parent)
     console.print(safe(result.summary), style=VERDICT_STYLES[result.verdict])
@@ -238,7 +228,6 @@ def _print_decision(console: Console, content: Mapping[str, Any]) -> None:
 
 
 def _print_score(result: AuditResult, truth: Batch) -> None:
-    """Print how many of the true samples the audit recovered."""
     compared = reports.compare(result, truth)
     if compared is not None:
         output().print(f"compared with the true batch: {compared.summary}", markup=False)

@@ -1,18 +1,16 @@
 """``spearpp demo``: a simulated client trains one step on photographs, and the audit recovers them."""
 
-import sys
 import webbrowser
 from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
+from typer import Option
 
 from spearpp import ClientUpdate
-from spearpp import report as reports
 from spearpp.cli import options
-from spearpp.cli.audit import run
-from spearpp.cli.console import make_folder, output, print_result, uninterrupted
+from spearpp.cli.audit import run, write_report
+from spearpp.cli.console import make_folder, output, print_result
 from spearpp.simulate import FedSGD, mlp, photographs
 
 WIDTH = 200
@@ -24,12 +22,12 @@ BUDGET = 60.0
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the update, the true batch and the report.")] = Path("demo"),
-    samples: Annotated[int, typer.Option(help="Number of photographs in the client's batch.")] = 32,
+    out: Annotated[Path, Option(help="Folder for the update, the true batch and the report.")] = Path("demo"),
+    samples: Annotated[int, Option(help="Number of photographs in the client's batch.")] = 32,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     redact: options.Redact = "none",
-    show: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
+    show: Annotated[bool, Option("--open", help="Open the report in the browser.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Simulate a client that trains on photographs, audit its update and write a report. Works offline."""
@@ -49,21 +47,9 @@ def demo(
     received = ClientUpdate.load(sent)
     settings = {"budget": BUDGET, "batch_size": samples}
     result = run(received, model, seed, options.device_of(device), quiet, settings)
-    with uninterrupted():
-        page = reports.write(
-            out,
-            result,
-            truth=batch,
-            redact=redact,
-            command=["spearpp", *sys.argv[1:]],
-            source=[str(sent)],
-            about={
-                "received": repr(received),
-                "threat_model": received.threat_model,
-                "client": "simulated client",
-                "model": f"untrained network with three hidden ReLU layers of {WIDTH} neurons",
-            },
-        )
+    described = f"untrained network with three hidden ReLU layers of {WIDTH} neurons"
+    about = {"client": "simulated client", "model": described}
+    page = write_report(out, result, received, [sent], about, truth=batch, redact=redact)
     print_result(result, page, quiet, truth=batch)
     if show:
         webbrowser.open(page.resolve().as_uri())

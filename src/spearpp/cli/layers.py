@@ -3,13 +3,14 @@
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from spearpp import check, find_layers
 from spearpp.cli import options
 from spearpp.cli.audit import read_update
 from spearpp.cli.console import output, print_findings, print_json, print_layers
-from spearpp.cli.models import with_model
+from spearpp.cli.models import model_of
+from spearpp.model import named_as
 
 
 def layers(
@@ -18,7 +19,7 @@ def layers(
     kind: options.Kind = "weights",
     lr: options.Rate = None,
     steps: options.Steps = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the Linear layers of an update, say which of them an audit can invert, and check the update.
 
@@ -29,7 +30,8 @@ def layers(
     spearpp layers round3.pt client7.pt --model mypkg.net:Net
     """  # noqa: D301
     received = read_update(files or [], kind, lr, steps)
-    received, network = with_model(model, received)
+    network = model_of(model, received)
+    received = named_as(received, network)
     found = find_layers(network, received)
     findings = check(received, found)
     if as_json:

@@ -9,31 +9,16 @@ from pathlib import Path
 from torch import nn
 
 from spearpp.errors import OptionError
-from spearpp.model import named_as
 from spearpp.model.assumed import AssumedNetwork
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 from spearpp.update.rounds import by_number
 
 
-def with_model(text: str, update: ClientUpdate) -> tuple[ClientUpdate, nn.Module | None]:
-    """Build the network that ``--model`` names, and give the update the parameter names of this network."""
-    model = model_of(text, update)
-    return named_as(update, model), model
-
-
 def model_of(text: str, update: ClientUpdate) -> nn.Module | None:
-    """Build the network that ``--model`` names.
+    """Build the network that ``--model`` names: ``none``, ``mlp``, ``pkg.mod:factory`` or ``file.py:factory``.
 
-    Args:
-        text: ``none``, ``mlp``, ``pkg.mod:factory`` or ``file.py:factory``.
-        update: The update, whose weights give the shapes for ``mlp``.
-
-    Returns:
-        The network, or None for ``none``.
-
-    Raises:
-        OptionError: If the text has another form, or if the factory fails.
+    The weights of the update give the shapes for ``mlp``. The result is None for ``none``.
     """
     if text in ("none", ""):
         return None
@@ -52,14 +37,9 @@ def describe_model(text: str, model: nn.Module | None) -> str:
 
 
 def named_model(text: str, others: str = "") -> nn.Module:
-    """Build the network that a text such as ``file.py:factory`` names.
+    """Build the network that ``pkg.mod:factory`` or ``file.py:factory`` names.
 
-    Args:
-        text: ``pkg.mod:factory`` or ``file.py:factory``.
-        others: What else the option accepts, for the error message.
-
-    Raises:
-        OptionError: If the text has another form, or if the factory fails.
+    ``others`` is what else the option accepts, for the error message.
     """
     module, _, name = text.rpartition(":")
     if not module or not name:
@@ -93,9 +73,6 @@ def chain(update: ClientUpdate) -> nn.Module:
     """Build an MLP with the shapes of the update's weights, in the natural order of their names.
 
     If the names are numbers, as those of a list are, the bias of a layer is the tensor after its weight.
-
-    Raises:
-        OptionError: If the weights do not form a chain of Linear layers.
     """
     weights = tensor_specs(update.weights)
     matrices = sorted((name for name, each in weights.items() if each.ndim == 2), key=by_number)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from typer import Argument, Option
 
 from spearpp import config as configuration
 from spearpp import update
@@ -16,13 +17,14 @@ from spearpp.config import NAME, Config
 from spearpp.config import FailOn as FailOnValue
 from spearpp.dp import DELTA, KAPPA, StatedDP
 from spearpp.errors import DataError, OptionError
+from spearpp.experiments.local import named_device
 from spearpp.model.loss import LossName
 from spearpp.pictures import Shape
 from spearpp.words import read_words
 
 Files = Annotated[
     list[Path] | None,
-    typer.Argument(
+    Argument(
         metavar="[BEFORE] UPDATE",
         help="File that the client sent, with weights after training, deltas or gradients (see --kind). The file with "
         "the weights before training comes first, unless spearpp wrote the client's file.",
@@ -30,81 +32,71 @@ Files = Annotated[
 ]
 Rounds = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         help="Folder with several rounds of one client instead of UPDATE: one file per round that spearpp wrote, or "
         "pairs of files named before and after. Ordered by name, or by the list in rounds.json."
     ),
 ]
-Kind = Annotated[update.Kind, typer.Option(help="Content of the client's file.")]
-Rate = Annotated[float | None, typer.Option(help="Learning rate of the client, if known.")]
-Steps = Annotated[
-    int | None, typer.Option(help="Number of local passes over the whole batch (epochs, not mini-batches), if known.")
-]
+Kind = Annotated[update.Kind, Option(help="Content of the client's file.")]
+Rate = Annotated[float | None, Option(help="Learning rate of the client, if known.")]
+Steps = Annotated[int | None, Option(help="Local passes over the whole batch (epochs, not mini-batches), if known.")]
 Model = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Network of the client. none: try every 2-D weight as a Linear layer with ReLU. mlp: build Linear layers "
         "with ReLU from the shapes of the weights. Your own class or function: pkg.mod:factory or file.py:factory."
     ),
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Number of samples the client trained on, if known.")]
-Budget = Annotated[str, typer.Option(help="Time limit for the audit of one update: 60s, 2m or 1h.")]
-Seed = Annotated[
-    int, typer.Option(min=0, max=2**32 - 1, help="Random seed. The same seed gives the same result on the same device.")
-]
-Device = Annotated[str, typer.Option(help="Device for the computation: auto, cpu or cuda.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the verdict.")]
+BatchSize = Annotated[int | None, Option(min=1, help="Number of samples the client trained on, if known.")]
+Budget = Annotated[str, Option(help="Time limit for the audit of one update: 60s, 2m or 1h.")]
+Seed = Annotated[int, Option(min=0, max=2**32 - 1, help="Random seed. The same seed and device give the same result.")]
+Device = Annotated[str, Option(help="Device for the computation: auto, cpu or cuda.")]
+Quiet = Annotated[bool, Option("-q", "--quiet", help="Print only the verdict.")]
 Picture = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Shape of one input of the model as an image, e.g. 3x32x32. none shows inputs as table rows. Default: "
         "guessed."
     ),
 ]
 Mean = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Mean with which the inputs were normalised: one number, one per channel or one per column, "
         "e.g. 0.49,0.48,0.45."
     ),
 ]
 Deviation = Annotated[
     str | None,
-    typer.Option(help="Standard deviation with which the inputs were normalised, in the same format as --mean."),
+    Option(help="Standard deviation with which the inputs were normalised, in the same format as --mean."),
 ]
 Columns = Annotated[
     str | None,
-    typer.Option(
-        help="Column names of tabular inputs: a,b,c, or a file with one name per line, or a CSV file with a header."
-    ),
+    Option(help="Column names of tabular inputs: a,b,c, or a file with one name per line, or a CSV with a header."),
 ]
 Redact = Annotated[
     Redaction,
-    typer.Option(help="How to hide recovered inputs. blur: reduce images to 4 x 4 blocks. omit: write no inputs."),
+    Option(help="How to hide recovered inputs. blur: reduce images to 4 x 4 blocks. omit: write no inputs."),
 ]
-Truth = Annotated[
-    Path | None, typer.Option(help="File with the client's true batch, only to show it beside the recovered inputs.")
-]
-Memory = Annotated[
-    str, typer.Option(help="Memory limit for one layer: 512M, 8G or none. A layer that needs more is skipped.")
-]
+Truth = Annotated[Path | None, Option(help="The client's true batch, only to show it beside the recovered inputs.")]
+Memory = Annotated[str, Option(help="Memory limit for one layer: 512M, 8G or none. Larger layers are skipped.")]
 Vocabulary = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         help="File with the words or column values of an embedding table: tokenizer.json (needs the extra 'text'), a "
         "JSON list, or one entry per line. If several tables fit, write TABLE=FILE once for each table."
     ),
 ]
 ClientLoss = Annotated[
     LossName,
-    typer.Option(
+    Option(
         help="Loss of the client. mse and bce use one-hot targets. The equations of the network and the replay use "
         "the loss; the search for ReLU layers does not."
     ),
 ]
 FailOn = Annotated[
     FailOnValue,
-    typer.Option(
+    Option(
         help="When to exit with code 1. leak: the verdict is LEAKS, or an input fits the update but is not proved. "
         "certified: the verdict is LEAKS. never: do not use code 1."
     ),
@@ -114,7 +106,7 @@ DP_PANEL = "Differential privacy, as the client states it"
 
 def _about_dp(text: str) -> Any:
     """Return an option about DP-SGD, in a panel of its own."""
-    return typer.Option(help=text, rich_help_panel=DP_PANEL)
+    return Option(help=text, rich_help_panel=DP_PANEL)
 
 
 NoiseMultiplier = Annotated[
@@ -123,13 +115,9 @@ NoiseMultiplier = Annotated[
 ]
 Clip = Annotated[
     float | None,
-    _about_dp(
-        "Norm to which the client clips the gradient of each sample. With --batch-size, the stated noise is checked."
-    ),
+    _about_dp("Norm to which the client clips each sample's gradient. With --batch-size, the stated noise is checked."),
 ]
-SampleRate = Annotated[
-    float, _about_dp("Probability with which a step draws a sample. A rate below 1 needs the extra 'dp'.")
-]
+SampleRate = Annotated[float, _about_dp("Probability that a step draws a sample. A rate below 1 needs the extra 'dp'.")]
 DPSteps = Annotated[
     int | None,
     _about_dp("Number of DP-SGD steps on the client's data that the server has seen. Default: one for each round."),
@@ -152,7 +140,7 @@ def _use_as_defaults(context: typer.Context, config: Config | None) -> Config | 
 
 ConfigFile = Annotated[
     Config | None,
-    typer.Option(
+    Option(
         parser=Config.read,
         metavar="FILE",
         help="File with accepted leaks, thresholds and defaults of other options, usually spearpp.toml.",
@@ -192,15 +180,7 @@ def device_of(name: str) -> torch.device:
     """Return the device with this name. ``auto`` is CUDA if a CUDA device is available, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise OptionError(f"--device {name}: expected auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise OptionError(f"--device {name}: expected auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise OptionError(f"--device {name}: no CUDA device is available")
-    return device
+    return named_device(name, "auto, ")
 
 
 def display_options(shape: str | None, mean: str | None, std: str | None, columns: str | None) -> dict[str, Any]:
@@ -267,12 +247,7 @@ def _column_names(text: str | None) -> tuple[str, ...]:
 
 
 def vocabulary(texts: list[str] | None) -> list[str] | dict[str, list[str]] | None:
-    """Read the files of ``--vocabulary``, and return the words, or the words of each named table.
-
-    Raises:
-        OptionError: If several files are given without the names of their tables, or a table is named twice.
-        DataError: If a file cannot be read.
-    """
+    """Read the files of ``--vocabulary``, and return the words, or the words of each named table."""
     if not texts:
         return None
     if len(texts) == 1 and ("=" not in texts[0] or Path(texts[0]).is_file()):
@@ -295,10 +270,7 @@ def stated_dp(
 ) -> StatedDP | None:
     """Return what the client states about its DP-SGD, or None without a noise multiplier.
 
-    Raises:
-        OptionError: If a number is out of range, if other numbers are given without the noise multiplier, or if the
-            client trains for several epochs and the number of steps is not given.
-        MissingExtraError: If the bound needs a package that is not installed.
+    If the client trains for several epochs, the number of steps must be given.
     """
     if noise_multiplier is None:
         if clip is not None or steps is not None or sample_rate != 1 or (kappa, delta) != (KAPPA, DELTA):

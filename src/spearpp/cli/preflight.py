@@ -6,6 +6,7 @@ from typing import Annotated
 import torch
 import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from spearpp import Verdict
 from spearpp.cli import options
@@ -18,22 +19,22 @@ from spearpp.preflight import preflight as run_preflight
 
 
 def preflight(
-    model: Annotated[str, typer.Argument(help="Network of the clients: file.py:factory or pkg.mod:factory.")],
+    model: Annotated[str, Argument(help="Network of the clients: file.py:factory or pkg.mod:factory.")],
     shape: Annotated[
         str,
-        typer.Option(
+        Option(
             "--input",
             help="Shape of one input, e.g. 3x32x32 or 20. If the model starts with an embedding: the number of tokens.",
         ),
     ],
-    batch: Annotated[int, typer.Option(min=1, help="Number of samples of each client.")],
-    optimizer: Annotated[Optimiser, typer.Option(help="Optimiser of the clients.")] = "sgd",
+    batch: Annotated[int, Option(min=1, help="Number of samples of each client.")],
+    optimizer: Annotated[Optimiser, Option(help="Optimiser of the clients.")] = "sgd",
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Local epochs before a client sends weights. Default: one step.")
+        int | None, Option(min=1, help="Local epochs before weights are sent. Default: one step.")
     ] = None,
     budget: options.Budget = "60s",
     fail_on: options.FailOn = "never",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     seed: options.Seed = 0,
     quiet: options.Quiet = False,
 ) -> None:
@@ -77,7 +78,6 @@ def preflight(
 
 
 def _table(found: Preflight) -> Table:
-    """Return a table with one row per layer and embedding table."""
     table = Table(title="what each layer could reveal", title_justify="left")
     for name in ("layer", "reveals", "up to batch", "reason"):
         table.add_column(name, justify="right" if name == "up to batch" else "left")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from spearpp import AuditResult
 from spearpp import report as reports
@@ -16,16 +16,14 @@ from spearpp.simulate import Batch
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder that spearpp audit wrote.")],
+    folder: Annotated[Path, Argument(help="Folder that spearpp audit wrote.")],
     truth: options.Truth = None,
     shape: options.Picture = None,
     mean: options.Mean = None,
     std: options.Deviation = None,
     columns: options.Columns = None,
     redact: options.Redact = "none",
-    pdf: Annotated[
-        bool, typer.Option("--pdf", help="Also print the page to report.pdf. Needs Chromium or Chrome.")
-    ] = False,
+    pdf: Annotated[bool, Option("--pdf", help="Also print the page to report.pdf. Needs Chromium or Chrome.")] = False,
 ) -> None:
     """Re-render a report with other display options: image shape, column names, redaction or PDF.
 

@@ -4,9 +4,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 import typer
@@ -32,50 +31,40 @@ PROGRESS_SECONDS = 10.0
 """Seconds between two progress lines when there is no terminal. Design choice: keeps log files short."""
 
 
+def engine_of(name: EngineName, address: str | None, workers: int | None, device: str | None, gpus: float) -> Engine:
+    """Return the engine that the options of a command describe."""
+    if name == "local" and (address or gpus):
+        raise OptionError("--address and --gpus apply only to Ray: add --engine ray")
+    if name == "ray" and (workers or device):
+        raise OptionError("--workers and --device apply only to --engine local. Ray schedules by --gpus")
+    return Ray(address, gpus=gpus) if name == "ray" else Local.here(device, workers)
+
+
+@contextmanager
+def open_session(path: Path, engine: Engine) -> Iterator["Session"]:
+    """Open the store of a command, and close the store and the engine afterwards.
+
+    An interruption ends the command with exit code 130, and a failed cell with code 1. Failed cells are not stored, so
+    the next run tries them again.
+    """
+    store = Store(path)
+    try:
+        with interruptible() as interruption, closing(store), closing(engine):
+            opened = Session(store, engine, interruption)
+            yield opened
+    except KeyboardInterrupt as error:
+        raise typer.Exit(INTERRUPTED) from error
+    if opened.failed:
+        raise typer.Exit(1)
+
+
 class Session:
-    """The store and the engine of one command. Use it as a context manager, which closes both."""
+    """The store and the engine of one command, and what it prints."""
 
-    def __init__(
-        self,
-        store: Path,
-        engine: EngineName,
-        address: str | None,
-        workers: int | None,
-        device: str | None,
-        gpus: float,
-    ) -> None:
-        if engine == "local" and (address or gpus):
-            raise OptionError("--address and --gpus apply only to Ray: add --engine ray")
-        if engine == "ray" and (workers or device):
-            raise OptionError("--workers and --device apply only to --engine local. Ray schedules by --gpus")
+    def __init__(self, store: Store, engine: Engine, interruption: "Interruption") -> None:
+        self.store, self.engine, self._interruption = store, engine, interruption
         self.results, self.notes = output(), output(stderr=True)
-        self.engine: Engine = Ray(address, gpus=gpus) if engine == "ray" else Local.here(device, workers)
-        self.store = Store(store)
-        self._failed: list[Failed] = []
-        self._resources = ExitStack()
-        self._interruption = Interruption()
-
-    def __enter__(self) -> "Session":
-        self._interruption = self._resources.enter_context(interruptible())
-        self._resources.callback(self.store.close)
-        self._resources.callback(self.engine.close)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the store and the engine. Exit with code 130 after an interruption, and with 1 if a cell failed.
-
-        Failed cells are not stored, so the next run tries them again.
-        """
-        try:
-            self._resources.__exit__(kind, error, trace)
-        except KeyboardInterrupt as interruption:
-            raise typer.Exit(INTERRUPTED) from interruption
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            raise typer.Exit(INTERRUPTED)
-        if kind is None and self._failed:
-            raise typer.Exit(1)
+        self.failed: list[Failed] = []
 
     def table(self, title: str, rows: Sequence[Cells]) -> None:
         """Print a table to standard output."""
@@ -136,7 +125,7 @@ class Session:
             self._warn(f"failed: {each.cell.identity[:120]}, seed {each.cell.seed}: {each.why}")
         if len(failed) > SHOWN_FAILURES:
             self._warn(f"and {len(failed) - SHOWN_FAILURES} more")
-        self._failed += failed
+        self.failed += failed
 
 
 class Interruption:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 import spearpp
 from spearpp import AuditResult
@@ -15,18 +15,18 @@ from spearpp.types import Tensor
 
 
 def score(
-    recovered: Annotated[Path, typer.Argument(help="Folder of a report, or a tensor file with the key inputs.")],
+    recovered: Annotated[Path, Argument(help="Folder of a report, or a tensor file with the key inputs.")],
     truth: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="The client's true batch: a file written by spearpp simulate, or a tensor file with the key inputs "
             "or x."
         ),
     ],
     threshold: Annotated[
-        float, typer.Option(help="PSNR in dB above which an input counts as recovered in this comparison.")
+        float, Option(help="PSNR in dB above which an input counts as recovered in this comparison.")
     ] = PAPER_PSNR,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare recovered inputs with the client's true batch, sample by sample.
 

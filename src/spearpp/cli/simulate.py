@@ -5,83 +5,51 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-import typer
+from typer import Option
 
+from spearpp import simulate as simulation
 from spearpp.cli import options
 from spearpp.cli.console import make_folder, output
 from spearpp.cli.demo import CLASSES
 from spearpp.errors import OptionError
-from spearpp.simulate import (
-    DPSGD,
-    Batch,
-    Cast,
-    Change,
-    Client,
-    FedAvg,
-    FedSGD,
-    OpacusDPSGD,
-    Quantise,
-    SumOfClients,
-    TopK,
-    breast_cancer,
-    cifar10,
-    digits,
-    mlp,
-    photographs,
-    random_batch,
-)
+from spearpp.experiments.source import OFFLINE
+from spearpp.simulate import Batch, Change, Client
 
-DATA = {
-    "photographs": photographs,
-    "digits": digits,
-    "breast_cancer": breast_cancer,
-    "cifar10": cifar10,
-    "random": random_batch,
-}
+DATA = {**OFFLINE, "cifar10": simulation.cifar10, "random": simulation.random_batch}
 ClientName = Literal["fedsgd", "fedavg", "dpsgd", "opacus"]
 NumberFormat = Literal["float32", "float16", "bfloat16", "int8", "int4"]
 NUMBER_FORMATS: dict[str, Change] = {
-    "float16": Cast(torch.float16),
-    "bfloat16": Cast(torch.bfloat16),
-    "int8": Quantise(8),
-    "int4": Quantise(4),
+    "float16": simulation.Cast(torch.float16),
+    "bfloat16": simulation.Cast(torch.bfloat16),
+    "int8": simulation.Quantise(8),
+    "int4": simulation.Quantise(4),
 }
 
 
 def simulate(
-    out: Annotated[Path, typer.Option(help="Folder for update.safetensors and truth.safetensors.")] = Path("simulated"),
+    out: Annotated[Path, Option(help="Folder for update.safetensors and truth.safetensors.")] = Path("simulated"),
     data: Annotated[
         str,
-        typer.Option(
-            help=f"Data set: {', '.join(DATA)}. For cifar10, the environment variable SPEARPP_DATA must name its file."
-        ),
+        Option(help=f"Data set: {', '.join(DATA)}. For cifar10, the environment variable SPEARPP_DATA names its file."),
     ] = "photographs",
-    samples: Annotated[int, typer.Option(help="Number of samples of all clients together.")] = 32,
-    hidden: Annotated[str, typer.Option(help="Widths of the hidden ReLU layers, comma-separated.")] = "200,200,200",
-    client: Annotated[
-        ClientName, typer.Option(help="How each client trains. (For the number of clients, see --clients.)")
-    ] = "fedsgd",
-    epochs: Annotated[int, typer.Option(help="fedavg: number of local epochs.")] = 1,
-    mini_batch: Annotated[int, typer.Option(help="fedavg: samples per local step.")] = 8,
-    lr: Annotated[float, typer.Option(help="fedavg: learning rate.")] = 0.01,
-    momentum: Annotated[float, typer.Option(help="fedavg: momentum.")] = 0.0,
-    clip: Annotated[
-        float, typer.Option(help="dpsgd and opacus: norm to which the gradient of each sample is clipped.")
-    ] = 1.0,
-    noise: Annotated[float, typer.Option(help="dpsgd: standard deviation σ of the noise on the mean gradient.")] = 0.0,
+    samples: Annotated[int, Option(help="Number of samples of all clients together.")] = 32,
+    hidden: Annotated[str, Option(help="Widths of the hidden ReLU layers, comma-separated.")] = "200,200,200",
+    client: Annotated[ClientName, Option(help="How each client trains. (--clients is their number.)")] = "fedsgd",
+    epochs: Annotated[int, Option(help="fedavg: number of local epochs.")] = 1,
+    mini_batch: Annotated[int, Option(help="fedavg: samples per local step.")] = 8,
+    lr: Annotated[float, Option(help="fedavg: learning rate.")] = 0.01,
+    momentum: Annotated[float, Option(help="fedavg: momentum.")] = 0.0,
+    clip: Annotated[float, Option(help="dpsgd and opacus: norm to which each sample's gradient is clipped.")] = 1.0,
+    noise: Annotated[float, Option(help="dpsgd: standard deviation σ of the noise on the mean gradient.")] = 0.0,
     noise_multiplier: Annotated[
         float,
-        typer.Option(help="opacus: standard deviation of the noise on the sum of the gradients, divided by --clip."),
+        Option(help="opacus: standard deviation of the noise on the sum of the gradients, divided by --clip."),
     ] = 0.0,
-    clients: Annotated[
-        int, typer.Option(help="Number of clients that share the samples. Their updates are summed.")
-    ] = 1,
-    wire: Annotated[NumberFormat, typer.Option(help="Number format in which the update is sent.")] = "float32",
+    clients: Annotated[int, Option(help="Number of clients that share the samples. Their updates are summed.")] = 1,
+    wire: Annotated[NumberFormat, Option(help="Number format in which the update is sent.")] = "float32",
     keep: Annotated[
         float,
-        typer.Option(
-            help="Share of the entries that are sent: 0.1 sends the largest 10 % and sets the others to zero."
-        ),
+        Option(help="Share of the entries that are sent: 0.1 sends the largest 10 % and sets the others to zero."),
     ] = 1.0,
     seed: options.Seed = 0,
 ) -> None:
@@ -97,22 +65,22 @@ def simulate(
         raise OptionError(f"--data {data}: expected one of {', '.join(DATA)}")
     generator = torch.Generator().manual_seed(seed)
     batch: Batch = DATA[data](samples, generator=generator)
-    model = mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
+    model = simulation.mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
     if noise and client != "dpsgd":
         raise OptionError(f"--noise {noise:g} --client {client}: --noise is for dpsgd, --noise-multiplier for opacus")
     if noise_multiplier and client != "opacus":
         raise OptionError(f"--noise-multiplier {noise_multiplier:g} --client {client}: this option is for opacus")
     clients_by_name: dict[ClientName, Callable[[], Client]] = {
-        "fedsgd": FedSGD,
-        "fedavg": lambda: FedAvg(epochs, mini_batch, lr, momentum=momentum),
-        "dpsgd": lambda: DPSGD(clip, noise),
-        "opacus": lambda: OpacusDPSGD(clip, noise_multiplier),
+        "fedsgd": simulation.FedSGD,
+        "fedavg": lambda: simulation.FedAvg(epochs, mini_batch, lr, momentum=momentum),
+        "dpsgd": lambda: simulation.DPSGD(clip, noise),
+        "opacus": lambda: simulation.OpacusDPSGD(clip, noise_multiplier),
     }
     simulated = clients_by_name[client]()
     if clients > 1:
-        simulated = SumOfClients(simulated, clients)
+        simulated = simulation.SumOfClients(simulated, clients)
     if keep < 1:
-        simulated = simulated | TopK(keep)
+        simulated = simulated | simulation.TopK(keep)
     if wire != "float32":
         simulated = simulated | NUMBER_FORMATS[wire]
     update = simulated(model, batch, generator)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from spearpp.cli import options
 from spearpp.cli.console import BAD_INPUT, LEAK, NOT_APPLICABLE, VERDICT_STYLES, output
@@ -16,13 +17,9 @@ from spearpp.integrations.watch import Watch
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder in which update files appear.")],
-    out: Annotated[Path, typer.Option(help="Folder for the reports and for the list of audited files.")] = Path(
-        "audits"
-    ),
-    before: Annotated[
-        Path | None, typer.Option(help="Weights before training, for update files that do not contain them.")
-    ] = None,
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder in which update files appear.")],
+    out: Annotated[Path, Option(help="Folder for the reports and for the list of audited files.")] = Path("audits"),
+    before: Annotated[Path | None, Option(help="Weights before training, for files that do not contain them.")] = None,
     model: options.Model = "none",
     kind: options.Kind = "weights",
     lr: options.Rate = None,
@@ -33,14 +30,14 @@ def watch(
     memory: options.Memory = "8G",
     history: Annotated[
         int,
-        typer.Option(
+        Option(
             min=0,
             help="Number of earlier rounds to audit together with a new one. The files of each client must then be in "
             "a folder of their own, in the order of their names, and contain the weights of their round.",
         ),
     ] = 0,
-    interval: Annotated[float, typer.Option(help="Seconds between two scans of the folder.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Exit when all files in the folder are processed.")] = False,
+    interval: Annotated[float, Option(help="Seconds between two scans of the folder.")] = 2.0,
+    once: Annotated[bool, Option("--once", help="Exit when all files in the folder are processed.")] = False,
     config: options.ConfigFile = None,
     fail_on: options.FailOn = "never",
     redact: options.Redact = "none",

@@ -30,8 +30,7 @@ KAPPA = 0.1
 The bound grows with κ, so it also holds for every attacker who knows less.
 """
 DELTA = 1e-5
-"""Default δ of the composed ε, as in most work on DP-SGD. It should be well below one divided by the number of samples.
-"""
+"""Default δ of the composed ε, as in most work on DP-SGD. It should be well below 1 / (number of samples)."""
 EPSILONS = np.linspace(-20.0, 20.0, 4001)
 """Values of ε of which the best is used. Each of them gives a valid bound; the steps of 0.01 cost at most 0.5 %."""
 INTERVAL = 1e-3

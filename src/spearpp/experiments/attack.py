@@ -2,11 +2,10 @@
 
 import base64
 import math
-import operator
 import time
 import zlib
 from dataclasses import asdict, dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from spearpp.inversion.selection import Selection, inputs_at
 from spearpp.linalg.nullspace import kernel_vectors
 from spearpp.metrics import PAPER_PSNR, Score, score
 from spearpp.search import Gated, Search
-from spearpp.simulate import Batch, Cast, Client, FedSGD, LayerGradient, Quantise, TopK, linear_layers, mlp
+from spearpp.simulate import Batch, Client, FedSGD, LayerGradient, linear_layers, mlp
 from spearpp.types import Tensor
 
 WRONG_PSNR = -20 * math.log10(EXACT)
@@ -38,7 +37,6 @@ class Measurement:
     """Result of the attack on one batch. All PSNRs are in dB. The defaults describe an attack that recovers nothing."""
 
     b: int
-    """Number of samples in the batch."""
     seconds: float
     """Duration of the inversion."""
     decompose: float
@@ -52,19 +50,16 @@ class Measurement:
     recovered: int = 0
     """Number of inputs with a PSNR above the threshold."""
     certified: int = 0
-    """Number of certified inputs."""
     wrongly_certified: int = 0
     """Number of certified inputs with a PSNR below ``WRONG_PSNR`` to the true input they are matched to."""
     missed: int = 0
     """Number of inputs with a PSNR above ``PAPER_PSNR`` that were not certified."""
     mean_psnr: float = 0.0
-    """Mean PSNR of the inputs."""
     with_masks: float | None = None
     """Mean PSNR if the true activation patterns are known, an upper limit under noise; None if not measured."""
     score: float = 0.0
     """Score of the selected directions, as ``spearpp.invert`` reports it."""
     starts: int = 0
-    """Number of starts that the search used."""
     images: str | None = None
     """Original and recovered pixels as bytes, compressed with zlib and encoded as base64; None if not kept."""
 
@@ -76,7 +71,6 @@ class Attack:
 
     An attack and a seed together are a cell.
 
-    >>> from spearpp.simulate import FedSGD
     >>> done = Attack(b=4, m=60, search=Gated(), data=Source("digits")).measure(1000, torch.device("cpu"))
     >>> done["exact"], done["certified"]
     (True, 4)
@@ -86,8 +80,7 @@ class Attack:
     m: int
     search: Search = Gated()
     client: Client = FedSGD()
-    changes: tuple[TopK | Quantise | Cast, ...] = ()
-    """Changes to the update before the server receives it, in order."""
+    """What the client does, and how its update changes before the server receives it: ``FedSGD() | TopK(0.1)``."""
     data: Source = Source()
     depth: int = 3
     """Number of hidden layers, with m neurons each."""
@@ -112,15 +105,10 @@ class Attack:
         generator = torch.Generator().manual_seed(seed)
         batch = self.data.draw(self.b, generator, normalise=self.normalise)
         model = mlp(batch.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
-        client = reduce(operator.or_, self.changes, self.client)
-        return batch, linear_layers(model, client(model, batch, generator))
+        return batch, linear_layers(model, self.client(model, batch, generator))
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
-        """Simulate the client, invert its update and compare the result with the batch.
-
-        Returns:
-            The fields of ``Measurement``. They depend only on the seed, except for the durations.
-        """
+        """Simulate the client, invert its update, and return the fields of ``Measurement``."""
         batch, (seen, following, *_) = self.prepare(seed, device)
         use_next_layer = self.layers_used == 2
         began = time.perf_counter()
@@ -147,16 +135,7 @@ class Attack:
 def measurement(
     b: int, found: Inversion, compared: Score, certified: Tensor, seconds: float, stopped: str
 ) -> Measurement:
-    """Return what one attack recovered, compared with the truth.
-
-    Args:
-        b: number of samples of the client.
-        found: the inversion.
-        compared: the score of its inputs.
-        certified: whether each input is certified, (k,).
-        seconds: duration of the attack.
-        stopped: why the search stopped.
-    """
+    """Return what one attack recovered, compared with the truth. ``certified`` says it for each input, (k,)."""
     psnr = torch.zeros(len(certified))  # of each recovered input to the true input that it is matched to, or 0
     matched = compared.assignment >= 0
     psnr[compared.assignment[matched]] = compared.psnr[matched].float()
@@ -178,17 +157,10 @@ def measurement(
 
 
 def with_true_masks(seen: LayerGradient, batch: Batch) -> Tensor:
-    """Recover the inputs with the true activation patterns known.
+    """Recover the inputs, (b, n), with the true activation patterns of the first layer known.
 
     Each direction is the null vector of those rows of the gradient's left factor whose neurons the true input does not
     activate. Under noise, this is an upper limit for what a search can reach.
-
-    Args:
-        seen: gradients and weights of the first layer.
-        batch: the client's batch.
-
-    Returns:
-        The recovered inputs, (b, n).
     """
     if seen.bias is None:
         raise OptionError("the layer has no bias, so the scale of its inputs is unknown")

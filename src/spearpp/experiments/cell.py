@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy
 import scipy
@@ -26,6 +26,7 @@ from spearpp.search.gated.descent import Effort
 from spearpp.search.losses import L1, LogCosh, NegativeL4
 from spearpp.search.rounding import NoRounding, SamplingRounding
 from spearpp.simulate import DPSGD, Cast, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
+from spearpp.simulate.clients import Changed
 
 FIRST_SEED = 1000
 """Seed of the first cell of a setting. Any fixed number would do; stored results depend on it."""
@@ -34,7 +35,7 @@ KINDS: dict[str, type] = {
     for kind in (
         *(L1, LogCosh, NegativeL4, NoRounding, SamplingRounding),
         *(RiemannianAdam, ProjectedGradient, KernelSampling, Gated, Effort),
-        *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, SumOfClients, TopK, Quantise, Cast),
+        *(FedSGD, FedAvg, DPSGD, OpacusDPSGD, SumOfClients, Changed, TopK, Quantise, Cast),
     )
 }
 """Classes that can be encoded and decoded, by name. ``register`` adds more."""
@@ -48,7 +49,6 @@ MEASURING = tuple(f"experiments/{name}.py" for name in ("attack", "rounds", "sou
 """Files of ``experiments`` that a measurement runs."""
 
 
-@runtime_checkable
 class Setting(Protocol):
     """What can be measured: a frozen dataclass that is registered with the codec."""
 
@@ -104,13 +104,8 @@ def register(kind: type) -> type:
 def encode(value: object) -> Any:
     """Encode an object as JSON values: its fields, and the name of its class under ``type``.
 
-    Fields that only say where a file is (``metadata={"place": True}``) are left out.
-
-    Args:
-        value: an object of a class in ``KINDS``, a list or tuple, a dtype or a JSON value.
-
-    Raises:
-        OptionError: if the value cannot be encoded.
+    The object has a class in ``KINDS``, or is a list or tuple, a dtype or a JSON value. Fields that only say where a
+    file is (``metadata={"place": True}``) are left out.
 
     >>> encode(LogCosh(0.5))
     {'type': 'LogCosh', 'mu': 0.5}
@@ -136,9 +131,6 @@ def encode(value: object) -> Any:
 
 def decode(value: Any) -> Any:
     """Create the object that JSON or TOML values in the form of ``encode`` describe.
-
-    Raises:
-        OptionError: if the class is not in ``KINDS`` or does not accept the fields.
 
     >>> decode({"type": "RiemannianAdam", "loss": {"type": "LogCosh", "mu": 0.5}}).loss
     LogCosh(mu=0.5)

@@ -8,12 +8,11 @@ from typing import Any
 from spearpp.errors import OptionError
 from spearpp.experiments.attack import Attack
 from spearpp.experiments.rounds import RoundsAttack
-from spearpp.experiments.source import Source
-from spearpp.experiments.training import Training
 from spearpp.metrics import PAPER_NOISY_PSNR, PAPER_PSNR
-from spearpp.search import Gated, Search
 from spearpp.simulate import DPSGD, Client, FedAvg, FedSGD, OpacusDPSGD, Quantise, SumOfClients, TopK
 
+LAYERS_USED = 2
+"""Number of layers whose gradients the attack on one update uses."""
 FULL_BITS = 32
 """Bits of a float32 entry, which is sent without quantisation."""
 CLIP = 2.0
@@ -54,8 +53,6 @@ class Defence:
     """Number of rounds of the same client, with the same samples, that are inverted together; None for one update."""
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.width, self.steps, self.clients, self.mini_batch or 1, self.rounds or 1) < 1:
-            raise OptionError("batch, width, steps, clients, mini-batch and rounds must each be at least 1")
         if self.rounds is not None and self.clients > 1:
             raise OptionError("the rounds of one client are joined, not those of a sum: leave out clients or rounds")
         if not 0 <= self.noise < math.inf or not 0 < self.keep <= 1:
@@ -74,55 +71,29 @@ class Defence:
 
     @property
     def client(self) -> Client:
-        """The simulated client, or the sum of several clients."""
+        """The simulated client, or the sum of several clients, with the changes to the update that is sent."""
         one: Client = FedSGD()
         if self.local:
             one = FedAvg(self.steps, self.mini_batch or self.batch, self.lr or RATE)
         elif self.noise or self.clip:
             one = DPSGD(self.clip or CLIP, self.noise)
-        return SumOfClients(one, self.clients) if self.clients > 1 else one
+        sent = SumOfClients(one, self.clients) if self.clients > 1 else one
+        if self.keep < 1:
+            sent = sent | TopK(self.keep)
+        return sent | Quantise(self.bits) if self.bits < FULL_BITS else sent
 
-    @property
-    def changes(self) -> tuple[TopK | Quantise, ...]:
-        """Changes to the update before the server receives it."""
-        pruned: tuple[TopK | Quantise, ...] = (TopK(self.keep),) if self.keep < 1 else ()
-        return pruned + ((Quantise(self.bits),) if self.bits < FULL_BITS else ())
-
-    def attack(
-        self, *, data: Source, search: Search | None = None, layers_used: int = 2, threshold: float = PAPER_PSNR
-    ) -> Attack | RoundsAttack:
-        """Return the setting that measures how many inputs are recovered under this defence."""
-        shared: dict[str, Any] = {
-            "m": self.width,
-            "search": search or Gated(),
-            "client": self.client,
-            "changes": self.changes,
-            "data": data,
-            "threshold": threshold,
-        }
+    def attack(self, **options: Any) -> Attack | RoundsAttack:
+        """Return the setting that measures how many inputs are recovered. The options are those of both attacks."""
+        options |= {"m": self.width, "client": self.client}
         if self.rounds is not None:
-            return RoundsAttack(b=self.batch, rounds=self.rounds, **shared)
-        return Attack(b=self.batch * self.clients, layers_used=layers_used, **shared)
-
-    def training(self, *, data: Source, rounds: int, train: int, test: int) -> Training:
-        """Return the setting that measures the accuracy of training with this defence."""
-        return Training(
-            b=self.batch * self.clients,
-            m=self.width,
-            client=self.client,
-            changes=self.changes,
-            data=data,
-            rounds=rounds,
-            train=train,
-            test=test,
-        )
+            return RoundsAttack(b=self.batch, rounds=self.rounds, **options)
+        return Attack(b=self.batch * self.clients, layers_used=LAYERS_USED, **options)
 
     def epsilon(self, *, rounds: int, train: int) -> float | None:
         """Return ε of a training run at δ = 1/train from Opacus' privacy accountant; None without noise.
 
         Noise σ on the mean of b samples is a noise multiplier of σ b / C. Each round samples b of ``train`` samples. If
-        the rounds of one client are inverted together, ε is composed over these rounds, and every sample takes part in
-        each of them.
+        the rounds of one client are inverted together, ε is composed over them, and every sample takes part in each.
         """
         if not self.noise:
             return None
@@ -151,18 +122,12 @@ class Axis:
     """Whether the parameter takes only whole numbers."""
     threshold: float = PAPER_NOISY_PSNR
     """PSNR in dB above which an input counts as recovered. ``PAPER_PSNR`` if the defence does not change the gradient
-    of a sample, so that recovery is either exact or fails. ``PAPER_NOISY_PSNR`` if the defence adds an error to the
-    update."""
+    of a sample, so that recovery is either exact or fails. ``PAPER_NOISY_PSNR`` if it adds an error to the update."""
 
     @property
     def rising(self) -> bool:
         """Whether larger values are a stronger defence."""
         return self.strong > self.weak
-
-    @property
-    def sign(self) -> str:
-        """The sign between the symbol and the value from which on the defence works."""
-        return "≥" if self.rising else "≤"
 
     def at(self, share: float) -> float:
         """Return the value at a share of the way from weak to strong, on a logarithmic scale.
@@ -196,17 +161,13 @@ class Axis:
     def parse(cls, text: str) -> "tuple[Axis, list[float] | None]":
         """Parse a command-line argument: a parameter, and its values if they are given.
 
-        Raises:
-            OptionError: if there is no such parameter, or a value is not valid.
-
         >>> Axis.parse("bits=4,8")[1]
         [4.0, 8.0]
         """
         name, equals, numbers = text.partition("=")
         if name not in AXES:
-            raise OptionError(
-                f"--axis {text}: expected one of {', '.join(AXES)}, optionally with values as in bits=4,8"
-            )
+            names = ", ".join(AXES)
+            raise OptionError(f"--axis {text}: expected one of {names}, optionally with values as in bits=4,8")
         if not equals:
             return AXES[name], None
         try:

@@ -49,8 +49,7 @@ class Engine(Protocol):
 def measure(cell: Cell, device: str) -> Done:
     """Measure a cell, in a worker process.
 
-    Each process uses one thread. Results therefore do not depend on the number of processes, and the processes share
-    the cores evenly.
+    Each process uses one thread, so results do not depend on the number of processes, which share the cores evenly.
     """
     torch.set_num_threads(1)
     on = torch.device(device)
@@ -81,11 +80,7 @@ def run(
 
     An interrupted run loses only the cells that are being measured. Call ``run`` again to continue.
 
-    Args:
-        cells: all cells of the experiment.
-        store: where results are kept.
-        engine: measures the cells.
-        progress: called at the start and after every cell.
+    ``progress`` is called at the start and after every cell.
 
     Returns:
         The cells that failed. They are not stored, so the next run tries them again.

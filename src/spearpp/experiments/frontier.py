@@ -10,6 +10,7 @@ from spearpp.experiments.defence import AXES, CLIP, RATE, Axis, Defence
 from spearpp.experiments.intervals import Interval, mean, wilson
 from spearpp.experiments.source import Source
 from spearpp.experiments.store import Store, Stored
+from spearpp.experiments.training import Training
 from spearpp.metrics import PAPER_PSNR
 from spearpp.search import Gated, Search
 
@@ -30,34 +31,21 @@ class Plan:
 
     data: Source = Source()
     search: Search = Gated(starts=2048)
-    layers_used: int = 2
-    """Number of layers whose gradients the attack uses, 1 or 2."""
     seeds: int = 20
     """Number of batches."""
     trainings: int = 3
     """Number of training runs; 0 measures no accuracy."""
     rounds: int = 60
     """Number of rounds of a training run."""
-    train: int = 1000
-    """Number of training samples."""
-    test: int = 500
-    """Number of test samples."""
     threshold: float | None = None
     """PSNR in dB above which an input counts as recovered; None takes the threshold of the axis."""
     level: float = 0.0
     """A defence stops recovery if at most this share of the batches leaks an input."""
 
-    def __post_init__(self) -> None:
-        if self.seeds < 1 or self.trainings < 0 or not 0 <= self.level < 1:
-            raise OptionError(
-                f"seeds={self.seeds}, trainings={self.trainings}, level={self.level}: "
-                "expected at least one seed, no negative number of trainings, and a level in [0, 1)"
-            )
-
 
 @dataclass(frozen=True)
 class Point:
-    """A defence with its measured numbers."""
+    """A defence with its measured numbers, and the Git commits and devices that measured it."""
 
     defence: Defence
     threshold: float
@@ -70,15 +58,12 @@ class Point:
     psnr: float
     """Mean PSNR over all inputs, in dB."""
     seeds: int
-    """Number of batches that were measured."""
     accuracy: Interval | None
     """Accuracy of the training runs; None if not measured."""
     epsilon: float | None
     """ε of a training run, or of the rounds that are inverted together; None without noise."""
     commits: frozenset[str]
-    """Git commits that measured the point."""
     devices: frozenset[str]
-    """Devices that measured the point."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +94,7 @@ def measure_line(
     Without given values, find the value at which recovery stops. The first round then measures five values over the
     whole range. Each further round measures three values between the strongest value that leaks and the weakest value
     from which on recovery stops. The search ends when the two differ by less than ``RESOLUTION``, or by 1 for whole
-    numbers.
-
-    Args:
-        axis: the parameter.
-        values: the values to measure; None searches.
-        defence: values of all other parameters.
-        plan: how to measure a point.
-        store: where the results are.
-        measure: measures missing cells.
+    numbers. ``defence`` holds the values of all other parameters.
     """
     wanted = [axis.weak, *axis.between(axis.weak, axis.strong, FIRST_VALUES - 2), axis.strong]
     wanted = wanted if values is None else sorted(set(values), reverse=not axis.rising)
@@ -141,12 +118,9 @@ def measure_line(
 def evaluate(defences: Sequence[Defence], axis: Axis, plan: Plan, store: Store, measure: Measure) -> list[Point]:
     """Measure the points of several defences, all their cells in one call, so that they run in parallel."""
     threshold = axis.threshold if plan.threshold is None else plan.threshold
-    attacks = [
-        each.attack(data=plan.data, search=plan.search, layers_used=plan.layers_used, threshold=threshold)
-        for each in defences
-    ]
+    attacks = [each.attack(data=plan.data, search=plan.search, threshold=threshold) for each in defences]
     trainings = [
-        each.training(data=plan.data, rounds=plan.rounds, train=plan.train, test=plan.test) for each in defences
+        Training(each.batch * each.clients, each.width, each.client, plan.data, rounds=plan.rounds) for each in defences
     ]
     wanted = [cell for each in attacks for cell in cells_of(each, plan.seeds)]
     wanted += [cell for each in trainings for cell in cells_of(each, plan.trainings)]
@@ -161,25 +135,27 @@ def sentence(found: Line) -> str:
     """Return the result as one sentence, without a full stop."""
     first, axis, plan = found.points[0], found.axis, found.plan
     what = "exact recovery" if first.threshold >= PAPER_PSNR else f"recovery to {first.threshold:g} dB"
-    shown = first.defence
-    fixed = [f"b={shown.batch}" if axis.name != "batch" else "", f"m={shown.width}" if axis.name != "width" else ""]
-    fixed += [f"{each.symbol}={each.of(shown):g}" for each in _active(shown) if each.name != axis.name]
+    shown, plain = first.defence, Defence()
+    fixed = []
+    for each in AXES.values():
+        differs = getattr(shown, each.name) != getattr(plain, each.name)
+        if each.name != axis.name and (differs or each.name in ("batch", "width")):
+            fixed.append(f"{each.symbol}={each.of(shown):g}")
     fixed += [f"C={CLIP:g}"] if shown.noise and shown.clip is None else []
     fixed += [f"learning rate={RATE:g}"] if axis.name == "steps" and shown.lr is None else []
-    where = "at " + ", ".join(each for each in fixed if each)
+    where = "at " + ", ".join(fixed)
     if found.stop is None:
         last = found.points[-1]
-        return (
-            f"{where} {what} does not stop {'up' if axis.rising else 'down'} to {axis.symbol} = "
-            f"{axis.of(last.defence):g}: "
-            f"{last.any.value:.0%} of {last.seeds} batches still leak an input"
-        )
+        end = f"{'up' if axis.rising else 'down'} to {axis.symbol} = {axis.of(last.defence):g}"
+        leaks = f"{last.any.value:.0%} of {last.seeds} batches still leak an input"
+        return f"{where} {what} does not stop {end}: {leaks}"
     stop = found.stop
-    text = f"{where} {what} stops at {axis.symbol} {axis.sign} {axis.of(stop.defence):g}"
+    text = f"{where} {what} stops at {axis.symbol} {'≥' if axis.rising else '≤'} {axis.of(stop.defence):g}"
     leaks = f"{round(stop.any.value * stop.seeds)} of {stop.seeds} batches leak an input"
     text += f" ({leaks}, at most {stop.any.high:.0%} with 95 % confidence)"
     if stop.epsilon is not None:
-        text += f", ε = {stop.epsilon:.3g} for {_rounds(stop.defence.rounds or plan.rounds)}"
+        rounds = stop.defence.rounds or plan.rounds
+        text += f", ε = {stop.epsilon:.3g} for {rounds} round{'s' if rounds > 1 else ''}"
     if stop.accuracy is not None and found.undefended is not None and found.undefended.accuracy is not None:
         text += f", {_cost(found.undefended.accuracy, stop.accuracy, plan)}"
     elif stop.accuracy is not None:
@@ -187,17 +163,10 @@ def sentence(found: Line) -> str:
     return text
 
 
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
-
-
 def _cost(free: Interval, stopped: Interval, plan: Plan) -> str:
     """Return what a defence costs in accuracy, or that the training runs do not show it.
 
-    Args:
-        free: accuracy without the defence.
-        stopped: accuracy with the defence.
-        plan: what was measured.
+    ``free`` is the accuracy without the defence, and ``stopped`` the accuracy with it.
 
     >>> from spearpp.experiments.intervals import mean
     >>> _cost(mean([0.80, 0.81, 0.82]), mean([0.70, 0.71, 0.72]), Plan(Source("digits")))
@@ -208,18 +177,8 @@ def _cost(free: Interval, stopped: Interval, plan: Plan) -> str:
     change = f"({free.value:.0%} to {stopped.value:.0%})"
     if free.low > stopped.high:  # False if an interval is unknown
         return f"costing {100 * (free.value - stopped.value):.1f} points of accuracy {change}"
-    runs = "1 training run" if plan.trainings == 1 else f"{plan.trainings} training runs"
+    runs = f"{plan.trainings} training run{'s' if plan.trainings > 1 else ''}"
     return f"the cost in accuracy is not measurable with {runs} of {plan.rounds} rounds {change}"
-
-
-def _active(defence: Defence) -> list[Axis]:
-    """Return the parameters that differ from those of an undefended client."""
-    plain = Defence()
-    return [
-        axis
-        for axis in AXES.values()
-        if axis.name not in ("batch", "width") and getattr(defence, axis.name) != getattr(plain, axis.name)
-    ]
 
 
 def _stop(points: Sequence[Point], level: float) -> int | None:
@@ -243,8 +202,8 @@ def _point(defence: Defence, threshold: float, batches: list[Stored], trained: l
         inputs=sum(recovered) / sum(each["b"] for each in attacks),
         psnr=statistics.fmean(each["mean_psnr"] for each in attacks),
         seeds=len(attacks),
-        accuracy=mean([each["accuracy"] for each in runs]).within(0, 1) if runs else None,
-        epsilon=defence.epsilon(rounds=plan.rounds, train=plan.train),
+        accuracy=mean([each["accuracy"] for each in runs], 0, 1) if runs else None,
+        epsilon=defence.epsilon(rounds=plan.rounds, train=Training.train),
         commits=frozenset(each.commit for each in batches + trained),
         devices=frozenset(each.versions.get("device", "") for each in batches + trained) - {""},
     )

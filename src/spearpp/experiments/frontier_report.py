@@ -1,6 +1,5 @@
-"""Renders frontiers: a sentence, a table and a plot, as Markdown, HTML and JSON."""
+"""Renders frontiers: a sentence, a table and a plot for each, and JSON."""
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,9 +7,11 @@ from typing import Any
 
 from spearpp.auditing.document import plain
 from spearpp.experiments.cell import code_version
+from spearpp.experiments.defence import LAYERS_USED
 from spearpp.experiments.frontier import Line, Point, sentence
 from spearpp.experiments.intervals import Interval
-from spearpp.experiments.rendering import Cells, document, html_table, markdown_table, share
+from spearpp.experiments.rendering import Cells, Figure, Page, Section, share
+from spearpp.experiments.training import Training
 from spearpp.plotting import Axis, ReferenceLine, Series, draw
 from spearpp.plotting import Point as Marker
 
@@ -26,7 +27,7 @@ def headline(found: Line) -> str:
     return sentence(found).split(" (")[0].split(":")[0]
 
 
-def plot(found: Line) -> str:
+def _plot(found: Line) -> str:
     """Plot the shares of batches that leak and the accuracy over the parameter, as SVG."""
     axis = found.axis
     series = [
@@ -37,11 +38,11 @@ def plot(found: Line) -> str:
         series.append(Series("accuracy of the training run", _markers(found, "accuracy")))
     baseline = None if found.undefended is None else found.undefended.accuracy
     marks = [] if baseline is None else [ReferenceLine(baseline.value, "accuracy without this defence")]
-    shares = Axis("share", least=0, most=1)
-    return draw(headline(found), Axis(axis.symbol, logarithmic=True), shares, series, reference_lines=marks)
+    x, y = Axis(axis.symbol, logarithmic=True), Axis("share", least=0, most=1)
+    return draw(headline(found), x, y, series, reference_lines=marks)
 
 
-def boundary(found: Sequence[Line], along: str) -> str | None:
+def _boundary(found: Sequence[Line], along: str) -> str | None:
     """Plot the value at which recovery stops over a second parameter, as SVG; None if fewer than two lines stop."""
     stops = [
         Marker(float(getattr(each.points[0].defence, along)), each.axis.of(each.stop.defence))
@@ -51,47 +52,37 @@ def boundary(found: Sequence[Line], along: str) -> str | None:
     if len(stops) < 2:
         return None
     symbol = found[0].axis.symbol
-    title = f"Where recovery stops: {symbol} over {along}"
-    return draw(
-        title, Axis(along, logarithmic=True), Axis(symbol, logarithmic=True), [Series("recovery stops", tuple(stops))]
-    )
+    x, y = Axis(along, logarithmic=True), Axis(symbol, logarithmic=True)
+    return draw(f"Where recovery stops: {symbol} over {along}", x, y, [Series("recovery stops", tuple(stops))])
 
 
-def markdown(found: Sequence[Line]) -> str:
-    """Return all frontiers as a Markdown page."""
-    parts = ["# What stops recovery"]
-    for each in found:
-        parts += [f"**{sentence(each)}.**", markdown_table(lines(each))]
-    return "\n\n".join([*parts, *notes(found)]) + "\n"
+def page(found: Sequence[Line], name: str, second_axis: str | None = None) -> Page:
+    """Return the page of all frontiers. ``name`` is that of its files, without an ending.
+
+    If several frontiers were measured for values of a second axis, a further plot shows where recovery stops over it.
+    """
+    sections = []
+    for index, each in enumerate(found):
+        file = f"{name}-{index}.svg" if len(found) > 1 else f"{name}.svg"
+        sections.append(Section(lines(each), sentence=f"{sentence(each)}.", plot=Figure(file, _plot(each))))
+    below = _boundary(found, second_axis) if second_axis else None
+    return Page("What stops recovery", sections, [Figure(f"{name}.svg", below)] if below else [], _notes(found))
 
 
-def page(found: Sequence[Line], extra: Sequence[str] = ()) -> str:
-    """Return all frontiers as one self-contained HTML page. ``extra`` are further plots."""
-    body = ""
-    for each in found:
-        body += f"<p><b>{html.escape(sentence(each))}.</b></p>{plot(each)}{html_table(lines(each))}"
-    body += "".join(extra) + "".join(f"<p>{html.escape(note)}</p>" for note in notes(found))
-    return document("What stops recovery", body)
-
-
-def notes(found: Sequence[Line]) -> list[str]:
+def _notes(found: Sequence[Line]) -> list[str]:
     """Return the notes: data, search, training runs, code version and devices."""
     plan = found[0].plan
     text = (
         f"Data: {plan.data.kind}. {plan.seeds} batches for each point. The search uses at most {plan.search.starts:,} "
-        f"starts and the gradients of {'two layers' if plan.layers_used == 2 else 'one layer'}. "
+        "starts and the gradients of two layers. "
         "A defence is not proven safe if nothing was recovered: a stronger search may recover more."
     )
     if plan.trainings:
-        text += (
-            f" Accuracy: {plan.trainings} training runs of {plan.rounds} rounds on {plan.train:,} samples, tested on "
-            f"{plan.test:,} samples. ε is the privacy budget of one training run."
-        )
+        text += f" Accuracy: {plan.trainings} training runs of {plan.rounds} rounds on {Training.train:,} samples, "
+        text += f"tested on {Training.test:,} samples. ε is the privacy budget of one training run."
     if any(point.defence.rounds for each in found for point in each.points):
-        text += (
-            " Rounds: a client with the same samples in every round and one hidden layer; ε is composed over the rounds"
-            " that are inverted together."
-        )
+        text += " Rounds: a client with the same samples in every round and one hidden layer; ε is composed over the "
+        text += "rounds that are inverted together."
     where = f", on {', '.join(_all(found, 'devices'))}" if _all(found, "devices") else ""
     return [text, f"Measured with spearpp {code_version()}, commit {', '.join(_all(found, 'commits'))}{where}."]
 
@@ -110,7 +101,7 @@ def as_json(found: Sequence[Line]) -> Any:
                 "undefended_accuracy": asdict(each.undefended)["accuracy"] if each.undefended else None,
                 "data": each.plan.data.kind,
                 "starts": each.plan.search.starts,
-                "layers_used": each.plan.layers_used,
+                "layers_used": LAYERS_USED,
                 "points": [
                     {name: value for name, value in asdict(point).items() if name not in ("commits", "devices")}
                     for point in each.points

@@ -14,16 +14,6 @@ class Interval:
     low: float
     high: float
 
-    def within(self, least: float, most: float) -> "Interval":
-        """Clip the ends to a range. A share, for example, cannot be negative.
-
-        >>> Interval(0.2, -0.1, 0.5).within(0, 1)
-        Interval(value=0.2, low=0, high=0.5)
-        """
-        if math.isnan(self.low):
-            return self
-        return Interval(self.value, max(self.low, least), min(self.high, most))
-
 
 def wilson(hits: int, trials: int) -> Interval:
     """Return the share of hits with the Wilson score interval, which is also valid for shares of 0 and 1.
@@ -38,18 +28,18 @@ def wilson(hits: int, trials: int) -> Interval:
     return Interval(hits / trials, float(low), float(high))
 
 
-def mean(values: Sequence[float]) -> Interval:
+def mean(values: Sequence[float], least: float = -math.inf, most: float = math.inf) -> Interval:
     """Return the mean with the interval of Student's t distribution; the ends are nan for a single value.
 
-    >>> mean([1.0, 3.0]).value
-    2.0
+    All values are within ``least`` and ``most``, so the interval is too.
+
+    >>> mean([0.0, 0.5], least=0.0)
+    Interval(value=0.25, low=0.0, high=3.426551184...)
     """
     from scipy.special import stdtrit
 
-    if not values:
-        raise ValueError("the mean needs at least one value")
     centre, count = statistics.fmean(values), len(values)
     if count < 2:
         return Interval(centre, math.nan, math.nan)
     half = float(stdtrit(count - 1, 0.975)) * statistics.stdev(values) / math.sqrt(count)
-    return Interval(centre, centre - half, centre + half)
+    return Interval(centre, max(centre - half, least), min(centre + half, most))

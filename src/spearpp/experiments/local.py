@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait as wait_for
 from multiprocessing.synchronize import Event
 
@@ -26,7 +26,7 @@ POLL_SECONDS = 0.2
 """How often a worker process checks whether to stop. Design choice: not noticeable to a user, and no load."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Local:
     """Runs each cell in one process. Processes are spawned, not forked.
 
@@ -37,12 +37,11 @@ class Local:
     devices: tuple[str, ...] = ("cpu",)
     workers: int = 1
     """Number of processes for each device."""
-    _processes: list["_Process"] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Kept between runs, because a process takes seconds to start."""
 
     def __post_init__(self) -> None:
         if self.workers < 1 or not self.devices:
             raise OptionError(f"devices={self.devices}, workers={self.workers}: at least one of each is needed")
+        self._processes: list[_Process] = []  # kept between runs, because a process takes seconds to start
 
     @classmethod
     def here(cls, device: str | None = None, workers: int | None = None) -> "Local":
@@ -52,13 +51,12 @@ class Local:
             device: name of a torch device; None takes all GPUs, or the CPU if there is none.
             workers: processes for each device; None takes one for a GPU, and one for each core of the CPU.
         """
-        if device is None:
-            count = torch.cuda.device_count()
-            devices = tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
-        else:
-            devices = (str(_checked(device)),)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return cls(devices, workers if workers is not None else cores if devices == ("cpu",) else 1)
+        gpus = tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+        devices = gpus or ("cpu",) if device is None else (str(named_device(device)),)
+        if workers is None:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            workers = cores if devices == ("cpu",) else 1
+        return cls(devices, workers)
 
     def run(self, cells: Sequence[Cell]) -> Generator[Outcome, None, None]:
         """Measure the cells. Each process takes the next cell when it is free."""
@@ -70,7 +68,7 @@ class Local:
             while waiting or running:
                 while waiting and free:
                     process, (cell, attempt) = free.popleft(), waiting.popleft()
-                    running[process.submit(cell)] = process, cell, attempt
+                    running[process.pool.submit(measure, cell, process.device)] = process, cell, attempt
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     process, cell, attempt = running.pop(future)
                     free.append(process)
@@ -80,7 +78,8 @@ class Local:
                     elif not isinstance(error, BrokenProcessPool):
                         yield Failed(cell, worded(error))
                     else:
-                        process.restart()
+                        process.pool.shutdown(wait=False, cancel_futures=True)
+                        process.start()
                         if attempt < ATTEMPTS:
                             waiting.appendleft((cell, attempt + 1))
                         else:
@@ -102,21 +101,13 @@ class _Process:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the process, also after an earlier one died."""
         spawn = multiprocessing.get_context("spawn")
         self.stopping = spawn.Event()
         self.pool = ProcessPoolExecutor(1, spawn, initializer=_initialise, initargs=(self.stopping,))
-
-    def restart(self) -> None:
-        """Start a new process after the old one died."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
-        self._start()
-
-    def submit(self, cell: Cell) -> Future[Done]:
-        """Measure a cell."""
-        return self.pool.submit(measure, cell, self.device)
 
 
 def _initialise(stopping: Event) -> None:
@@ -134,11 +125,14 @@ def _exit_with_parent(stopping: Event) -> None:
     os._exit(1)
 
 
-def _checked(device: str) -> torch.device:
+def named_device(name: str, others: str = "") -> torch.device:
+    """Return the device with this name. ``others`` is what else the option accepts, for the error message."""
     try:
-        found = torch.device(device)
-        if found.type == "cuda" and not (found.index or 0) < torch.cuda.device_count():
-            raise OptionError(f"--device {device}: torch finds {torch.cuda.device_count()} CUDA devices here")
-    except RuntimeError as error:
-        raise OptionError(f"--device {device}: expected cpu, cuda or cuda:0") from error
-    return found
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise OptionError(f"--device {name}: expected {others}cpu, cuda or cuda:0")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise OptionError(f"--device {name}: torch finds {torch.cuda.device_count()} CUDA devices here")
+    return device

@@ -5,7 +5,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from spearpp.errors import OptionError, SpearError, needs
@@ -20,7 +20,7 @@ CONNECT_SECONDS = 10.0
 """Longest time to wait for a cluster to accept a connection. Ray itself would try for minutes."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ray:
     """Runs each cell as a Ray task.
 
@@ -34,10 +34,9 @@ class Ray:
     """Address of a running cluster ("auto", "host:6379", "ray://host:10001"); None starts Ray on this machine."""
     gpus: float = 0.0
     """Number of GPUs for each cell, beside one CPU. With a fraction, several cells share one GPU."""
-    _started: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
-    """Not empty if this object started or joined the cluster. (A list, because the dataclass is frozen.)"""
 
     def __post_init__(self) -> None:
+        self._started = False  # whether this object started or joined the cluster
         if self.gpus < 0:
             raise OptionError(f"gpus={self.gpus}: expected 0 or more")
 
@@ -46,7 +45,7 @@ class Ray:
         ray = _ray()
         if not ray.is_initialized():
             _connect(ray, self.address)
-            self._started.append(True)
+            self._started = True
         task = ray.remote(_task).options(num_cpus=1, num_gpus=self.gpus, max_retries=RETRIES)
         waiting = deque(cells)
         running: dict[Any, Cell] = {}
@@ -65,16 +64,16 @@ class Ray:
     def close(self) -> None:
         """Leave the cluster, and stop it if this object started it."""
         if self._started:
-            self._started.clear()
+            self._started = False
             _ray().shutdown()
 
     def _slots(self, ray: Any) -> int:
         """Return the number of cells that the cluster can run at the same time, including nodes that joined later."""
         resources = ray.cluster_resources()
         cpus, gpus = resources.get("CPU", 0.0), resources.get("GPU", 0.0)
-        slots = min(cpus, gpus / self.gpus) if self.gpus else cpus
-        if slots < 1 and not cpus:
+        if not cpus:
             raise SpearError("the Ray cluster has no CPUs: all its nodes are gone")
+        slots = min(cpus, gpus / self.gpus) if self.gpus else cpus
         if slots < 1:
             needed = f"a cell needs one CPU and {self.gpus:g} GPUs"
             raise OptionError(f"{needed}, but the Ray cluster has {cpus:g} CPUs and {gpus:g} GPUs")
@@ -82,7 +81,6 @@ class Ray:
 
 
 def _task(cell: Cell) -> Done:
-    """Measure a cell in a Ray worker."""
     return measure(cell, "cuda" if _ray().get_gpu_ids() else "cpu")
 
 

@@ -1,9 +1,8 @@
-"""Renders the tables and figures of results: for the console, as Markdown, HTML, SVG plots and PNG pictures."""
+"""Renders the tables and figures of experiments: for the console, as Markdown, HTML, SVG plots and PNG pictures."""
 
-import html
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,27 +12,65 @@ from spearpp.experiments.intervals import Interval
 from spearpp.experiments.reproduce import Reproduction, Result
 from spearpp.experiments.store import Store
 from spearpp.experiments.table import Table
-from spearpp.pictures import guess_shape, png
+from spearpp.pictures import data_uri, guess_shape, png
 from spearpp.plotting import Axis, Point, Series, draw
+from spearpp.report.html import template
 from spearpp.types import Float, Tensor
 
 Cells = tuple[tuple[str, str], ...]
 """One row of a table: the name of each column with its text. All rows of a table have the same columns."""
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;font-size:14px}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:right}
-td:first-child,th:first-child{text-align:left}tr.ours{background:#eef5fb}img,svg{max-width:100%;height:auto}
-@media(prefers-color-scheme:dark){body{background:#181818;color:#ddd}tr.ours{background:#1d2a36}
-td,th{border-color:#444}svg{background:#fff}}"""
 IMAGES_PER_LINE = 21
 """Images in a line of a contact sheet. The 210 images of Figure 1 fill ten lines."""
 
 
-def lines(reproduction: Reproduction) -> list[Cells]:
-    """Return all rows of the table."""
-    return [_line(each) for each in reproduction.results]
+@dataclass(frozen=True)
+class Figure:
+    """A plot as SVG or a picture as PNG, with the name of its file."""
+
+    file: str
+    content: str | bytes
+    caption: str = ""
+
+    @property
+    def source(self) -> str:
+        """The picture as a data URI, or an empty string for a plot."""
+        return "" if isinstance(self.content, str) else data_uri(self.content)
 
 
-def notes(reproduction: Reproduction) -> list[str]:
+@dataclass(frozen=True)
+class Section:
+    """A table, with a sentence and a plot above it."""
+
+    rows: Sequence[Cells]
+    ours: Collection[int] = ()
+    """Indices of the rows to highlight."""
+    sentence: str = ""
+    plot: Figure | None = None
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is written about an experiment: tables, then figures, then notes."""
+
+    title: str
+    sections: Sequence[Section]
+    figures: Sequence[Figure]
+    notes: Sequence[str]
+
+    def markdown(self) -> str:
+        """Return the sentences, tables and notes in Markdown."""
+        parts = [f"# {self.title}"]
+        for each in self.sections:
+            parts += [f"**{each.sentence}**"] if each.sentence else []
+            parts.append(markdown_table(each.rows))
+        return "\n\n".join([*parts, *self.notes]) + "\n"
+
+    def html(self) -> str:
+        """Return one self-contained HTML page."""
+        return template("experiment.html").render(page=self)
+
+
+def _notes(reproduction: Reproduction) -> list[str]:
     """Return the notes below the table: threshold, data, code version, device, and what is missing."""
     table = reproduction.table
     thresholds = ", ".join(f"{each:g}" for each in sorted({row.setting.threshold for row in table.rows}))
@@ -53,29 +90,20 @@ def notes(reproduction: Reproduction) -> list[str]:
     if missing:
         batches = "batch is" if missing == 1 else "batches are"
         texts.append(f"{missing} {batches} not measured yet: run the same command again to continue.")
+    for name in dict.fromkeys(each.row.name for each in reproduction.results) if table.growth else ():
+        factor = _growth_factor(reproduction, name)
+        if factor is not None:
+            texts.append(f"{name}: the median number of draws or starts grows by a factor of {factor:.2f} per sample.")
     if reproduction.stale:
         texts.append(f"The store has {reproduction.stale} batches of other code versions, which are not used.")
     return texts
 
 
-def markdown(reproduction: Reproduction) -> str:
-    """Return the table as a Markdown page."""
-    title = f"# {reproduction.table.name}: {reproduction.table.title}"
-    return "\n\n".join([title, markdown_table(lines(reproduction)), *notes(reproduction)]) + "\n"
-
-
-def page(reproduction: Reproduction, figures: Sequence[str] = ()) -> str:
-    """Return the table as one self-contained HTML page.
-
-    Args:
-        reproduction: the table.
-        figures: svg or img elements to show below the table.
-    """
-    ours = [result.row.ours for result in reproduction.results]
-    table = html_table(lines(reproduction), ours)
-    title = html.escape(f"{reproduction.table.name}: {reproduction.table.title}")
-    below = "".join(f"<p>{html.escape(each)}</p>" for each in notes(reproduction))
-    return document(title, f"{table}{below}{''.join(figures)}")
+def page(reproduction: Reproduction, figures: Sequence[Figure] = ()) -> Page:
+    """Return the page of a table, with figures below the table."""
+    ours = [index for index, result in enumerate(reproduction.results) if result.row.ours]
+    title = f"{reproduction.table.name}: {reproduction.table.title}"
+    return Page(title, [Section([_line(each) for each in reproduction.results], ours)], figures, _notes(reproduction))
 
 
 def markdown_table(rows: Sequence[Cells]) -> str:
@@ -89,25 +117,6 @@ def markdown_table(rows: Sequence[Cells]) -> str:
     names = [name for name, _ in rows[0]]
     texts = [[text for _, text in row] for row in rows]
     return "\n".join("| " + " | ".join(row) + " |" for row in (names, ["---"] * len(names), *texts))
-
-
-def html_table(rows: Sequence[Cells], ours: Sequence[bool] = ()) -> str:
-    """Return a table in HTML. ``ours`` says which rows are highlighted; by default, none is."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in rows[0])
-    body = ""
-    for row, highlight in zip(rows, ours or [False] * len(rows), strict=True):
-        cells = "".join(f"<td>{html.escape(text)}</td>" for _, text in row)
-        body += f"<tr{' class=ours' if highlight else ''}>{cells}</tr>"
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def document(title: str, body: str) -> str:
-    """Return an HTML page with a title and a body, both given as HTML."""
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>'
-        f"<body><h1>{title}</h1>{body}</body></html>\n"
-    )
 
 
 def share(interval: Interval | None) -> str:
@@ -145,17 +154,7 @@ def _line(each: Result) -> Cells:
     )
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A recovered batch as a PNG file."""
-
-    name: str
-    """File name without its extension."""
-    caption: str
-    content: bytes
-
-
-def pictures(table: Table, store: Store) -> list[Picture]:
+def pictures(table: Table, store: Store) -> list[Figure]:
     """Draw, for each row, the stored batch with the most recovered inputs. Originals are above recovered inputs."""
     drawn = []
     for row in table.rows:
@@ -175,7 +174,7 @@ def pictures(table: Table, store: Store) -> list[Picture]:
         )
         method = "gated" if row.ours else "paper"
         content = png(sheet.reshape(-1), (3, sheet.shape[1], sheet.shape[2]))
-        drawn.append(Picture(f"{table.name}-{method}-b{b}-m{m}", caption, content))
+        drawn.append(Figure(f"{table.name}-{method}-b{b}-m{m}.png", content, caption))
     return drawn
 
 
@@ -190,12 +189,8 @@ def contact_sheet(
     return torch.cat([torch.nn.functional.pad(line, (0, width - line.shape[2]), value=1.0) for line in lines], dim=1)
 
 
-def growth(reproduction: Reproduction) -> dict[str, str]:
-    """Plot the work until the whole batch was recovered, by batch size.
-
-    Returns:
-        Two SVG plots: ``starts`` (draws of SPEAR or starts of the other searches) and ``seconds``, both medians.
-    """
+def growth(reproduction: Reproduction) -> list[Figure]:
+    """Plot the medians of the work and of the time until the whole batch was recovered, by batch size."""
     done = [each for each in reproduction.results if each.batches and each.median_starts and each.median_seconds]
     sizes = sorted({each.row.setting.b for each in done})
     expected = tuple(Point(b, 2 ** (b - 1) * sum(1 / k for k in range(1, b + 1))) for b in sizes)
@@ -213,13 +208,14 @@ def growth(reproduction: Reproduction) -> dict[str, str]:
         Axis("seconds", logarithmic=True),
         _by_method(done, lambda each: each.median_seconds or 0.0),
     )
-    return {"starts": starts, "seconds": seconds}
+    name = reproduction.table.name
+    return [Figure(f"{name}-starts.svg", starts), Figure(f"{name}-seconds.svg", seconds)]
 
 
-def doubling(reproduction: Reproduction, method: str) -> float | None:
-    """Return the factor by which the median number of draws or starts grows with each sample in the batch.
+def _growth_factor(reproduction: Reproduction, method: str) -> float | None:
+    """Fit the factor by which the median number of draws or starts grows with each sample in the batch.
 
-    The factor is a least-squares fit to log₂ of the medians. It is None if the method has fewer than two rows.
+    The fit is one of least squares to log₂ of the medians. It needs at least two rows of the method.
     """
     done = [each for each in reproduction.results if each.row.name == method and each.median_starts]
     if len(done) < 2:
@@ -230,15 +226,7 @@ def doubling(reproduction: Reproduction, method: str) -> float | None:
 
 
 def _by_method(done: list[Result], value: Callable[[Result], float]) -> list[Series]:
-    names = list(dict.fromkeys(each.row.name for each in done))
-    return [
-        Series(
-            name,
-            tuple(
-                Point(each.row.setting.b, value(each))
-                for each in sorted(done, key=lambda each: each.row.setting.b)
-                if each.row.name == name
-            ),
-        )
-        for name in names
-    ]
+    points: dict[str, list[Point]] = {}
+    for each in done:
+        points.setdefault(each.row.name, []).append(Point(each.row.setting.b, value(each)))
+    return [Series(name, tuple(sorted(found, key=lambda point: point.x))) for name, found in points.items()]

@@ -17,13 +17,11 @@ KEPT_OF_EACH_BATCH = ("mean_psnr", "recovered", "certified", "starts", "seconds"
 
 @dataclass(frozen=True)
 class Result:
-    """Measured numbers of one row. Numbers are None if no batch has been measured."""
+    """Measured numbers of one row, of which ``batches`` of the ``wanted`` batches are measured. Without any: None."""
 
     row: Row
     batches: int
-    """Number of batches that have been measured."""
     wanted: int
-    """Number of batches to measure."""
     accuracy: Interval | None
     """Share of batches with a mean PSNR above the threshold. The paper calls it accuracy."""
     exact: Interval | None
@@ -33,13 +31,11 @@ class Result:
     with_masks: float | None
     """Mean PSNR in dB if the true activation patterns are known; None if not measured."""
     certified: int
-    """Number of certified inputs."""
     inputs: int
     """Number of inputs in all batches."""
     wrong: int
     """Number of certified inputs that are not in the batch."""
     median_starts: float | None
-    """Median number of starts that the search used."""
     median_seconds: float | None
     """Median duration of an inversion, including the singular value decomposition."""
     each: tuple[dict[str, Any], ...]
@@ -86,12 +82,8 @@ def collect(table: Table, store: Store) -> Reproduction:
 def summarise(row: Row, measured: Sequence[dict[str, Any]], wanted: int) -> Result:
     """Summarise the batches of a row.
 
-    Shares have Wilson intervals, the mean PSNR has a Student interval, starts and seconds are medians.
-
-    Args:
-        row: the row.
-        measured: fields of ``Measurement`` for every measured batch.
-        wanted: number of batches to measure.
+    Shares have Wilson intervals, the mean PSNR has a Student interval, starts and seconds are medians. ``measured``
+    holds the fields of ``Measurement`` for every measured batch, and ``wanted`` is the number of batches to measure.
     """
     count = len(measured)
     bounds = [each["with_masks"] for each in measured if each["with_masks"] is not None]

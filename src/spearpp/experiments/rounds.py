@@ -1,9 +1,7 @@
 """One simulated attack on several rounds of a client, which are inverted together."""
 
-import operator
 import time
 from dataclasses import asdict, dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
 from spearpp.metrics import PAPER_PSNR, score
 from spearpp.search import Gated, Search
-from spearpp.simulate import Client, FedSGD, Quantise, TopK, mlp, play_rounds
+from spearpp.simulate import Client, FedSGD, mlp, play_rounds
 
 
 @register
@@ -26,7 +24,7 @@ from spearpp.simulate import Client, FedSGD, Quantise, TopK, mlp, play_rounds
 class RoundsAttack:
     """A setting of one attack on several rounds: the client has the same samples in every round.
 
-    The network has one hidden layer of m neurons.
+    The network has one hidden layer of m neurons. Fields with the names of those of ``Attack`` have the same meaning.
 
     >>> attack = RoundsAttack(b=6, m=24, rounds=3, data=Source("digits"), server_rate=0.5)
     >>> done = attack.measure(1000, torch.device("cpu"))
@@ -39,29 +37,21 @@ class RoundsAttack:
     rounds: int
     search: Search = Gated()
     client: Client = FedSGD()
-    changes: tuple[TopK | Quantise, ...] = ()
-    """Changes to every update before the server receives it, in order."""
     data: Source = Source()
     server_rate: float = 0.1
     """Learning rate of the server, which subtracts this multiple of the client's gradient after every round."""
     threshold: float = PAPER_PSNR
-    """PSNR in dB above which an input counts as recovered."""
 
     def __post_init__(self) -> None:
         if min(self.b, self.m, self.rounds) < 1:
             raise OptionError(f"b={self.b}, m={self.m}, rounds={self.rounds}: each must be at least 1")
 
     def measure(self, seed: int, device: torch.device) -> dict[str, Any]:
-        """Simulate the rounds, invert them together and compare the result with the batch.
-
-        Returns:
-            The fields of ``Measurement``. They depend only on the seed, except for the durations.
-        """
+        """Simulate the rounds, invert them together, and return the fields of ``Measurement``."""
         generator = torch.Generator().manual_seed(seed)
         batch = self.data.draw(self.b, generator)
         model = mlp(batch.inputs.shape[1], [self.m], self.data.classes, generator=generator).to(device)
-        client = reduce(operator.or_, self.changes, self.client)
-        updates = play_rounds(model, client, [batch] * self.rounds, rate=self.server_rate, generator=generator)
+        updates = play_rounds(model, self.client, [batch] * self.rounds, rate=self.server_rate, generator=generator)
         task = Task(model, memory=None, search=self.search, generator=torch.Generator().manual_seed(seed))
         layer = first_layer([make_plan(each, task) for each in updates])
         if layer is None:

@@ -41,11 +41,7 @@ class Source:
     """File or folder, for data sets that are read from files."""
 
     def draw(self, samples: int, generator: torch.Generator, *, normalise: bool = True) -> Batch:
-        """Sample a batch. Samples of a file are drawn without replacement.
-
-        Raises:
-            DataError: if the content of the file does not match ``digest``.
-        """
+        """Sample a batch. Samples of a file, whose content must match ``digest``, are drawn without replacement."""
         if self.kind in OFFLINE:
             return OFFLINE[self.kind](samples, normalise=normalise, generator=generator)
         loaded = self._loaded()
@@ -79,9 +75,6 @@ class Source:
     def parse(cls, text: str, *, label: str | None = None) -> "Source":
         """Parse a command-line argument: the name of a data set, or a path. The data is checked (``checked``).
 
-        Raises:
-            DataError: if there is no such data set, or it cannot be read.
-
         >>> Source.parse("photographs")
         Source(kind='photographs', digest='', label=None, path=None)
         """
@@ -96,9 +89,7 @@ class Source:
         if path.is_dir():
             return cls("folder", path=str(path)).checked()
         names = ", ".join(NAMED)
-        raise DataError(
-            f"--data {text}: expected {names}, a CIFAR-10 npz, a folder of images, or a CSV or Parquet file"
-        )
+        raise DataError(f"--data {text}: expected {names}, a CIFAR-10 npz, a folder of images, a CSV or Parquet file")
 
 
 @cache

@@ -16,8 +16,6 @@ TABLES = ("table1", "table2", "table3", "table4", "figure1", "spear")
 """Names of the TOML files."""
 Scale = Literal["paper", "small"]
 Method = Literal["paper", "gated", "both"]
-SCALES: tuple[Scale, ...] = get_args(Scale)
-METHODS: tuple[Method, ...] = get_args(Method)
 GATED_NAME = "gated (ours)"
 
 
@@ -33,10 +31,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table, with the setting to measure."""
+    """One row of a table: the name of the method, and the setting to measure."""
 
     name: str
-    """Name of the method."""
     note: str
     """Other properties of the setting, such as the client; "" if there are none."""
     setting: Attack
@@ -70,7 +67,7 @@ def load(
     scale: Scale = "paper",
     data: Source | None = None,
     batches: int | None = None,
-    starts: int | Mapping[int, int] | None = None,
+    starts: Mapping[int, int] | None = None,
     widths: Sequence[int] = (),
 ) -> Table:
     """Load a table.
@@ -81,9 +78,8 @@ def load(
         scale: "paper" for all rows, or "small" for a few batches of the narrow layers.
         data: data set; None takes photographs.
         batches: number of batches for each row; None takes the number in the file.
-        starts: number of starts of the paper's searches, or a mapping from the layer width to this number, in which
-            the key 0 stands for all other widths. None takes the number in the file. The gated search always uses its
-            own default.
+        starts: number of starts of the paper's searches, by layer width. The key 0 stands for all other widths. None
+            takes the number in the file. The gated search always uses its own default.
         widths: layer widths m to measure; empty takes all.
 
     Raises:
@@ -95,20 +91,19 @@ def load(
     """
     if name not in TABLES:
         raise OptionError(f"unknown experiment {name}: the paper's experiments are {', '.join(TABLES)}")
-    if method not in METHODS or scale not in SCALES:
-        expected = f"method must be one of {', '.join(METHODS)}, and scale one of {', '.join(SCALES)}"
-        raise OptionError(f"method={method}, scale={scale}: {expected}")
+    if method not in get_args(Method) or scale not in get_args(Scale):
+        expected = f"one of {', '.join(get_args(Method))}, and one of {', '.join(get_args(Scale))}"
+        raise OptionError(f"method={method}, scale={scale}: expected {expected}")
     read = tomllib.loads((files(__package__) / "tables" / f"{name}.toml").read_text(encoding="utf-8"))
     chosen = read | (read["small"] if scale == "small" else {})
     batches = chosen["batches"] if batches is None else batches
-    budget: dict[int, int] = {0: chosen["starts"]}
-    if starts is not None:
-        budget.update(starts if isinstance(starts, Mapping) else {0: starts})
+    budget: dict[int, int] = {0: chosen["starts"], **(starts or {})}
     if batches < 1 or min(budget.values()) < 1:
         raise OptionError(f"batches={batches}, starts={starts}: both must be at least 1")
-    kept = [each for each in read["rows"] if _fits(each, scale, chosen) and (not widths or each["m"] in widths)]
+    fitting = [each for each in read["rows"] if _fits(each, scale, chosen)]
+    kept = [each for each in fitting if not widths or each["m"] in widths]
     if not kept:
-        available = sorted({each["m"] for each in read["rows"] if _fits(each, scale, chosen)})
+        available = sorted({each["m"] for each in fitting})
         raise OptionError(f"{name} has no row of width {', '.join(map(str, widths))}: it has {available}")
     rows = [row for each in kept for row in _rows(each, method, budget, read, data)]
     return Table(
@@ -123,22 +118,20 @@ def load(
     )
 
 
-def parse_starts(text: str | None) -> int | dict[int, int] | None:
+def parse_starts(text: str | None) -> dict[int, int]:
     """Parse a command-line argument: a number of starts, or one number per width.
 
     >>> parse_starts("65536"), parse_starts("200:1000000,4000:20000")
-    (65536, {200: 1000000, 4000: 20000})
+    ({0: 65536}, {200: 1000000, 4000: 20000})
     """
     if text is None:
-        return None
+        return {}
     try:
-        if ":" not in text:
-            return int(text)
-        return {int(width): int(count) for width, count in (each.split(":") for each in text.split(","))}
+        pairs = (each.split(":") for each in (text if ":" in text else f"0:{text}").split(","))
+        return {int(width): int(count) for width, count in pairs}
     except ValueError as error:
-        raise OptionError(
-            f"--starts {text}: expected a number, or one per width as in 200:1000000,4000:20000"
-        ) from error
+        expected = "expected a number, or one per width as in 200:1000000,4000:20000"
+        raise OptionError(f"--starts {text}: {expected}") from error
 
 
 def _fits(row: Mapping[str, Any], scale: Scale, chosen: Mapping[str, Any]) -> bool:
@@ -152,28 +145,19 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield the row of the paper's search and the row of the gated search for one entry of a file."""
     described = read["methods"][each["method"]]
+    searches: dict[str, Search] = {}
     if method != "gated":
-        search = replace(decode(described["search"]), starts=budget.get(each["m"], budget[0]))
-        yield _row(each, described["name"], search, read, data)
+        search = decode(described["search"])
+        searches[described["name"]] = replace(search, starts=budget.get(each["m"], budget[0]))
     if method != "paper":
-        yield _row(each, GATED_NAME, Gated(), read, data)
-
-
-def _row(each: Mapping[str, Any], name: str, search: Search, read: Mapping[str, Any], data: Source | None) -> Row:
-    ours = isinstance(search, Gated)
-    client = {"client": decode(each["client"])} if "client" in each else {}
-    setting = Attack(
-        b=each["b"],
-        m=each["m"],
-        search=search,
-        data=data or Source(),
-        threshold=read["threshold"],
-        bound=each.get("bound", False),
-        keep_images=read.get("picture", False),
-        **client,
-    )
+        searches[GATED_NAME] = Gated()
+    options: dict[str, Any] = {"data": data or Source(), "threshold": read["threshold"]}
+    options |= {"bound": each.get("bound", False), "keep_images": read.get("picture", False)}
+    options |= {"client": decode(each["client"])} if "client" in each else {}
     claim = Claim(**each["paper"]) if "paper" in each else None
-    return Row(name, each.get("note", ""), setting, claim, ours)
+    for name, search in searches.items():
+        setting = Attack(each["b"], each["m"], search, **options)
+        yield Row(name, each.get("note", ""), setting, claim, ours=name == GATED_NAME)
 
 
 def _without_repeated_gated_rows(rows: list[Row]) -> list[Row]:

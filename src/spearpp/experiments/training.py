@@ -1,10 +1,7 @@
 """Cost of a defence: the accuracy of a short federated training run with it."""
 
-import operator
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -12,8 +9,8 @@ import torch
 from spearpp.errors import NonFiniteError, OptionError
 from spearpp.experiments.cell import register
 from spearpp.experiments.source import Source
-from spearpp.simulate import Cast, Client, FedSGD, Quantise, TopK, mlp
-from spearpp.types import Tensor
+from spearpp.simulate import Client, FedSGD, mlp
+from spearpp.simulate.federation import server_step
 
 
 @register
@@ -22,8 +19,7 @@ class Training:
     """A setting of one training run. In every round, one client sends an update for b samples.
 
     The server takes a step at learning rate ``rate`` along the update. The update is a gradient, or
-    (before - after) / (lr · steps) if clients train locally. Runs therefore differ only by the defence, not by the
-    length of a step.
+    (before - after) / (lr · steps) if clients train locally, so runs differ by the defence, not by the step length.
 
     >>> done = Training(b=32, m=64, depth=1, data=Source("digits")).measure(0, torch.device("cpu"))
     >>> done["accuracy"] > 0.5
@@ -33,13 +29,10 @@ class Training:
     b: int
     m: int
     client: Client = FedSGD()
-    changes: tuple[TopK | Quantise | Cast, ...] = ()
-    """Changes to the update before the server receives it, in order."""
     data: Source = Source()
     depth: int = 3
     """Number of hidden layers, with m neurons each."""
     rounds: int = 100
-    """Number of rounds."""
     rate: float = 0.1
     """Learning rate of the server."""
     train: int = 1000
@@ -62,24 +55,16 @@ class Training:
         generator = torch.Generator().manual_seed(seed)
         drawn = self.data.draw(self.train + self.test, generator)
         model = mlp(drawn.inputs.shape[1], [self.m] * self.depth, self.data.classes, generator=generator).to(device)
-        client = reduce(operator.or_, self.changes, self.client)
         diverged = False
         for _ in range(self.rounds):
             rows = torch.randint(self.train, (self.b,), generator=generator)
             try:
-                update = client(model, drawn.pick(rows), generator)
+                update = self.client(model, drawn.pick(rows), generator)
             except NonFiniteError:  # the noise or the learning rate is too large
                 diverged = True
                 break
-            _step(model, update.gradients, self.rate / update.clients)
+            server_step(model, update.gradients, self.rate / update.clients)
         with torch.no_grad():
             outputs = model(drawn.inputs[self.train :].to(device))
         correct = (outputs.argmax(1).cpu() == drawn.labels[self.train :]).float()
         return {"accuracy": float(correct.mean()), "diverged": diverged, "seconds": time.perf_counter() - began}
-
-
-def _step(model: torch.nn.Module, gradients: Mapping[str, Tensor], rate: float) -> None:
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in gradients:
-                parameter.sub_(gradients[name].to(parameter), alpha=rate)

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,49 +46,38 @@ class _FileState:
     done: bool = False
 
 
+@dataclass
 class Watch:
-    """A folder of updates, the folder of their reports, and the list of audited updates."""
+    """A folder of updates, the folder of their reports, and the list of audited updates.
 
-    def __init__(
-        self,
-        folder: FileName,
-        settings: Settings,
-        *,
-        before: FileName | None = None,
-        kind: Kind = "weights",
-        lr: float | None = None,
-        steps: int | None = None,
-        samples: int | None = None,
-        model_of: Callable[[ClientUpdate], nn.Module | None] | None = None,
-    ) -> None:
-        """Prepare to watch a folder.
+    Raises:
+        SpearError: If the folder does not exist, or if the list of audited updates is damaged.
+    """
 
-        Args:
-            folder: Folder of updates.
-            settings: Settings of the audits. ``settings.out`` is the folder of reports. With ``settings.history``, the
-                files in one folder count as rounds of one client, in the order of their names.
-            before: Weights before training, for files that do not contain them.
-            kind: Content of the files: "weights", "deltas" or "gradients".
-            lr: Learning rate of the clients, if known.
-            steps: Number of local steps, if known.
-            samples: Number of samples that each client trained on, if known.
-            model_of: Function that returns the model of an update. None uses ``settings.model``.
+    folder: Path
+    settings: Settings
+    """Settings of the audits. ``settings.out`` is the folder of reports. With ``settings.history``, the files in one
+    folder count as rounds of one client, in the order of their names."""
+    _: KW_ONLY
+    before: FileName | None = None
+    """Weights before training, for files that do not contain them."""
+    kind: Kind = "weights"
+    lr: float | None = None
+    steps: int | None = None
+    samples: int | None = None
+    """Number of samples that each client trained on, if known."""
+    model_of: Callable[[ClientUpdate], nn.Module | None] | None = None
+    """Function that returns the model of an update. None uses ``settings.model``."""
 
-        Raises:
-            SpearError: If the folder does not exist, or if the list of audited updates is damaged.
-        """
-        self.folder = Path(folder)
+    def __post_init__(self) -> None:
         if not self.folder.is_dir():
-            raise DataError(f"{folder} is not a folder")
-        if settings.out is None:
+            raise DataError(f"{self.folder} is not a folder")
+        if self.settings.out is None:
             raise OptionError("watching a folder needs a folder for reports: set out=")
-        if settings.history and before is not None:
+        if self.settings.history and self.before is not None:
             raise OptionError("history needs updates that contain the weights of their own round: leave out before=")
-        self.out = Path(settings.out)
-        self.settings, self.before, self.kind, self.lr, self.steps = settings, before, kind, lr, steps
-        self.samples = samples
+        self.out = Path(self.settings.out)
         self._verdicts: set[str | None] = set()
-        self._model_of = model_of
         self._states: dict[Path, _FileState] = {}
         self.memory = self._load_memory()
 
@@ -101,11 +90,9 @@ class Watch:
         return all(path in self._states and self._states[path].done for path, _ in self._files())
 
     def run(self, interval: float, *, once: bool = False) -> Iterator[Outcome]:
-        """Scan the folder repeatedly and yield the result of each audit.
+        """Scan the folder every ``interval`` seconds and yield the result of each audit.
 
-        Args:
-            interval: Seconds between two scans.
-            once: Whether to return when all files in the folder are processed. The default is to run forever.
+        With ``once``, stop when all files in the folder are processed.
         """
         while True:
             yield from self._scan()
@@ -157,8 +144,8 @@ class Watch:
             yield outcome  # Not stored in the memory, because the file may be repaired before the next run.
             return
         settings = self.settings
-        if self._model_of is not None:
-            settings = replace(settings, model=self._model_of(update))
+        if self.model_of is not None:
+            settings = replace(settings, model=self.model_of(update))
         name = f"{path.stem}-{content[:12]}"
         earlier = tuple(self._earlier(path))[-settings.history :] if settings.history else ()
         client = path.stem if path.parent == self.folder else path.parent.name

@@ -8,14 +8,17 @@ import datetime
 import json
 import platform
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy
+import safetensors
+import scipy
+import torch
 
 from spearpp.about import __version__
 from spearpp.auditing import AuditResult
@@ -88,7 +91,6 @@ def write(
     """
     presentation = presented(result, truth) if presentation is None else presentation
     compared = None if truth is None else compare(result, truth)
-    not_compared = None if truth is None else why_not_compared(result, truth)
     content = {
         "date": now(),
         "client": None,
@@ -98,7 +100,7 @@ def write(
         "versions": _versions(),
         "presentation": asdict(presentation),
         "truth": None if compared is None else compared.to_dict(),
-        "truth_not_compared": not_compared,
+        "truth_not_compared": None if truth is None else why_not_compared(result, truth),
         **(about or {}),
     }
     content["files"] = _fingerprints(content["source"])
@@ -211,13 +213,13 @@ def _originals(truth: Batch, presentation: Presentation, redact: Redaction) -> T
 
 
 def _versions() -> dict[str, str]:
-    versions = {"spearpp": __version__}
-    for name in ("torch", "numpy", "scipy", "safetensors"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = str(getattr(sys.modules.get(name), "__version__", "unknown"))
-    return {**versions, "python": platform.python_version(), "platform": platform.platform()}
+    packages = {each.__name__: str(each.__version__) for each in (torch, numpy, scipy, safetensors)}
+    return {
+        "spearpp": __version__,
+        **packages,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
 
 
 def now() -> str:
@@ -226,11 +228,7 @@ def now() -> str:
 
 
 def _fingerprints(sources: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the name, size and SHA-256 hash of each file.
-
-    Args:
-        sources: Files, or folders with files, such as the rounds of a client. A source that does not exist is skipped.
-    """
+    """Return the name, size and SHA-256 hash of each file. A source is a file, or a folder of rounds of a client."""
     found: list[dict[str, Any]] = []
     for path in islice(_files(sources), MAX_FILES):
         with suppress(DataError, OSError):  # A file that was deleted meanwhile does not affect the audit.
@@ -239,7 +237,7 @@ def _fingerprints(sources: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _files(sources: Iterable[str]) -> Iterator[Path]:
-    """Yield the named files and the files in the named folders, without hidden files in folders."""
+    """Yield the named files and the files in the named folders that exist, without hidden files in folders."""
     for source in sources:
         path = Path(source)
         if path.is_dir():

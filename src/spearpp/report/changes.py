@@ -12,6 +12,7 @@ Direction = Literal["worse", "better", "mixed", "different", "same"]
 RESULTS = ("verdict", "severity", "recovered", "approximate", "fitting", "batch_size", "best_layer", "interrupted")
 LAYER_FIELDS = ("outcome", "sees", "neurons", "features", "batch_size", "recovered", "approximate", "fitting")
 SETTINGS = ("client", "model", "budget", "redacted", "received", "threat_model")
+GATE_FIELDS = ("fail_on", "config", "thresholds")
 
 
 @dataclass(frozen=True)
@@ -45,24 +46,19 @@ class Changes:
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
-    """Compare two audits.
-
-    Args:
-        before: The content of the first ``report.json``.
-        after: The content of the second ``report.json``.
-
-    Raises:
-        DataError: If the content of one of them is damaged.
-    """
+    """Compare two audits, given by the content of their ``report.json``."""
     try:
         first, second = ({each.id: each for each in leaks(content)} for content in (before, after))
         found = (
             *_fields("result", RESULTS, before, after),
-            *_leaks(first, second),
+            *_between("leak", *({name: _size(leak) for name, leak in side.items()} for side in (first, second))),
             *_layers(before, after),
-            *_claims(before, after),
-            *_settings(before, after),
-            *_between("file", *(_files(content) for content in (before, after))),
+            *_between("claims", _claims(before), _claims(after)),
+            *_fields("settings", SETTINGS, before, after),
+            *_fields("settings", GATE_FIELDS, before.get("gate") or {}, after.get("gate") or {}),
+            *_between("settings", _versions(before), _versions(after)),
+            *_between("settings", _acceptances(before), _acceptances(after)),
+            *_between("file", _files(before), _files(after)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"one of the two reports is damaged: {error!r}") from error
@@ -91,15 +87,9 @@ def _fields(
     area: Any, names: tuple[str, ...], before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
 ) -> Iterator[Change]:
     """Yield the fields that differ. A field that only one of two releases writes is no difference."""
-    shared = [name for name in names if name in before and name in after]
-    for name in shared:
-        if before[name] != after[name]:
+    for name in names:
+        if name in before and name in after and before[name] != after[name]:
             yield Change(area, prefix + name, before[name], after[name])
-
-
-def _leaks(before: Mapping[str, Leak], after: Mapping[str, Leak]) -> Iterator[Change]:
-    sides = ({name: _size(leak) for name, leak in side.items()} for side in (before, after))
-    yield from _between("leak", *sides)
 
 
 def _size(leak: Leak) -> str:
@@ -108,39 +98,29 @@ def _size(leak: Leak) -> str:
 
 def _layers(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
     first, second = ({str(each["name"]): each for each in side["layers"]} for side in (before, after))
-    yield from _between("layer", *(dict.fromkeys(side, "present") for side in (first, second)))
+    yield from _between("layer", dict.fromkeys(first, "present"), dict.fromkeys(second, "present"))
     for name in first:
         if name in second:
             yield from _fields("layer", LAYER_FIELDS, first[name], second[name], f"{name} ")
 
 
-def _claims(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    """Yield how many inputs of each layer have each claim, where this differs."""
-    sides = []
-    for content in (before, after):
-        searched = [each for each in content["layers"] if each["inversion"] is not None]
-        counts = ((each["name"], Counter(row["claim"] for row in each["inversion"]["samples"])) for each in searched)
-        sides.append({f"{name}, {claim}": count for name, found in counts for claim, count in found.items()})
-    yield from _between("claims", *sides)
+def _claims(content: Mapping[str, Any]) -> Counter[str]:
+    """Return how many inputs of each layer have each claim."""
+    searched = [each for each in content["layers"] if each["inversion"] is not None]
+    return Counter(f"{each['name']}, {row['claim']}" for each in searched for row in each["inversion"]["samples"])
 
 
-def _settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    yield from _fields("settings", SETTINGS, before, after)
-    gates = [content.get("gate") or {} for content in (before, after)]
-    yield from _fields("settings", ("fail_on", "config", "thresholds"), gates[0], gates[1])
-    versions = [content.get("versions") or {} for content in (before, after)]
-    yield from _between("settings", *({f"version of {name}": each for name, each in side.items()} for side in versions))
-    yield from _between("settings", *(_acceptances(content) for content in (before, after)))
+def _versions(content: Mapping[str, Any]) -> dict[str, str]:
+    return {f"version of {name}": each for name, each in (content.get("versions") or {}).items()}
 
 
 def _acceptances(content: Mapping[str, Any]) -> dict[str, str]:
     """Return the state, reason and last day of each acceptance by the leak that it names."""
-    known = [each for each in content.get("leaks") or [] if each["acceptance"] is not None]
-    return {
-        f"acceptance of {each['id']}": f"{each['status']}, until {each['acceptance']['expires']}: "
-        f"{each['acceptance']['reason']}"
-        for each in known
-    }
+    texts = {}
+    for each in content.get("leaks") or []:
+        if (known := each["acceptance"]) is not None:
+            texts[f"acceptance of {each['id']}"] = f"{each['status']}, until {known['expires']}: {known['reason']}"
+    return texts
 
 
 def _files(content: Mapping[str, Any]) -> dict[str, str]:

@@ -14,6 +14,8 @@ from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.report.leaks import Leak, leaks
 
 Severity = Literal["critical", "high", "medium", "low", "unknown"]
+STATUSES = ("accepted", "expired", "exceeded")
+"""States of a leak that an acceptance names. If several do, the first of these states counts."""
 CHECK_NAMES = {
     "inputs": "Recovered inputs of the model",
     "features": "Recovered features of an inner layer",
@@ -42,8 +44,7 @@ ACTIONS = {
     "interrupted": "Audit this update again, and let the audit end.",
     "unknown": "Read why no layer could be tested. If the model and the files are right, test other attacks too.",
 }
-"""One sentence for each severity without a leak, for an interrupted audit, for certified inputs, and for each kind of
-leak."""
+"""A sentence for each severity without a leak, an interrupted audit, certified inputs, and each kind of leak."""
 LARGER_BUDGET = "The time limit ended the search, so audit again with a larger budget."
 """Further action if nothing was certified and a search ran out of time."""
 
@@ -54,23 +55,17 @@ def decide(
     fail_on: str = "never",
     today: datetime.date | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of ``report.json`` that a decision needs.
+    """Return the fields ``severity``, ``risk``, ``action``, ``leaks``, ``checks`` and ``gate`` of ``report.json``.
 
-    Args:
-        content: The content of ``report.json``, at least with the fields of ``AuditResult.to_dict``.
-        config: Accepted leaks and thresholds.
-        fail_on: The value of ``--fail-on``.
-        today: The day for which acceptances must hold. The default is today in UTC.
-
-    Returns:
-        The fields ``severity``, ``risk``, ``action``, ``leaks``, ``checks`` and ``gate``.
+    ``content`` is that of ``report.json``, at least with the fields of ``AuditResult.to_dict``. Acceptances must hold
+    today, by default today in UTC.
     """
     config = config or Config()
     hashes = {str(each["sha256"]) for each in content.get("files") or []}
     found = leaks(content)
     judged = judge(found, config, hashes, today)
     severity, cause = _severity(content, found)
-    checks = [_check(kind, content, judged, config) for kind in LEAK_KINDS]
+    checks = [_check(kind, content, judged, config.thresholds.get(kind, 0)) for kind in LEAK_KINDS]
     used = {each["id"] for each in judged}
     gate: dict[str, Any] = {
         "fail_on": fail_on,
@@ -96,22 +91,14 @@ def judge(
 ) -> list[dict[str, Any]]:
     """Return the entries of leaks in ``report.json``: each leak, whether it is accepted, and by which acceptance.
 
-    Args:
-        found: The leaks.
-        config: Accepted leaks.
-        hashes: SHA-256 hashes of the audited files.
-        today: The day for which acceptances must hold. The default is today in UTC.
+    ``hashes`` are the SHA-256 hashes of the audited files. Acceptances must hold today, by default today in UTC.
     """
     today = today or datetime.datetime.now(datetime.UTC).date()
     entries = []
     for leak in found:
-        states = [
-            (_status(leak, each, today), each)
-            for each in config.accepted
-            if each.leak == leak.id and (each.sha256 is None or each.sha256 in hashes)
-        ]
-        order = ("accepted", "expired", "exceeded")
-        status, acceptance = min(states, key=lambda pair: order.index(pair[0]), default=("open", None))
+        named = [each for each in config.accepted if each.leak == leak.id and each.sha256 in {None, *hashes}]
+        states = [(_status(leak, each, today), each) for each in named]
+        status, acceptance = min(states, key=lambda pair: STATUSES.index(pair[0]), default=("open", None))
         known = None if acceptance is None else {**asdict(acceptance), "expires": acceptance.expires.isoformat()}
         entries.append({"id": leak.id, **asdict(leak), "status": status, "acceptance": known})
     return entries
@@ -120,12 +107,9 @@ def judge(
 def refused(judged: Sequence[Mapping[str, Any]], gate: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the leaks that fail a gate: not accepted, above their threshold, and counted by the gate.
 
-    Args:
-        judged: The field ``leaks`` of a decision.
-        gate: The field ``gate`` of a decision. Kinds of leaks without a threshold have the threshold 0. If ``fail_on``
-            is ``certified``, unproved inputs do not count. ``leak`` counts every leak, and so does ``never``, which
-            means that there is no gate: the leaks are then those that ``leak`` would refuse. An empty gate is the same
-            as ``never`` without thresholds.
+    The arguments are the fields ``leaks`` and ``gate`` of a decision. Kinds of leaks without a threshold have the
+    threshold 0. If ``fail_on`` is ``certified``, unproved inputs do not count. Every leak counts for ``leak``, and also
+    for ``never`` and for an empty gate: the result is then what ``leak`` would refuse.
     """
     return [each for each in judged if _why_passed(each, gate) is None]
 
@@ -196,7 +180,7 @@ def describe(leak: Mapping[str, Any]) -> str:
     >>> describe({"kind": "inputs", "where": "0", "count": 3, "total": 8, "status": "open", "acceptance": None})
     '3 of 8 inputs (layer 0)'
     """
-    share = f"{leak['count']:,}" if leak["total"] is None else f"{leak['count']:,} of {leak['total']:,}"
+    share = f"{leak['count']:,}" + ("" if leak["total"] is None else f" of {leak['total']:,}")
     place = "embedding" if leak["kind"] == "vocabulary" else "layer"
     text = f"{share} {NOUNS[leak['kind']]} ({place} {leak['where']})"
     known = leak["acceptance"]
@@ -209,14 +193,10 @@ def describe(leak: Mapping[str, Any]) -> str:
     return f"{text}, not accepted, because the acceptance covers at most {known['most']:,}: {known['reason']}"
 
 
-def _check(
-    kind: str, content: Mapping[str, Any], judged: Sequence[Mapping[str, Any]], config: Config
-) -> dict[str, str]:
-    """Return the check for one kind of leak."""
+def _check(kind: str, content: Mapping[str, Any], judged: Sequence[Mapping[str, Any]], limit: int) -> dict[str, str]:
     own = [each for each in judged if each["kind"] == kind]
     text = "; ".join(describe(each) for each in own)
     open_leaks = [each for each in own if each["status"] != "accepted"]
-    limit = config.thresholds.get(kind, 0)
     if own and not open_leaks:
         outcome = "accepted"
     elif any(each["count"] > limit for each in open_leaks):
@@ -230,19 +210,17 @@ def _check(
 
 def _nothing_found(kind: str, content: Mapping[str, Any]) -> tuple[str, str]:
     """Return the outcome of a check for leaks if there are none: passed, or not checked and why."""
+    tables = len(content.get("vocabulary") or [])
+    if kind == "vocabulary" and tables:
+        return "pass", f"none in {tables} embedding tables"
     if kind == "vocabulary":
-        tables = len(content.get("vocabulary") or [])
-        return (
-            ("pass", f"none in {tables} embedding tables") if tables else ("not checked", "no embedding table is known")
-        )
+        return "not checked", "no embedding table is known"
     if kind == "features" and content["best_layer"] is not None:
         return "not checked", "the features follow from the recovered inputs"
     searched = [each for each in content["layers"] if each["inversion"] is not None]
-    if kind == "inputs":
-        searched = [each for each in searched if each["sees"] != "features"]
-    where = "the model's inputs" if kind == "inputs" else "a sample"
-    if searched:
+    if any(kind != "inputs" or each["sees"] != "features" for each in searched):
         return "pass", "none"
+    where = "the model's inputs" if kind == "inputs" else "a sample"
     return "not checked", f"no layer that receives {where} could be searched"
 
 

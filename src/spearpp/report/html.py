@@ -9,13 +9,13 @@ from spearpp.auditing import AuditResult, Kind, Verdict
 from spearpp.auditing.folder import Redaction
 from spearpp.dp import probability
 from spearpp.metrics import Score
-from spearpp.pictures import data_uri
+from spearpp.pictures import data_uri, png
 from spearpp.report import plots
-from spearpp.report.advice import advice, defences
+from spearpp.report.data import data
 from spearpp.report.decision import count_checks
 from spearpp.report.glossary import explained, glossary
 from spearpp.report.presentation import Presentation, shown_width, shows_features
-from spearpp.report.wording import describe_layer_input, evidence, headline, number
+from spearpp.report.wording import LAYER_INPUTS, evidence, headline, number
 from spearpp.types import Tensor
 
 MAX_SAMPLES = 1000
@@ -28,6 +28,9 @@ MAX_TEXT_LENGTH = 300
 """Characters shown of a name. Design choice: a long path fits, and a hostile name cannot fill the page."""
 MAX_UNNAMED_COLUMNS = 40
 """Largest number of columns of a table without column names. Design choice: wider tables are hard to read."""
+RECOVERED_RATIO = 0.7
+"""Largest measured number of samples per neuron that were recovered: 140 samples with 200 neurons, and three hidden
+layers (docs/results/equations.md). With ReLU it is 0.45 (docs/lab/notebook.md)."""
 HIDDEN_FACTS = ("claim", "certified", "label", "why")
 """Fields of a sample that the page shows elsewhere than among the numbers of its evidence."""
 
@@ -42,16 +45,8 @@ def page(
 ) -> str:
     """Render the report as HTML.
 
-    Args:
-        result: The audit. Its inputs are already redacted.
-        content: The content of ``report.json``.
-        presentation: How to show inputs.
-        originals: The client's true inputs, if they are known and may be shown.
-        compared: The score of the recovered inputs against the true ones.
-        redact: The redaction that was applied to the inputs.
-
-    Returns:
-        The page as a string.
+    The inputs of the audit are already redacted. ``content`` is that of ``report.json``. ``originals`` are the client's
+    true inputs, if they are known and may be shown.
     """
     samples = _samples(result, content, presentation, originals, compared)
     if redact == "omit":
@@ -60,12 +55,11 @@ def page(
     absent = ("truth_not_compared", "received", "threat_model", "command", "date", "client", "model", "dp")
     columns, features = _columns(result, presentation), shows_features(result)
     return template("report.html").render(
+        result=result,
         content={**dict.fromkeys(absent), **lists, **content},
-        verdict=result.verdict,
         leaks=result.verdict is Verdict.LEAKS,
-        replay_meaning="" if result.replay is None else result.replay.meaning,
         headline=headline(result),
-        layers=result.layers,
+        layer_inputs=LAYER_INPUTS,
         samples=samples[:MAX_SAMPLES],
         not_shown=max(0, len(samples) - MAX_SAMPLES),
         missed=_missed(presentation, originals, compared),
@@ -76,13 +70,13 @@ def page(
         columns=columns,
         scaled=presentation.shape is not None and not presentation.mean,
         plots=_plots(result),
-        **_rounds(result),
-        advice=advice(result),
-        defences=defences(),
+        rounds_plot=None if result.history is None else plots.rounds(result.history),
+        recovered_ratio=RECOVERED_RATIO,
+        defences=data("defences.json"),
         redact=redact,
         compared=compared,
         features=features,
-        tables=result.vocabulary,
+        most_samples=MAX_SAMPLES,
         most_words=MAX_WORDS,
         counts=count_checks(content["checks"]),
         most_files=MAX_FILES,
@@ -99,12 +93,11 @@ def template(name: str) -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    made.filters.update(number=number, probability=probability, short=_short, received=describe_layer_input)
+    made.filters.update(number=number, probability=probability, short=_short)
     return made.get_template(name)
 
 
 def _short(text: object) -> str:
-    """Shorten a name from outside."""
     whole = str(text)
     return whole if len(whole) <= MAX_TEXT_LENGTH else whole[:MAX_TEXT_LENGTH] + "…"
 
@@ -175,22 +168,15 @@ def _missed(presentation: Presentation, originals: Tensor | None, compared: Scor
         return []
     rows = (compared.assignment < 0).nonzero()[:, 0].tolist()
     truth = presentation.own_scale(originals)
-    return [{"number": row + 1, "original": data_uri(truth[row], presentation.shape)} for row in rows[:MAX_SAMPLES]]
+    return [
+        {"number": row + 1, "original": data_uri(png(truth[row], presentation.shape))} for row in rows[:MAX_SAMPLES]
+    ]
 
 
 def _picture(values: Tensor, presentation: Presentation, result: AuditResult) -> str | None:
     if presentation.shape is None or not len(values) or shows_features(result):
         return None
-    return data_uri(values, presentation.shape)
-
-
-def _rounds(result: AuditResult) -> dict[str, Any]:
-    """Return what the page shows of an audit of several rounds."""
-    history = result.history
-    if history is None:
-        return {"history": None}
-    known = [history.known_after(index) for index in range(len(history.rounds))]
-    return {"history": history, "rounds_plot": plots.rounds(history), "known_after": known, "limit": MAX_SAMPLES}
+    return data_uri(png(values, presentation.shape))
 
 
 def _plots(result: AuditResult) -> list[dict[str, str]]:
@@ -199,12 +185,12 @@ def _plots(result: AuditResult) -> list[dict[str, str]]:
     if layer is None or layer.inversion is None:
         return []
     inversion = layer.inversion
+    spectrum = plots.spectrum(inversion.spectrum.tolist(), inversion.batch_size)
+    sparsity = plots.sparsity(inversion.zeros.tolist(), layer.layer.neurons, inversion.batch_size)
     figures = {
-        "Singular values of the gradient. The number of large values equals the number of samples.": plots.spectrum(
-            inversion.spectrum.tolist(), inversion.batch_size
-        ),
+        "Singular values of the gradient. The number of large values equals the number of samples.": spectrum,
         "Share of the neurons that receive no gradient from each candidate input. Wrong ones have a small share.": (
-            plots.sparsity(inversion.zeros.tolist(), layer.layer.neurons, inversion.batch_size)
+            sparsity
         ),
     }
     return [{"caption": caption, "svg": svg} for caption, svg in figures.items() if svg]

@@ -11,7 +11,6 @@ from spearpp.report.leaks import leaks
 
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 does not allow. Names of layers come from files and may contain them."""
-NOT_SAFE = "Finding nothing does not prove that the update is safe."
 
 
 def junit_xml(content: Mapping[str, Any]) -> str:
@@ -28,7 +27,9 @@ def junit_xml(content: Mapping[str, Any]) -> str:
     found = content["leaks"] if "leaks" in content else judge(leaks(content), Config(), ())
     gate = content.get("gate") or {}
     cases = [_layer(each, _at(found, each["name"]), gate) for each in content["layers"]]
-    cases += [_table(each, _at(found, each["table"], vocabulary=True), gate) for each in content.get("vocabulary", [])]
+    for each in content.get("vocabulary", []):
+        name, leaking = f"embedding {each['table']} reveals no vocabulary", _at(found, each["table"], vocabulary=True)
+        cases.append(_searched(name, leaking, each["reason"], gate))
     if content.get("dp"):
         stated = content["dp"]
         cases.append(_case("stated DP-SGD", failure=" ".join(stated["warnings"]), text=stated["sentence"]))
@@ -57,37 +58,27 @@ def _at(found: list[dict[str, Any]], where: str, *, vocabulary: bool = False) ->
 
 
 def _layer(layer: Mapping[str, Any], found: list[dict[str, Any]], gate: Mapping[str, Any]) -> ElementTree.Element:
-    """Return the test case of one layer."""
     name = f"layer {layer['name']} ({layer['neurons']} x {layer['features']}) reveals no training data"
     if layer["inversion"] is None:
         return _case(name, skipped=layer["outcome"])
     seconds = sum(layer["inversion"]["stats"]["seconds"].values())
-    if found:
-        return _leaking(name, found, layer["outcome"], gate, seconds)
-    return _case(name, text=f"{layer['outcome']}. {NOT_SAFE}", seconds=seconds)
+    return _searched(name, found, layer["outcome"], gate, seconds)
 
 
-def _table(table: Mapping[str, Any], found: list[dict[str, Any]], gate: Mapping[str, Any]) -> ElementTree.Element:
-    """Return the test case of one embedding table."""
-    name = f"embedding {table['table']} reveals no vocabulary"
-    if found:
-        return _leaking(name, found, table["reason"], gate)
-    return _case(name, text=f"{table['reason']}. {NOT_SAFE}")
-
-
-def _leaking(
+def _searched(
     name: str, found: list[dict[str, Any]], text: str, gate: Mapping[str, Any], seconds: float = 0.0
 ) -> ElementTree.Element:
-    """Return a test case that fails, or that is skipped if the gate lets all of its leaks pass."""
+    """Return a test case that fails if there are leaks. It is skipped if the gate lets all of them pass."""
     if failures := refused(found, gate):
         return _case(name, failure="; ".join(describe(each) for each in failures), text=text, seconds=seconds)
-    return _case(name, skipped="; ".join(passed(found, gate)), seconds=seconds)
+    if found:
+        return _case(name, skipped="; ".join(passed(found, gate)), seconds=seconds)
+    return _case(name, text=f"{text}. Finding nothing does not prove that the update is safe.", seconds=seconds)
 
 
 def _case(
     name: str, *, failure: str = "", skipped: str = "", text: str = "", seconds: float = 0.0
 ) -> ElementTree.Element:
-    """Return a test case that failed, was skipped, or passed."""
     attributes = {"classname": "spearpp.audit", "name": _clean(name), "time": f"{seconds:.3f}"}
     case = ElementTree.Element("testcase", attributes)
     if failure:

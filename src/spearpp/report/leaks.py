@@ -32,11 +32,7 @@ class Leak:
 
 
 def leaks(content: Mapping[str, Any]) -> list[Leak]:
-    """Return all leaks in the content of ``report.json``, most serious kind first.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: If the content is damaged.
-    """
+    """Return all leaks in the content of ``report.json``, most serious kind first."""
     found = [*_of_layers(content["layers"]), *_of_tables(content.get("vocabulary") or [])]
     return sorted(found, key=lambda each: (LEAK_KINDS.index(each.kind), -each.count, each.where))
 

@@ -23,17 +23,7 @@ SECONDS = 120.0
 
 
 def print_pdf(page: Path) -> Path:
-    """Print a page of a report to a PDF file beside it.
-
-    Args:
-        page: Path of ``report.html``. The page loads nothing from outside.
-
-    Returns:
-        Path of the PDF file.
-
-    Raises:
-        DataError: If no browser is installed, or if the browser fails.
-    """
+    """Print ``report.html``, which loads nothing from outside, to a PDF file beside it, and return its path."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         raise DataError(
@@ -41,15 +31,13 @@ def print_pdf(page: Path) -> Path:
             "and print it there",
             hint="spearpp report DIR without --pdf writes the page",
         )
-    target = page.with_suffix(".pdf")
+    target, root = page.with_suffix(".pdf"), hasattr(os, "geteuid") and os.geteuid() == 0
     with tempfile.TemporaryDirectory() as scratch:
         printed = Path(scratch) / "report.pdf"
         command = [
             *(browser, "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
             *(f"--user-data-dir={scratch}/profile", "--no-pdf-header-footer", f"--print-to-pdf={printed}"),
-            *(
-                ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-            ),  # Chromium requires it for root.
+            *(["--no-sandbox"] if root else []),  # Chromium requires it for root.
             page.resolve().as_uri(),
         ]
         try:

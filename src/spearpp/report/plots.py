@@ -16,57 +16,44 @@ MOST_DECADES = 20
 
 
 def spectrum(values: Sequence[float], batch_size: int) -> str:
-    """Plot the singular values of a gradient on a logarithmic scale.
+    """Plot the singular values of a gradient, largest first, on a logarithmic scale.
 
-    Args:
-        values: singular values, largest first.
-        batch_size: number of singular values that belong to samples. The others are noise.
-
-    Returns:
-        SVG, or "" if fewer than two values are positive.
+    The first ``batch_size`` values belong to samples, and the others are noise. If fewer than two values are positive,
+    the result is empty.
     """
     positive = [value for value in values if value and value > 0]
-    if len(positive) < 2:
+    count = len(positive)
+    if count < 2:
         return ""
-    logs = [math.log10(value) for value in positive]
-    high = math.ceil(max(logs))
-    low = max(math.floor(min(logs)), high - MOST_DECADES)
-    stride = max(1, len(logs) // MOST_POINTS)
-    signal = [Point(i + 1, max(logs[i], low)) for i in range(min(batch_size, len(logs)))]
-    noise = [
-        Point(i + 1, max(logs[i], low)) for i in range(batch_size, len(logs)) if i < 2 * batch_size or i % stride == 0
-    ]
-    if batch_size < len(positive):
+    high = math.ceil(math.log10(max(positive)))
+    low = max(math.floor(math.log10(min(positive))), high - MOST_DECADES)
+    stride = max(1, count // MOST_POINTS)
+    points = [Point(index, max(value, 10.0**low)) for index, value in enumerate(positive, 1)]
+    signal = tuple(points[:batch_size])
+    noise = tuple(each for each in points[batch_size:] if each.x <= 2 * batch_size or (each.x - 1) % stride == 0)
+    if batch_size < count:
         drop = f"then they drop from {positive[batch_size - 1]:.2g} to {positive[batch_size]:.2g}, which is noise"
     else:
         drop = "no singular value is noise"
     tick_every = max(1, math.ceil((high - low) / 6))
-    ticks = tuple((float(level), f"1e{level:+d}") for level in range(low, high + 1, tick_every))
-    ends = ((1.0, "1"), (float(len(logs)), str(len(logs))))
-    marks = [ReferenceLine(batch_size + 0.5, f"{batch_size} samples", vertical=True)] if batch_size < len(logs) else []
+    ticks = tuple((10.0**level, f"1e{level:+d}") for level in range(low, high + 1, tick_every))
+    ends = ((1.0, "1"), (float(count), str(count)))
+    marks = [ReferenceLine(batch_size + 0.5, f"{batch_size} samples", vertical=True)] if batch_size < count else []
     return draw(
         f"Singular values of the layer's gradient. {batch_size} belong to samples; {drop}.",
-        Axis("singular value number", least=1, most=len(logs), labels=ends, grid=False),
-        Axis("size", least=low, most=max(high, low + 1), labels=ticks),
-        [
-            Series("", tuple(signal), "none", 2.2, css_class="signal"),
-            Series("", tuple(noise), "none", 2.2, css_class="noise"),
-        ],
+        Axis("singular value number", least=1, most=count, labels=ends, grid=False),
+        Axis("size", logarithmic=True, least=10.0**low, most=10.0 ** max(high, low + 1), labels=ticks),
+        [Series("", signal, "none", 2.2, css_class="signal"), Series("", noise, "none", 2.2, css_class="noise")],
         reference_lines=marks,
         size=SIZE,
     )
 
 
 def sparsity(zeros: Sequence[int], neurons: int, batch_size: int) -> str:
-    """Plot the share of neurons that receive no gradient from each candidate.
+    """Plot the share of neurons that receive no gradient from each candidate. ``zeros`` is their number.
 
-    Args:
-        zeros: number of neurons without a gradient, for each candidate.
-        neurons: number of neurons of the layer.
-        batch_size: number of samples b. Any direction can have b - 1 zeros by chance; the plot marks this level.
-
-    Returns:
-        SVG, or "" if there is nothing to plot.
+    Any direction can have b - 1 zeros by chance for a batch of b samples, and the plot marks this level. Without
+    candidates, the result is empty.
     """
     if not zeros or not neurons:
         return ""
@@ -87,11 +74,7 @@ def sparsity(zeros: Sequence[int], neurons: int, batch_size: int) -> str:
 def rounds(history: History) -> str:
     """Plot how many inputs are known after each round, and how many each round gives alone.
 
-    Args:
-        history: the rounds of the audit.
-
-    Returns:
-        SVG, or "" if there is only one round or nothing was recovered.
+    If there is only one round or nothing was recovered, the result is empty.
     """
     count = len(history.rounds)
     known = [history.known_after(index) for index in range(count)]

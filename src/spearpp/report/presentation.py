@@ -32,8 +32,7 @@ class Presentation:
     def of(cls, features: int, truth: Batch | None = None, **given: Any) -> "Presentation":
         """Choose how to show inputs.
 
-        Each value comes from ``given`` if it is there, else from the true batch, else from a guess based on the number
-        of features.
+        Each value comes from ``given`` if it is there, else from the true batch, else from the number of features.
 
         Args:
             features: Numbers per input. 0 means that there are no inputs to show.
@@ -93,8 +92,7 @@ class Presentation:
     def own_scale(self, inputs: Float[Tensor, "k n"]) -> Float[Tensor, "k n"]:
         """Map inputs to the scale of the data.
 
-        A known normalisation is undone. Images of unknown normalisation are stretched to [0, 1]. Other inputs are
-        returned unchanged.
+        A known normalisation is undone. Images of unknown normalisation are stretched to [0, 1]. Other inputs are kept.
         """
         inputs = inputs.detach().double().cpu()
         known = self.normalisation(inputs.shape[1]) if inputs.shape[1] else None

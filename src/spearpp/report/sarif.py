@@ -4,36 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from spearpp.report.data import data
 from spearpp.report.decision import passed
 
 LEAK_RULE, UNPROVED_RULE = "spearpp/recoverable-training-data", "spearpp/unproved-inputs"
 FEATURES_RULE, VOCABULARY_RULE = "spearpp/features", "spearpp/vocabulary"
-NOISE = "Add noise (DP-SGD) before an update leaves the client, or sum the updates of more clients."
-RULES = {
-    LEAK_RULE: (
-        "Training data can be recovered from a client's update",
-        "Training inputs can be computed from this update and the weights that the client received.",
-        NOISE,
-    ),
-    FEATURES_RULE: (
-        "Features of training data can be recovered from a client's update",
-        "What an inner layer of the model computes from single training samples can be recovered. The inputs "
-        "themselves were not recovered.",
-        NOISE,
-    ),
-    VOCABULARY_RULE: (
-        "An update reveals which words, categories or items a client holds",
-        "The rows of an embedding table that moved are the rows that the client's training looked up. No complete "
-        "inputs were recovered.",
-        "Freeze the embedding, add noise to all of its rows, or use secure aggregation.",
-    ),
-    UNPROVED_RULE: (
-        "Computed inputs fit a client's update, but they are not proved to be training data",
-        "Computed inputs fit this update. They may be training samples or means of several samples.",
-        "The report says why the inputs are not certified. Treat them as a likely leak.",
-    ),
-}
-"""The title, the explanation and the advice of each rule."""
 
 
 def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,11 +26,12 @@ def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
         leaks = content["verdict"] == "LEAKS"
         sees = next((each["sees"] for each in content["layers"] if each["name"] == content["best_layer"]), None)
         leak_rule = {None: VOCABULARY_RULE, "features": FEATURES_RULE}.get(sees, LEAK_RULE)
+        uri = quote(str(source[-1]).replace("\\", "/"))
         result: dict[str, Any] = {
             "ruleId": leak_rule if leaks else UNPROVED_RULE,
             "level": "error" if leaks else "warning",
             "message": {"text": content["summary"]},
-            "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(str(source[-1]))}}}],
+            "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}}}],
             "properties": {name: content[name] for name in names} | {"sees": sees},
         }
         known = content.get("leaks") or []
@@ -68,17 +44,11 @@ def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
         {"level": each["level"], "message": {"text": f"{each['about']}: {each['message']}"}}
         for each in content["findings"]
     ]
-    rules = [
-        {
-            "id": rule,
-            "shortDescription": {"text": short},
-            "fullDescription": {"text": full},
-            "defaultConfiguration": {"level": "warning" if rule == UNPROVED_RULE else "error"},
-            "help": {"text": advice},
-        }
-        for rule, (short, full, advice) in RULES.items()
-    ]
-    driver = {"name": "spearpp", "version": str(content.get("versions", {}).get("spearpp", "")), "rules": rules}
+    driver = {
+        "name": "spearpp",
+        "version": str(content.get("versions", {}).get("spearpp", "")),
+        "rules": data("sarif_rules.json"),
+    }
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -91,8 +61,3 @@ def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
             }
         ],
     }
-
-
-def _uri(path: str) -> str:
-    """Convert a file path to a URI reference."""
-    return quote(path.replace("\\", "/"))

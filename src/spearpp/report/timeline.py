@@ -2,11 +2,9 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from spearpp.plotting import Axis, Point, Series, draw
 from spearpp.report.html import template
@@ -49,18 +47,7 @@ class Entry:
 
 
 def add(folder: Path, entries: Iterable[Entry]) -> Path:
-    """Append audits to the list in a folder, and render the page again.
-
-    Args:
-        folder: Folder of the reports. It is created if necessary.
-        entries: The audits.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        SpearError, OSError: If a file cannot be written.
-    """
+    """Append audits to the list in a folder of reports, render the page again, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(asdict(each)) + "\n" for each in entries)
     with (folder / ENTRIES).open("a+b") as file:
@@ -80,11 +67,7 @@ def contains(folder: Path, entry: Entry) -> bool:
 
 
 def read(folder: Path) -> tuple[list[Entry], int]:
-    """Return the audits in the list of a folder, oldest first, and the number of lines that cannot be read.
-
-    Raises:
-        DataError: If there is no list.
-    """
+    """Return the audits in the list of a folder, oldest first, and the number of lines that cannot be read."""
     path = folder / ENTRIES
     with reading(path), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MAX_BYTES))
@@ -108,18 +91,14 @@ def _entry(line: bytes) -> Entry | None:
 
 
 def render(folder: Path) -> Path:
-    """Render the page from the list in a folder, and return its path.
-
-    Raises:
-        SpearError: If there is no list, or if the page cannot be written.
-    """
+    """Render the page from the list in a folder, and return its path."""
     entries, damaged = read(folder)
     shown = entries[-MAX_SHOWN:]
     first = len(entries) - len(shown) + 1
     leaking = sum(each.verdict == "LEAKS" for each in entries)
     page = template("timeline.html").render(
         plot=plot(shown, first),
-        rows=[_row(number, each) for number, each in enumerate(shown, first)][::-1],
+        rows=list(enumerate(shown, first))[::-1],
         count=len(entries),
         leaking=leaking,
         accepted=sum(each.accepted for each in entries),
@@ -131,20 +110,10 @@ def render(folder: Path) -> Path:
     return folder / PAGE
 
 
-def _row(number: int, entry: Entry) -> Mapping[str, Any]:
-    link = None if entry.report is None else quote(f"{entry.report}/report.html")
-    return {**asdict(entry), "number": number, "link": link}
-
-
 def plot(entries: list[Entry], first: int = 1) -> str:
     """Plot how many samples each update contained, and how many inputs were recovered from it, in order of time.
 
-    Args:
-        entries: The audits, oldest first.
-        first: Number of the first audit.
-
-    Returns:
-        SVG, or "" if there is no audit.
+    The audits are in this order, and the first one has the number ``first``. Without an audit, the result is empty.
     """
     if not entries:
         return ""

@@ -12,11 +12,7 @@ LAYER_INPUTS = {
     "features": "features of an earlier layer",
     "inputs from features": "features, from which the model's inputs were computed",
 }
-
-
-def describe_layer_input(sees: str) -> str:
-    """Describe in words what a layer receives."""
-    return LAYER_INPUTS.get(sees, sees)
+"""What a layer receives, in words."""
 
 
 def headline(result: AuditResult) -> str:
@@ -54,14 +50,9 @@ STATES = {
 
 
 def evidence(sample: Mapping[str, Any], scale_known: bool) -> tuple[str, str, str]:
-    """Describe the claim about one input.
+    """Return the CSS class, the label and the explanation of the claim about an input, from ``report.json``.
 
-    Args:
-        sample: The entry of this input in ``report.json``.
-        scale_known: Whether the scale of the input is known. It is unknown for a layer without a bias.
-
-    Returns:
-        CSS class, label and explanation.
+    The scale of the input is unknown for a layer without a bias.
     """
     style, label = STATES[Kind(sample["claim"])]
     error = "" if sample["error"] is None else f" Largest relative error: {sample['error']:.0e}."

@@ -74,9 +74,7 @@ def backbone(source: str, classes: int, *, weights: FileName | None = None) -> n
         library = importlib.import_module(PACKAGES[kind])
     except ImportError as error:
         package = PACKAGES[kind]
-        raise DataError(
-            f"{source} needs the package {package}, which is not installed: pip install {package}"
-        ) from error
+        raise DataError(f"{source} needs {package}, which is not installed: pip install {package}") from error
     if kind == "huggingface":
         body, features = _of_transformers(library, name)
     else:
@@ -109,7 +107,6 @@ def _of_names(library: Any, kind: str, name: str, weights: FileName | None) -> t
 
 
 def _of_transformers(library: Any, folder: str) -> tuple[nn.Module, int]:
-    """Load a model of ``transformers`` from a local folder."""
     try:
         model = library.AutoModel.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises many kinds of errors for missing or damaged files

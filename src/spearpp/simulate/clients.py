@@ -42,7 +42,7 @@ class Client(ABC):
 
     def __or__(self, change: "Change") -> "Client":
         """Return a client whose update is changed before the server sees it."""
-        return _Changed(self, change)
+        return Changed(self, change)
 
 
 Change = Callable[[ClientUpdate], ClientUpdate]
@@ -50,7 +50,9 @@ Change = Callable[[ClientUpdate], ClientUpdate]
 
 
 @dataclass(frozen=True)
-class _Changed(Client):
+class Changed(Client):
+    """A client whose update is changed before the server sees it."""
+
     client: Client
     change: Change
 
@@ -244,9 +246,7 @@ class SumOfClients(Client):
     def train(self, model: nn.Module, batch: Batch, generator: torch.Generator) -> ClientUpdate:
         """See ``Client.train``."""
         if not 1 <= self.clients <= len(batch.inputs):
-            raise OptionError(
-                f"clients={self.clients} for {len(batch.inputs)} samples: each client needs at least one sample"
-            )
+            raise OptionError(f"clients={self.clients} for {len(batch.inputs)} samples: each client needs a sample")
         parts = torch.arange(len(batch.inputs)).tensor_split(self.clients)
         return ClientUpdate.sum([self.client(model, batch.pick(part), generator) for part in parts])
 

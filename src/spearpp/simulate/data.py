@@ -5,6 +5,7 @@ of every colour channel for images, and of every column for tables.
 """
 
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -175,15 +176,20 @@ def _breast_cancer() -> Dataset:
     with needs("scikit-learn", "data"):
         from sklearn.datasets import load_breast_cancer
     loaded = load_breast_cancer()
-    records = torch.from_numpy(loaded.data)
+    return records_of(torch.from_numpy(loaded.data), torch.from_numpy(loaded.target).long(), loaded.feature_names)
+
+
+def records_of(records: Tensor, labels: Tensor, names: Iterable[str]) -> Dataset:
+    """Return a data set of records, (count, n), with the range of each column as its [0, 1] scale."""
     low, high = records.amin(0), records.amax(0)
-    unit = ((records - low) / (high - low)).float()
-    return Dataset(
-        unit,
-        torch.from_numpy(loaded.target).long(),
-        Normalisation(unit.mean(0), unit.std(0)),
-        feature_names=tuple(str(name) for name in loaded.feature_names),
-    )
+    unit = ((records - low) / torch.where(high > low, high - low, torch.ones_like(high))).float()
+    normalisation = Normalisation(unit.mean(0), positive(unit.std(0)))
+    return Dataset(unit, labels, normalisation, feature_names=tuple(str(name) for name in names))
+
+
+def positive(std: Tensor) -> Tensor:
+    """Replace standard deviations of zero by one, so that constant columns can be divided by them."""
+    return torch.where(torch.isfinite(std) & (std > 0), std, torch.ones_like(std))
 
 
 @cache

@@ -1,7 +1,7 @@
 """Rounds of simulated clients: what one client sends in several rounds, and the layers that the server sees."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,12 +53,18 @@ def play_rounds(
     for batch in batches:
         sent = [client(model, each, generator) for each in (batch, *others)]
         updates.append(sent[0])
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if all(name in each.gradients for each in sent):
-                    mean = torch.stack([each.gradients[name] for each in sent]).mean(0)
-                    parameter.sub_(mean.to(parameter), alpha=rate)
+        shared = [name for name in sent[0].gradients if all(name in each.gradients for each in sent)]
+        means = {name: torch.stack([each.gradients[name] for each in sent]).mean(0) for name in shared}
+        server_step(model, means, rate)
     return updates
+
+
+def server_step(model: nn.Module, gradients: Mapping[str, Tensor], rate: float) -> None:
+    """Subtract ``rate`` times the gradients from the weights of a model."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in gradients:
+                parameter.sub_(gradients[name].to(parameter), alpha=rate)
 
 
 class LayerGradient(NamedTuple):

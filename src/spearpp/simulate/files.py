@@ -13,14 +13,12 @@ import numpy
 import torch
 
 from spearpp.errors import DataError, needs
-from spearpp.normalisation import Normalisation
 from spearpp.simulate.batch import Dataset, normalisation_of
-from spearpp.simulate.data import MAX_BYTES, cifar10_of
+from spearpp.simulate.data import MAX_BYTES, cifar10_of, positive, records_of
 from spearpp.update.files import FileName
 
 MAX_PIXELS = 50_000_000
-"""Largest number of pixels of an image before resizing. A design choice: cameras take images of this size, and one such
-image takes 150 MB."""
+"""Largest number of pixels of an image before resizing. A design choice: cameras take such images, of 150 MB each."""
 MAX_SIDE = 1024
 """Largest side of a resized image in pixels. A design choice: larger inputs make the first layer too large to audit."""
 MAX_CLASSES = 1000
@@ -80,7 +78,7 @@ def image_folder(path: FileName, *, size: int = 32) -> Dataset:
         pixels[row] = torch.from_numpy(numpy.array(small)).permute(2, 0, 1).reshape(-1).float() / 255
     channels = pixels.reshape(len(files), 3, -1)
     shape = (3, size, size)
-    normalisation = normalisation_of(channels.mean((0, 2)), _positive(channels.std((0, 2))), pixels.shape[1], shape)
+    normalisation = normalisation_of(channels.mean((0, 2)), positive(channels.std((0, 2))), pixels.shape[1], shape)
     return Dataset(pixels, torch.tensor([label for _, label in files]), normalisation, shape)
 
 
@@ -111,7 +109,7 @@ def table(path: FileName, *, label: str | None = None) -> Dataset:
     columns = _parquet(file) if file.suffix.lower() in (".parquet", ".pq") else _csv(file)
     if len(columns) < 2 or not next(iter(columns.values())):
         raise DataError(
-            f"{file} holds {len(columns)} columns: expected a label, at least one more column, and a record"
+            f"{file} holds {len(columns)} columns: it needs a label, at least one more column, and a record"
         )
     chosen = list(columns)[-1] if label is None else label
     if chosen not in columns:
@@ -124,10 +122,7 @@ def table(path: FileName, *, label: str | None = None) -> Dataset:
     named: dict[str, list[float]] = {}
     for name, texts in columns.items():
         named |= _numbers(name, texts, file)
-    records = torch.tensor(list(named.values()), dtype=torch.float64).T
-    low, high = records.amin(0), records.amax(0)
-    unit = ((records - low) / torch.where(high > low, high - low, torch.ones_like(high))).float()
-    return Dataset(unit, labels, Normalisation(unit.mean(0), _positive(unit.std(0))), feature_names=tuple(named))
+    return records_of(torch.tensor(list(named.values()), dtype=torch.float64).T, labels, named)
 
 
 @cache
@@ -157,11 +152,6 @@ def torchvision_cifar10(root: FileName | None = None) -> Dataset:
     return cifar10_of(torch.from_numpy(loaded.data).permute(0, 3, 1, 2), torch.tensor(loaded.targets))
 
 
-def _positive(std: torch.Tensor) -> torch.Tensor:
-    """Replace standard deviations of zero by one, so that constant columns can be divided by them."""
-    return torch.where(torch.isfinite(std) & (std > 0), std, torch.ones_like(std))
-
-
 def _csv(file: Path) -> dict[str, list[str]]:
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
@@ -181,9 +171,7 @@ def _parquet(file: Path) -> dict[str, list[str]]:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(
-            f"{file}: reading Parquet needs pyarrow: pip install pyarrow, or save the table as CSV"
-        ) from error
+        raise DataError(f"{file}: Parquet needs pyarrow: pip install pyarrow, or save the table as CSV") from error
     try:
         columns = pyarrow.parquet.read_table(file).to_pydict()
     except Exception as error:  # a damaged file can make its reader raise any exception

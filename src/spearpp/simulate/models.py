@@ -40,9 +40,7 @@ def mlp(
     """
     widths = [features, *hidden, classes]
     if min(widths) < 1 or not hidden:
-        raise OptionError(
-            f"widths {widths}: an MLP needs at least one hidden layer, and every width must be at least 1"
-        )
+        raise OptionError(f"widths {widths}: an MLP needs at least one hidden layer, and widths of at least 1")
     generator = generator or torch.Generator().manual_seed(0)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):

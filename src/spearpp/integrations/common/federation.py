@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,12 +156,7 @@ class RoundSampler:
 
 
 class RoundStore:
-    """The latest rounds of every client, one file for each round, under the pseudonym of the client.
-
-    Args:
-        out: folder for reports. The rounds are stored below it.
-        most: largest number of earlier rounds of a client. The oldest are deleted.
-    """
+    """The latest ``most`` rounds of every client, one file for each round, below the folder for reports."""
 
     def __init__(self, out: Path, most: int) -> None:
         self.folder, self.most = out / FOLDER, most
@@ -177,11 +173,7 @@ class RoundStore:
         return found
 
     def add(self, client: str, update: ClientUpdate) -> None:
-        """Store a round of a client, and delete its oldest rounds beyond the limit.
-
-        Raises:
-            SpearError, OSError: if the round cannot be stored.
-        """
+        """Store a round of a client, and delete its oldest rounds beyond the limit."""
         files = self._files(client)
         number = int(files[-1].stem) + 1 if files else 1
         folder = self.folder / client
@@ -200,8 +192,6 @@ class RoundStore:
 
     def _delete_old(self) -> None:
         for path in self.folder.glob("*/*.safetensors"):
-            try:
+            with suppress(OSError):  # the file was deleted meanwhile
                 if time.time() - path.stat().st_mtime > MAX_AGE:
                     path.unlink(missing_ok=True)
-            except OSError:
-                continue  # the file was deleted meanwhile

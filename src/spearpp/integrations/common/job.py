@@ -16,7 +16,7 @@ import spearpp.report as reports
 from spearpp.auditing import AuditResult, audit
 from spearpp.auditing.folder import REDACTIONS, Redaction
 from spearpp.auditing.rounds import audit_rounds
-from spearpp.auditing.task import MEMORY, Task, check_memory
+from spearpp.auditing.task import MEMORY, Task
 from spearpp.config import Config
 from spearpp.errors import DataError, OptionError, SpearError
 from spearpp.integrations.common.federation import RoundStore, Training
@@ -45,7 +45,6 @@ class Settings:
     redact: Redaction = "omit"
     """How reports hide recovered inputs, which are personal data if the training data is."""
     seed: int = 0
-    """Random seed of the audits."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Further fields for ``report.json`` of every report."""
     memory: int | None = MEMORY
@@ -62,14 +61,16 @@ class Settings:
     def __post_init__(self) -> None:
         if self.redact not in REDACTIONS:
             raise OptionError(f"redact={self.redact!r}: expected one of {', '.join(REDACTIONS)}")
-        if self.budget is not None and not self.budget > 0:
-            raise OptionError(f"budget={self.budget}: expected a positive number of seconds, or None for no limit")
-        check_memory(self.memory)
-        Loss.named(self.loss)
+        self.task()  # checks the options of an audit
         if isinstance(self.history, bool) or not isinstance(self.history, int) or self.history < 0:
             raise OptionError(f"history={self.history!r}: expected the number of earlier rounds to keep, or 0")
         if self.history and self.out is None:
             raise OptionError("history needs a folder for reports, because rounds are kept below it: set out=")
+
+    def task(self, samples: int | None = None) -> Task:
+        """Return the options of an audit of an update with this number of samples, and check them."""
+        generator, loss = torch.Generator().manual_seed(self.seed), Loss.named(self.loss)
+        return Task(self.model, self.budget, self.memory, batch_size=samples, loss=loss, generator=generator)
 
     @property
     def rounds(self) -> RoundStore | None:
@@ -88,7 +89,6 @@ class Job:
     after: Mapping[str, Tensor] | ClientUpdate
     """What the client sent back."""
     kind: Kind = "weights"
-    """Content of ``after``."""
     training: Training = Training()
     about: Mapping[str, Any] = field(default_factory=dict)
     """Further fields for ``report.json`` of this report."""
@@ -100,20 +100,11 @@ class Job:
     """Earlier rounds of the client, oldest first, if the caller has them."""
 
     def update(self, model: nn.Module | None = None) -> ClientUpdate:
-        """Build the client's update.
-
-        Args:
-            model: The network. Tensors that arrived as a numbered list get the names of its parameters.
-
-        Raises:
-            SpearError: If the tensors do not form an update.
-        """
+        """Build the client's update. Tensors that arrived as a numbered list get the model's parameter names."""
         if isinstance(self.after, ClientUpdate):
             return self.after
         if self.before is None or self.kind not in KINDS:
-            raise OptionError(
-                f"kind={self.kind!r}: expected one of {', '.join(KINDS)}, with the weights before training"
-            )
+            raise OptionError(f"kind={self.kind!r}: expected one of {', '.join(KINDS)}, with weights before training")
         before, after = _named(self.before, model), _named(self.after, model)
         if self.kind == "gradients":
             return ClientUpdate.from_gradients(before, after)
@@ -122,14 +113,7 @@ class Job:
 
 
 def tensors_of(arrays: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Copy a platform's arrays to CPU tensors.
-
-    Args:
-        arrays: NumPy arrays, or tensors on any device, by name.
-
-    Raises:
-        DataError: If a value is not an array of numbers.
-    """
+    """Copy a platform's NumPy arrays, or tensors on any device, to CPU tensors."""
     tensors = {}
     for name, each in arrays.items():
         if isinstance(each, Tensor):
@@ -177,13 +161,11 @@ def perform(job: Job, settings: Settings) -> Outcome:
 
 def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
     """Audit an update, together with earlier rounds of its client if they are kept and may say more."""
-    known: dict[str, Any] = {"memory": settings.memory, "batch_size": job.samples}
-
-    def generator() -> torch.Generator:
-        return torch.Generator().manual_seed(settings.seed)
 
     def audit_one(one: ClientUpdate, seconds: float | None) -> AuditResult:
-        return audit(one, settings.model, budget=seconds, loss=settings.loss, generator=generator(), **known)
+        task = settings.task(job.samples)
+        options: dict[str, Any] = {"memory": task.memory, "batch_size": task.batch_size, "generator": task.generator}
+        return audit(one, task.model, budget=seconds, loss=settings.loss, **options)
 
     store, earlier = settings.rounds, list(job.earlier)
     if store is not None and job.client is not None:
@@ -194,27 +176,11 @@ def _audit(job: Job, update: ClientUpdate, settings: Settings) -> AuditResult:
             LOGGER.warning("%s: the round cannot be kept for later audits: %s", job.name, error)
     if not earlier:
         return audit_one(update, settings.budget)
-    return audit_rounds(
-        [*earlier, update],
-        Task(
-            settings.model,
-            budget=settings.budget,
-            memory=settings.memory,
-            batch_size=job.samples,
-            loss=Loss.named(settings.loss),
-            generator=torch.Generator().manual_seed(settings.seed),
-        ),
-        audit_one,
-        each_alone=False,
-    )
+    return audit_rounds([*earlier, update], settings.task(job.samples), audit_one, each_alone=False)
 
 
 def write_folder(result: AuditResult, path: Path, settings: Settings, about: Mapping[str, Any]) -> Path:
-    """Write a report to a temporary folder, and then move the complete folder to its path.
-
-    Raises:
-        SpearError, OSError: If the report cannot be written. The temporary folder is then removed.
-    """
+    """Write a report to a temporary folder, which is removed after an error, and move the complete one to its path."""
     scratch = scratch_of(path)
     try:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -28,7 +28,6 @@ class Outcome:
     batch_estimate: int = 0
     """Number of samples in the update, estimated from its gradients. 0 if unknown."""
     seconds: float = 0.0
-    """Duration of the audit."""
     folder: str | None = None
     """Path of the report. None if there is no report."""
     problem: str | None = None

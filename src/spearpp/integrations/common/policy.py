@@ -37,11 +37,7 @@ class Gate:
     ) -> tuple[Payload | None, str]:
         """Audit a payload and decide what to send.
 
-        Args:
-            name: Name of the audit, for the log.
-            payload: The update in the platform's own format.
-            job: Function that converts a payload to a job.
-            noise: Function that applies a defence to a payload.
+        The payload is the update in the platform's own format, and ``job`` converts it. ``noise`` applies a defence.
 
         Returns:
             The payload to send, or None to send nothing, and the reason.

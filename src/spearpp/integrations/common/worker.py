@@ -1,8 +1,7 @@
 """Run audits in a separate process behind a bounded queue, so that submitting an audit never blocks.
 
 The worker is a new Python interpreter that communicates over its standard input and output. It does not use
-``multiprocessing``, whose workers run the main script again. In a federation's server the main script would start the
-federation again.
+``multiprocessing``, whose workers run the main script again: that of a server would start the federation again.
 """
 
 import logging
@@ -15,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -44,8 +44,7 @@ JobFactory = Callable[[], Job]
 class Auditor:
     """A queue of audits and the worker process that runs them one after another.
 
-    The worker starts with the first audit. A worker that dies is started again. An audit whose worker dies twice is
-    abandoned.
+    The worker starts with the first audit, and again if it dies. An audit whose worker dies twice is abandoned.
     """
 
     def __init__(self, settings: Settings, *, waiting: int = 4) -> None:
@@ -76,14 +75,9 @@ class Auditor:
         return None if process is None or process.poll() is not None else process.pid
 
     def submit(self, name: str, make_job: JobFactory) -> bool:
-        """Add an audit to the queue, unless the queue is full.
+        """Add an audit to the queue, and return whether the queue had room for it.
 
-        Args:
-            name: Name of the audit, for the log.
-            make_job: Function that returns the job. It is called later in another thread, so it may be slow.
-
-        Returns:
-            Whether the audit was added.
+        ``make_job`` is called later in another thread, so it may be slow.
         """
         try:
             self._jobs.put_nowait((name, make_job))
@@ -114,21 +108,17 @@ class Auditor:
         self._thread = None
 
     def _run(self) -> None:
-        while True:
-            item = self._jobs.get()
+        while (item := self._jobs.get()) is not None:
             try:
-                if item is None:
-                    self._stop()
-                    return
-                try:
-                    outcome = self._audit(*item)
-                except Exception as error:  # An exception here would block everyone who waits for the queue.
-                    outcome = Outcome.failed(item[0], f"not audited, internal error: {type(error).__name__}: {error}")
-                with self._lock:
-                    self._outcomes.append(outcome)
-                log_outcome(outcome)
-            finally:
-                self._jobs.task_done()
+                outcome = self._audit(*item)
+            except Exception as error:  # An exception here would block everyone who waits for the queue.
+                outcome = Outcome.failed(item[0], f"not audited, internal error: {type(error).__name__}: {error}")
+            with self._lock:
+                self._outcomes.append(outcome)
+            log_outcome(outcome)
+            self._jobs.task_done()
+        self._stop()
+        self._jobs.task_done()
 
     def _audit(self, name: str, make_job: JobFactory) -> Outcome:
         try:
@@ -195,12 +185,9 @@ class Auditor:
             return "never started"
         if kill:
             process.kill()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    continue  # Unwritten data for a dead process is lost.
+        for stream in filter(None, (process.stdin, process.stdout)):
+            with suppress(OSError):  # Unwritten data for a dead process is lost.
+                stream.close()
         code = process.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 

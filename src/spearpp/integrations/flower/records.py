@@ -26,11 +26,8 @@ class Sent:
     def of(cls, message: Message, *configs: Mapping[str, Any]) -> "Sent | None":
         """Store the first array record of a message to a client. Return None if the message has no array record.
 
-        The record is copied, because a client may change the message that it received.
-
-        Args:
-            message: The message.
-            configs: Further configurations of the client. Those in the message take precedence.
+        The record is copied, because a client may change the message that it received. Configurations in the message
+        take precedence over ``configs``.
         """
         for key, arrays in message.content.array_records.items():
             return cls(key, dict(arrays), Training.of(*message.content.config_records.values(), *configs))
@@ -49,18 +46,7 @@ def job_of(
     """Build the audit job for a reply.
 
     If the reply contains several array records, the audit uses the one with the name under which the weights were sent.
-
-    Args:
-        name: Name of the audit.
-        sent: What the server sent to the client.
-        records: Array records of the reply.
-        kind: Content of the arrays.
-        number: Round of the reply, if known.
-        samples: Number of samples the client trained on, if known.
-        client: Pseudonym of the client, for its history.
-
-    Raises:
-        SpearError: If there is no array record, or if it does not contain numbers.
+    ``number`` is the round, ``samples`` the number of samples the client trained on, and ``client`` its pseudonym.
     """
     if not records:
         raise DataError("the reply contains no arrays")

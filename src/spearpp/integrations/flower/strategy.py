@@ -140,10 +140,10 @@ class AuditStrategy(Strategy):
         by_round: dict[int, list[Outcome]] = {number: [] for number in self._dropped}
         for outcome in self.auditor.outcomes[before:]:
             by_round.setdefault(round_number(outcome.name), []).append(outcome)
+        shown = result.train_metrics_clientapp
         for number, outcomes in by_round.items():
-            metrics = _with_audits(result.train_metrics_clientapp.get(number), outcomes, self._dropped[number])
-            if metrics is not None:
-                result.train_metrics_clientapp[number] = metrics
+            if (metrics := _with_audits(shown.get(number), outcomes, self._dropped[number])) is not None:
+                shown[number] = metrics
         return result
 
     def configure_train(
@@ -154,8 +154,7 @@ class AuditStrategy(Strategy):
         self._sent = {}
         if self._sampler.due(server_round):
             for message in messages:
-                sent = Sent.of(message)
-                if sent is not None:
+                if (sent := Sent.of(message)) is not None:
                     self._sent[message.metadata.dst_node_id] = sent
         return messages
 
