@@ -53,6 +53,8 @@ class Defence:
     """Number of rounds of the same client, with the same samples, that are inverted together; None for one update."""
 
     def __post_init__(self) -> None:
+        if min(self.batch, self.width, self.steps, self.clients, self.mini_batch or 1, self.rounds or 1) < 1:
+            raise OptionError("batch, width, steps, clients, mini-batch and rounds must each be at least 1")
         if self.rounds is not None and self.clients > 1:
             raise OptionError("the rounds of one client are joined, not those of a sum: leave out clients or rounds")
         if not 0 <= self.noise < math.inf or not 0 < self.keep <= 1:
