@@ -12,8 +12,9 @@ The data are CIFAR-10 test images (SPEARPP_DATA). Each batch has its own seed (1
 3072-m-…-m-10 network, unless the row says otherwise. Gradients are float32. A batch is exact if all its inputs are
 certified. An input is approximate if its evidence holds with a stated error between 1e-3 and 0.1. A certified or
 approximate input is wrong if it is farther than three times its stated error from every sample. "Determined" counts
-samples that are certified if the search starts at the truth; it is measured for trained networks. The last column is
-the time over that of the float64 singular values of the first layer's gradient, measured after each batch.
+samples that are certified if the search starts at the truth, and "accurate" those of which this start gives an input
+with a true error of at most 1e-3; both are measured for trained networks. The last column is the time over that of the
+float64 singular values of the first layer's gradient, measured after each batch.
 """
 
 import statistics
@@ -32,6 +33,7 @@ from benchmarks import command
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing.claims import MAX_ERROR
 from spearpp.errors import RankError
+from spearpp.inversion.evidence import EXACT
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.solutions import no_solutions
@@ -87,6 +89,9 @@ class Row:
     determined: int
     """Samples that are certified if the search starts at the true samples. Counted for trained networks only: noise
     hides the others."""
+    accurate: int
+    """Samples whose input has a true error of at most 1e-3 if the search starts at the true samples. Counted like
+    ``determined``. The stated error of such an input may be larger."""
     certified: int
     approximate: int
     wrong: int
@@ -164,6 +169,7 @@ class Attacked:
     svd: float
     """Seconds of the singular values of the gradient."""
     determined: int
+    accurate: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +214,8 @@ def attack(setting: Setting, seed: int, data: str | None, device: torch.device) 
     if not setting.trained:
         return attacked
     best = spearpp.invert(*first, following=following, search=FromTruth(batch=batch))
-    return replace(attacked, determined=int(best.certified.sum()))
+    accurate = int((distances(batch, best.inputs) <= EXACT).sum())
+    return replace(attacked, determined=int(best.certified.sum()), accurate=accurate)
 
 
 def audited(update: ClientUpdate, model: nn.Module, seconds: float, batch_size: int | None) -> Inversion:
@@ -246,7 +253,14 @@ def _timed(batch: Batch, first: LayerTensors, invert: Callable[[], Inversion], d
     results: list[Inversion] = []
     seconds = command.seconds(lambda: results.append(invert()), device)
     svd = command.seconds(lambda: torch.linalg.svdvals(first[0].double()), device)
-    return Attacked(batch, results[0], seconds, svd, results[0].batch_size)
+    visible = results[0].batch_size
+    return Attacked(batch, results[0], seconds, svd, determined=visible, accurate=visible)
+
+
+def distances(batch: Batch, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the distance of each input to the nearest sample, relative to the norm of that sample."""
+    truth = batch.inputs.double()
+    return (torch.cdist(inputs.double(), truth) / torch.linalg.vector_norm(truth, dim=1)).amin(1)
 
 
 def wrong(batch: Batch, result: Inversion, which: torch.Tensor | None = None) -> int:
@@ -254,9 +268,7 @@ def wrong(batch: Batch, result: Inversion, which: torch.Tensor | None = None) ->
     if result.evidence is None:
         return 0
     which = result.certified if which is None else which
-    found, truth = result.inputs[which].double(), batch.inputs.double()
-    distance = (torch.cdist(found, truth) / torch.linalg.vector_norm(truth, dim=1)).amin(1)
-    return int((distance > 3 * result.evidence.error[which]).sum())
+    return int((distances(batch, result.inputs[which]) > 3 * result.evidence.error[which]).sum())
 
 
 def approximate(result: Inversion) -> torch.Tensor:
@@ -268,7 +280,7 @@ def approximate(result: Inversion) -> torch.Tensor:
 
 def measure(setting: Setting, batches: int | None, first: int, data: str | None, device: torch.device) -> Row:
     """Attack all batches of a setting."""
-    exact = visible = determined = certified = nearly = mistakes = starts = 0
+    exact = visible = determined = accurate = certified = nearly = mistakes = starts = 0
     times, ratios = [], []
     count = batches or setting.batches
     for seed in range(first, first + count):
@@ -279,7 +291,7 @@ def measure(setting: Setting, batches: int | None, first: int, data: str | None,
             continue
         batch, result = attacked.batch, attacked.result
         found = int(result.certified.sum())
-        determined += attacked.determined
+        determined, accurate = determined + attacked.determined, accurate + attacked.accurate
         exact += found == result.batch_size
         visible, certified, starts = visible + result.batch_size, certified + found, starts + result.stats.starts
         nearly, mistakes = nearly + int(approximate(result).sum()), mistakes + wrong(batch, result)
@@ -288,7 +300,7 @@ def measure(setting: Setting, batches: int | None, first: int, data: str | None,
         ratios.append(attacked.seconds / attacked.svd)
     kind = f"trained, {setting.trained}" if setting.trained else "raw pixels" if setting.raw else "normalised"
     sizes = (setting.activation, setting.search, setting.m, setting.hidden, setting.b, kind, count)
-    counts = (exact, visible, determined, certified, nearly, mistakes)
+    counts = (exact, visible, determined, accurate, certified, nearly, mistakes)
     return Row(*sizes, *counts, starts / count, statistics.median(times), statistics.median(ratios or [float("nan")]))
 
 
