@@ -132,8 +132,8 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
     """Print a table with one row per Linear layer, with the result of its audit where there is one."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     results = () if audits is None else ("samples", "exact")
-    for name in ("layer", "neurons", "inputs", "sees", *results, "reason" if audits is None else "outcome"):
-        justify: Literal["left", "right"] = "right" if name in ("neurons", "inputs", *results) else "left"
+    for name in ("layer", "neurons", "width", "receives", *results, "reason" if audits is None else "outcome"):
+        justify: Literal["left", "right"] = "right" if name in ("neurons", "width", *results) else "left"
         table.add_column(name, justify=justify, overflow="fold", min_width=20 if name in ("reason", "outcome") else 4)
     for index, layer in enumerate(layers):
         cells, text = [str(layer.neurons), str(layer.features), str(layer.sees)], layer.reason

@@ -23,7 +23,9 @@ def report(
     std: options.Deviation = None,
     columns: options.Columns = None,
     redact: options.Redact = "none",
-    pdf: Annotated[bool, Option("--pdf", help="Also print the page to report.pdf. Needs Chromium or Chrome.")] = False,
+    pdf: Annotated[
+        bool, Option("--pdf", help="Also print the page to report.pdf. Needs Chromium, Chrome or Edge.")
+    ] = False,
 ) -> None:
     """Re-render a report with other display options: image shape, column names, redaction or PDF.
 

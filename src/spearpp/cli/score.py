@@ -42,7 +42,7 @@ def score(
         return
     console = output()
     for index, (row, psnr) in enumerate(zip(compared.assignment.tolist(), compared.psnr.tolist(), strict=True)):
-        match = f"recovered {row + 1:>4}   {psnr:6.1f} dB" if row >= 0 else "not recovered"
+        match = f"is recovered input {row + 1:>4}   {psnr:6.1f} dB" if row >= 0 else "has no recovered input"
         console.print(f"sample {index + 1:>4}   {match}")
     console.print(compared.summary, markup=False)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from typer import Option
+from click.core import ParameterSource
+from typer import Context, Option
 
 from spearpp import simulate as simulation
 from spearpp.cli import options
@@ -24,9 +25,17 @@ NUMBER_FORMATS: dict[str, Change] = {
     "int8": simulation.Quantise(8),
     "int4": simulation.Quantise(4),
 }
+CLIENTS_WITH: dict[str, tuple[ClientName, ...]] = {
+    **dict.fromkeys(("epochs", "mini_batch", "lr", "momentum"), ("fedavg",)),
+    "clip": ("dpsgd", "opacus"),
+    "noise": ("dpsgd",),
+    "noise_multiplier": ("opacus",),
+}
+"""The options that not every client has, with the clients that have them."""
 
 
 def simulate(
+    context: Context,
     out: Annotated[Path, Option(help="Folder for update.safetensors and truth.safetensors.")] = Path("simulated"),
     data: Annotated[
         str,
@@ -58,18 +67,17 @@ def simulate(
     \b
     spearpp simulate --samples 32 --out mine
     spearpp simulate --client opacus --clip 2 --noise-multiplier 1e-3 --wire float16
-    spearpp audit mine/update.safetensors --model mlp --truth mine/truth.safetensors
+    spearpp audit mine/update.safetensors --model mlp --batch-size 32 --truth mine/truth.safetensors
     """  # noqa: D301
+    for option, names in CLIENTS_WITH.items():
+        if client not in names and context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            raise OptionError(f"--{option.replace('_', '-')}: only --client {' or '.join(names)} has this option")
     data = data.replace("-", "_")
     if data not in DATA:
         raise OptionError(f"--data {data}: expected one of {', '.join(DATA)}")
     generator = torch.Generator().manual_seed(seed)
     batch: Batch = DATA[data](samples, generator=generator)
     model = simulation.mlp(batch.inputs.shape[1], _widths(hidden), CLASSES, generator=generator)
-    if noise and client != "dpsgd":
-        raise OptionError(f"--noise {noise:g} --client {client}: --noise is for dpsgd, --noise-multiplier for opacus")
-    if noise_multiplier and client != "opacus":
-        raise OptionError(f"--noise-multiplier {noise_multiplier:g} --client {client}: this option is for opacus")
     clients_by_name: dict[ClientName, Callable[[], Client]] = {
         "fedsgd": simulation.FedSGD,
         "fedavg": lambda: simulation.FedAvg(epochs, mini_batch, lr, momentum=momentum),
@@ -91,7 +99,8 @@ def simulate(
     console = output()
     console.print(f"{sent}: {update!r}", markup=False)
     console.print(f"{truth}: {len(batch.inputs)} samples, only for comparison", markup=False)
-    console.print(f"next: spearpp audit {sent} --model mlp --truth {truth}", markup=False)
+    known = "" if clients > 1 else f" --batch-size {samples}"
+    console.print(f"next: spearpp audit {sent} --model mlp{known} --truth {truth}", markup=False)
 
 
 def _widths(text: str) -> list[int]:

@@ -39,7 +39,10 @@ def fields_of_saved(tensors: Lazy, header: Mapping[str, Any], path: FileName) ->
         SpearError: if the file has another version or an invalid entry.
     """
     if header.get("format") != FORMAT:
-        raise DataError(f"{path} has format {str(header.get('format'))[:20]}, this version reads {FORMAT}")
+        if "format" not in header:
+            why = f"{path} is not an update that spearpp wrote"
+            raise DataError(why, hint="is it the file of the client's true batch? Pass that file with --truth")
+        raise DataError(f"{path} has format {str(header['format'])[:20]}, this version reads {FORMAT}")
     groups: dict[str, dict[str, str]] = {"weights": {}, "gradients": {}}
     for name, spec in tensor_specs(tensors).items():
         group, _, parameter = name.partition("/")
