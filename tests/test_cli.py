@@ -447,7 +447,7 @@ def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.
     monkeypatch.setattr(sys.modules["spearpp.auditing.judge"], "replay_alone", stop)
     result = audit(simulate.FedSGD()(model, batch), model)
     assert result.interrupted
-    assert result.layers[0].recovered == 5
+    assert result.layers[0].exact == 5
     assert result.layers[0].labels is None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.claims import Claim, ClaimKind
 from spearpp.auditing.estimate import training_findings
 from spearpp.auditing.judge import judge_all
 from spearpp.auditing.plan import make_plan
@@ -31,7 +31,7 @@ WORTH = 2**20
 """Number of weights from which a second thread helps an audit. Measured with 700,000 weights: a second thread on
 two idle cores saves 0.06 of 0.23 s. On cores that another process also uses, two threads take 10 s."""
 
-__all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
+__all__ = ["AuditResult", "Claim", "ClaimKind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
 
 
 def audit(
@@ -145,7 +145,7 @@ def _audited(update: ClientUpdate, task: Task) -> AuditResult:
     judged = judge_all(audits, plan, task, whole.deadline)
     late = whole.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
     result = AuditResult(
-        verdict=verdict_of(judged.audits, tables, tried=any(each.feasible for each in judged.audits)),
+        verdict=verdict_of(judged.audits, tables, tried=any(each.invertible for each in judged.audits)),
         summary="",
         layers=judged.audits,
         findings=[*plan.findings, *training_findings(judged.estimate, update)],

@@ -71,7 +71,7 @@ _MAY_BE_MEAN = "the input may be the mean of several samples"
 _REPLAYED = "the gradient of this input alone matches its part of the update"
 
 
-class Kind(StrEnum):
+class ClaimKind(StrEnum):
     """What is known about a recovered input, strongest claim first."""
 
     ONE = "one sample"
@@ -94,7 +94,7 @@ class Kind(StrEnum):
 class Claim:
     """What is claimed about one recovered input."""
 
-    kind: Kind
+    kind: ClaimKind
     error: float
     """The stated error: an estimate of the distance between the input and what the claim says it is, relative to the
     norm. inf if no error is stated. It is not a bound: in tests with hostile clients the true distance was at most
@@ -110,29 +110,29 @@ class Claim:
     @classmethod
     def fitting(cls, why: str, samples: float = float("nan")) -> "Claim":
         """Return the claim for an input that fits the gradient and is not proved to be a sample."""
-        return cls(Kind.FITS, float("inf"), samples, why)
+        return cls(ClaimKind.FITS, float("inf"), samples, why)
 
     @classmethod
     def nothing(cls, why: str) -> "Claim":
         """Return the claim for an input about which nothing is known."""
-        return cls(Kind.NONE, float("inf"), float("nan"), why)
+        return cls(ClaimKind.NONE, float("inf"), float("nan"), why)
 
     @property
     def certified(self) -> bool:
         """Whether the input is exact: one sample, or a mean of samples that cannot be distinguished."""
-        return self.kind in (Kind.ONE, Kind.ONE_OR_MEAN)
+        return self.kind in (ClaimKind.ONE, ClaimKind.ONE_OR_MEAN)
 
     @property
     def recovered(self) -> bool:
         """Whether the input counts as recovered."""
-        return self.certified or self.kind is Kind.APPROXIMATE
+        return self.certified or self.kind is ClaimKind.APPROXIMATE
 
 
 UNJUDGED = Claim.nothing("the input was not judged, because the audit was interrupted")
 """The claim for an input if the audit stopped before it judged the input."""
 
 
-def reasons(claims: Sequence[Claim], *kinds: Kind) -> str:
+def reasons(claims: Sequence[Claim], *kinds: ClaimKind) -> str:
     """Return the most frequent reason of the claims of these kinds, or an empty string if there is no such claim."""
     found = Counter(each.why for each in claims if each.kind in kinds)
     return found.most_common(1)[0][0] if found else ""
@@ -326,7 +326,7 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
             return Claim.fitting(why, samples)
         if count > 1:
             why = f"the input is the weighted mean of {count} samples, or one sample that occurs {count} times"
-            return Claim(Kind.SEVERAL, float("inf"), samples, why)
+            return Claim(ClaimKind.SEVERAL, float("inf"), samples, why)
         if not math.isnan(weights.implied):  # the scale is known, so the size of the contribution must match too
             mismatch, column = max(mismatch, abs(samples - 1)), 1
     if layer.consistent and not known.one_step and (layer.different or layer.complete):
@@ -345,11 +345,11 @@ def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: 
     mean = f"one training sample, or the mean of samples that differ from it by at most {apart:.1%}"
     if error > EXACT:
         why = f"approximately {'one training sample' if counted else mean}; {_REPLAYED}; {weights.why}"
-        return Claim(Kind.APPROXIMATE, max(error, apart), samples, why, apart)
+        return Claim(ClaimKind.APPROXIMATE, max(error, apart), samples, why, apart)
     if counted and known.one_step:
-        return Claim(Kind.ONE, error, samples, f"one training sample; {_REPLAYED}; {weights.why}", 0.0)
+        return Claim(ClaimKind.ONE, error, samples, f"one training sample; {_REPLAYED}; {weights.why}", 0.0)
     what = "one training sample, averaged over the local steps" if counted else mean
-    return Claim(Kind.ONE_OR_MEAN, error, samples, f"{what}; {_REPLAYED}; {weights.why}", apart)
+    return Claim(ClaimKind.ONE_OR_MEAN, error, samples, f"{what}; {_REPLAYED}; {weights.why}", apart)
 
 
 def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
@@ -365,16 +365,16 @@ def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
             count += f"and the client trained on {known.batch_size} samples"
         if known.one_step:
             why = f"{approximately}one training sample; {count}"
-            return Claim(Kind.ONE if exact else Kind.APPROXIMATE, layer.error, 1.0, why, 0.0)
+            return Claim(ClaimKind.ONE if exact else ClaimKind.APPROXIMATE, layer.error, 1.0, why, 0.0)
         why = f"{approximately}one training sample, averaged over the local steps; {count}"
-        return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, 1.0, why)
+        return Claim(ClaimKind.ONE_OR_MEAN if exact else ClaimKind.APPROXIMATE, layer.error, 1.0, why)
     if not layer.different:
         return Claim.fitting(f"{_MAY_BE_MEAN}, and the gradient of this layer does not show how many")
     alike = "are almost equal or activate the same neurons" if layer.from_network else "activate the same neurons"
     why = f"{approximately}one training sample, or the weighted mean of several samples that {alike}"
     if 1 <= known.outputs <= 2:  # all signals at the outputs are multiples of one vector, with either sign
         why += " (weights of samples with opposite errors are negative)"
-    return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, float("nan"), why)
+    return Claim(ClaimKind.ONE_OR_MEAN if exact else ClaimKind.APPROXIMATE, layer.error, float("nan"), why)
 
 
 def _distances_to_nearest(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:

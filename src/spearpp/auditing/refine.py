@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jvp, vjp
 
-from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.claims import Claim, ClaimKind
 from spearpp.auditing.replay import as_sent, forward
 from spearpp.auditing.result import LayerAudit
 from spearpp.errors import OptionError
@@ -46,7 +46,7 @@ EXPLAINED = 1.2
 noise. Measured: 0.96 times with the right inputs, and 6 times without one of them (σ = 1e-5, b = 20)."""
 
 MISSING = Claim(
-    Kind.FITS,
+    ClaimKind.FITS,
     float("inf"),
     float("nan"),
     "the equations did not give this input; it was computed from all others, and together they explain the gradient",

@@ -12,7 +12,7 @@ from torch import nn
 
 from spearpp.auditing.claims import MAX_ERROR
 from spearpp.auditing.local_training import invert_training
-from spearpp.auditing.plan import Plan
+from spearpp.auditing.plan import OUTPUT_LAYER, Plan
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.task import MIN_SECONDS, Budget, Task
@@ -48,23 +48,23 @@ def run_searches(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit
     """Invert the layers one after the other. Return them, and whether Ctrl-C interrupted the inversion."""
     done: dict[str, LayerAudit] = {}
     interrupted = False
-    for index, layer in enumerate(plan.feasible):
+    for index, layer in enumerate(plan.to_invert):
         # The output layer comes last and takes seconds, so it does not shorten the time of the other layers. The inputs
         # of the model matter most, so a layer that receives them gets half of the time.
-        waiting = max(1, sum(not each.output for each in plan.feasible[index:]))
+        waiting = max(1, sum(not each.output for each in plan.to_invert[index:]))
         share = clock.share(min(2, waiting) if layer.sees == "inputs" else waiting)
         if interrupted:
-            done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
+            done[layer.name] = LayerAudit(layer, "not tried: the audit was interrupted")
         elif index and clock.spent:
-            done[layer.name] = LayerAudit(layer, True, f"not tried: {OUT_OF_TIME}")
+            done[layer.name] = LayerAudit(layer, f"not tried: {OUT_OF_TIME}")
         elif layer.sees == "features" and (why := _covered(done.values())):
-            done[layer.name] = LayerAudit(layer, True, f"not inverted: {why}")
+            done[layer.name] = LayerAudit(layer, f"not inverted: {why}")
         else:
             try:
                 done[layer.name] = _invert(layer, plan, task, share)
                 interrupted = done[layer.name].interrupted
             except KeyboardInterrupt:
-                done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
+                done[layer.name] = LayerAudit(layer, "interrupted before its search began")
                 interrupted = True
     return [done.get(each.layer.name, each) for each in plan.layers], interrupted
 
@@ -170,18 +170,18 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
         else:
             layer, result = _by_both(here)
     except RankError:
-        return LayerAudit(layer, False, _full_rank(layer))
+        return LayerAudit(layer, _full_rank(layer), invertible=False)
     except SpearError as error:
-        return LayerAudit(layer, False, str(error))
+        return LayerAudit(layer, str(error), invertible=False)
     if result.batch_size == 0:
-        return LayerAudit(layer, False, result.stats.stopped, result)
+        return LayerAudit(layer, result.stats.stopped, result, invertible=False)
     if layer.output and result.batch_size > 1 and not result.stats.starts:
-        why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
-        return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")
+        why = f"{OUTPUT_LAYER}; its gradient shows at least {result.batch_size} samples, too many for the equations of "
+        return LayerAudit(layer, f"{why}{layer.neurons} outputs", invertible=False)
     outcome = _outcome(layer, result)
     if here.remaining <= 0 and result.missing and OUT_OF_TIME not in outcome:
         outcome += f"; {OUT_OF_TIME} by the other search"
-    return LayerAudit(layer, True, outcome, result)
+    return LayerAudit(layer, outcome, result)
 
 
 def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:

@@ -141,7 +141,7 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
             audited = audits[index]
             samples = f"{audited.batch_size}{' tokens' if layer.tokens else ''}"
             cells.append("-" if audited.batch_size is None else samples)
-            cells.append("-" if audited.inversion is None else str(audited.recovered))
+            cells.append("-" if audited.inversion is None else str(audited.exact))
             text = audited.reason
         table.add_row(safe(layer.name), *cells, safe(text), style="" if layer.qualifies else "dim")
     console.print(table)

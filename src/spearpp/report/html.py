@@ -5,7 +5,7 @@ from typing import Any
 
 import jinja2
 
-from spearpp.auditing import AuditResult, Kind, Verdict
+from spearpp.auditing import AuditResult, ClaimKind, Verdict
 from spearpp.auditing.folder import Redaction
 from spearpp.dp import probability
 from spearpp.metrics import Score
@@ -121,7 +121,7 @@ def _samples(
     if layer is None or layer.inversion is None:
         return []
     documented = next(each for each in content["layers"] if each["name"] == layer.layer.name)["inversion"]["samples"]
-    fitting = [row for row, each in enumerate(layer.claims) if each.kind in (Kind.SEVERAL, Kind.FITS)]
+    fitting = [row for row, each in enumerate(layer.claims) if each.kind in (ClaimKind.SEVERAL, ClaimKind.FITS)]
     rows = [*(result.rows.tolist() if layer is result.best else []), *fitting]
     inputs = layer.inversion.inputs[rows]
     shown = inputs if shows_features(result) else presentation.own_scale(inputs)

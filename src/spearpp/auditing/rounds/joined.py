@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.claims import Claim, ClaimKind
 from spearpp.auditing.judge import judge_in_round
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import AuditResult, LayerAudit
@@ -180,7 +180,7 @@ def _judge(
         rows = torch.nonzero(takes_part | wrong)[:, 0]
         missing = found.batch_size - len(found.inputs)
         own = replace(_in_round(found, rows, index, len(updates)), batch_size=int(takes_part.sum()) + missing)
-        part = LayerAudit(layer, True, layer.reason, own)
+        part = LayerAudit(layer, layer.reason, own)
         judged = judge_in_round(part, update, task)
         for row, claim in zip(rows.tolist(), judged.claims, strict=False):
             if bool(takes_part[row]):
@@ -194,7 +194,7 @@ def _judge(
         for each, certified in zip(collected, joined.tolist(), strict=True)
     ]
     known = labels if bool((labels >= 0).any()) else None
-    return LayerAudit(layer, True, f"{layer.reason}; {found.stats.stopped}", found, known, tuple(claims))
+    return LayerAudit(layer, f"{layer.reason}; {found.stats.stopped}", found, known, tuple(claims))
 
 
 def _in_round(found: Inversion, rows: Tensor, index: int, rounds: int) -> Inversion:
@@ -272,7 +272,7 @@ def same_inputs(first: Float[Tensor, "k n"], second: Float[Tensor, "j n"]) -> Bo
 
 def strength(claim: Claim) -> tuple[int, float]:
     """Return what claims about one input are ordered by, the strongest first, and then the one with less error."""
-    return list(Kind).index(claim.kind), claim.error
+    return list(ClaimKind).index(claim.kind), claim.error
 
 
 def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Joined:
