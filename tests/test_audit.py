@@ -125,6 +125,7 @@ class TestVerdicts:
 
 class TestOddModels:
     def test_one_output(self) -> None:
+        torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(60, 90), nn.ReLU(), nn.Linear(90, 1))
         batch = batch_of(6)
         model(batch.inputs).square().mean().backward()
