@@ -12,7 +12,7 @@ import spearpp
 from clients import gradient_of
 from conftest import present
 from spearpp import ClientUpdate, simulate
-from spearpp.auditing.claims import ClaimKind, Known, weigh
+from spearpp.auditing.claims import ClaimKind, Known, one_sample
 from spearpp.auditing.replay import replay
 from spearpp.inversion.evidence import chance_in_bits
 from spearpp.simulate import Batch
@@ -109,16 +109,16 @@ class TestCounting:
             assert "no input was proved to be a training sample" in result.summary
 
     @given(st.integers(2, 20), st.integers(1, 5))
-    def test_the_weight_of_one_sample_is_that_of_most(self, samples: int, merged: int) -> None:
-        weights = torch.tensor([1 / 40] * (samples + merged) + [2 / 40] * merged, dtype=torch.float64)
-        told = weigh(weights, rank=len(weights), known=Known(40))
-        assert told.one == pytest.approx(1 / 40)
-        assert weigh(weights, rank=len(weights), known=Known(None)).implied == 40
+    def test_one_sample_contributes_as_much_as_most_inputs(self, samples: int, merged: int) -> None:
+        found = torch.tensor([1 / 40] * (samples + merged) + [2 / 40] * merged, dtype=torch.float64)
+        told = one_sample(found, rank=len(found), known=Known(40))
+        assert told.contribution == pytest.approx(1 / 40)
+        assert one_sample(found, rank=len(found), known=Known(None)).implied == 40
 
-    def test_weights_that_contradict_the_rank_tell_nothing(self) -> None:
-        weights = torch.full((7,), 1 / 6, dtype=torch.float64)
-        assert weigh(weights, rank=7, known=Known(None)).one is None
-        assert weigh(torch.rand(9, generator=CLIENT).double(), rank=9, known=Known(None)).one is None
+    def test_contributions_that_contradict_the_rank_tell_nothing(self) -> None:
+        found = torch.full((7,), 1 / 6, dtype=torch.float64)
+        assert one_sample(found, rank=7, known=Known(None)).contribution is None
+        assert one_sample(torch.rand(9, generator=CLIENT).double(), rank=9, known=Known(None)).contribution is None
 
 
 class TestErrors:

@@ -14,7 +14,7 @@ from spearpp.auditing.plan import Plan
 from spearpp.auditing.refine import refine
 from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import LayerAudit, whole_batches
-from spearpp.auditing.signals import WRONG, Signals, replay_alone
+from spearpp.auditing.signals import WRONG_MISMATCH, Signals, replay_alone
 from spearpp.auditing.task import Task
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
@@ -37,7 +37,7 @@ Measured: 7 to 16 times where noise has changed the sign of some neurons (noise 
 square, 8 inputs). 50 leaves a margin of three."""
 CONTRADICTS = 0.5
 """Difference of the replay of a whole gradient from which the recovered inputs are not claimed. A design choice: the
-same number as ``signals.WRONG``. Inputs without a relation to the update have 1."""
+same number as ``signals.WRONG_MISMATCH``. Inputs without a relation to the update have 1."""
 
 
 @dataclass
@@ -199,7 +199,7 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     average_error = replayed.difference / replayed.baseline * half_distance / norm
     noise = torch.zeros_like(average_error) if found.evidence is None else found.evidence.error.double()
     error = torch.maximum(ERROR_FACTOR * average_error, noise)
-    proved = signals.mismatch <= min(WRONG, DIFFERENCE_FACTOR * replayed.difference)
+    proved = signals.mismatch <= min(WRONG_MISMATCH, DIFFERENCE_FACTOR * replayed.difference)
     proved &= error <= MAX_UNREPLAYED_ERROR
     if found.evidence is not None and found.evidence.layers == WHOLE_NETWORK:
         proved &= found.evidence.consistent  # the replay repeats the equations, so it proves nothing more

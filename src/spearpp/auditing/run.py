@@ -29,11 +29,13 @@ from spearpp.types import LayerTensors
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
 (``search.equations.starts.TRIAL``), so that no activation takes long."""
-FIRST_STARTS, STARTS_PER_SAMPLE = 512, 4
-"""Number of starts of the first search of a ReLU layer, in total or for each sample if these are more, when the
-equations of the network can follow. Measured (``docs/lab/notebook.md``, "ReLU: which search comes first"): with 256
-starts, fresh networks take 1.6 to 2.2 times as long. With 1024 starts, trained ones take 1.4 to 1.6 times as long."""
-ENOUGH = 0.75
+FIRST_STARTS = 512
+"""Smallest number of starts of the first search of a ReLU layer with a next layer. Measured (``docs/lab/notebook.md``,
+"ReLU: which search comes first"): with 256 starts, fresh networks take 1.6 to 2.2 times as long. With 1024 starts,
+trained ones take 1.4 to 1.6 times as long."""
+FIRST_STARTS_PER_SAMPLE = 4
+"""Smallest number of starts of this search for each sample. A design choice: it counts from 129 samples on."""
+ENOUGH_CERTIFIED = 0.75
 """Share of the samples that the equations must certify so that the search with all starts is skipped. Measured: on
 trained networks they certified 79 % or more, and more starts gained nothing. After two local steps with momentum they
 certified half of the samples, and the search with all starts certified all of them (``docs/tutorial-flower.md``)."""
@@ -180,7 +182,7 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
         return LayerAudit(layer, f"{why}{layer.neurons} outputs", invertible=False)
     outcome = _outcome(layer, result)
     if here.remaining <= 0 and result.missing and OUT_OF_TIME not in outcome:
-        outcome += f"; {OUT_OF_TIME} by the other search"
+        outcome += f"; {OUT_OF_TIME} by further searches of this layer"
     return LayerAudit(layer, outcome, result)
 
 
@@ -197,7 +199,7 @@ def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
     """
     layer, model, starts = here.layer, here.task.model, Gated.starts
     if layer.next is not None:
-        starts = max(FIRST_STARTS, STARTS_PER_SAMPLE * (here.task.batch_size or 0))
+        starts = max(FIRST_STARTS, FIRST_STARTS_PER_SAMPLE * (here.task.batch_size or 0))
     best = first = here.invert(search=Gated(starts), seconds=here.remaining / 2)
     if _ended(first):
         return layer, first
@@ -212,7 +214,7 @@ def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
             if _has_forward_equations(following, first.batch_size):
                 seconds = here.remaining / (2 if again else 1)
                 second = here.invert(following, Equations(inputs=first.inputs), seconds)
-                again = again and _recovered(second) < ENOUGH * first.batch_size
+                again = again and _recovered(second) < ENOUGH_CERTIFIED * first.batch_size
                 best = _better(first, second)
     if again and here.remaining > 0 and not _ended(best):
         best = _better(best, here.invert())

@@ -10,7 +10,7 @@ from spearpp.model import Sees
 from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 
-LATE = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
+UNREPLAYED = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
 """Caveat of an audit that ran out of time after its searches."""
 LARGE_DIFFERENCE = 1e-2
 """Relative difference of a replay above which a caveat reports the difference. A design choice: 1 % is far above

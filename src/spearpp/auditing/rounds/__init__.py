@@ -19,11 +19,11 @@ from spearpp.model import Layer, named_as
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
-ALONE = 0.4
+TIME_SHARE_ALONE = 0.4
 """Share of the time budget for the single rounds. Design choice: single rounds that give nothing end early, and the
 joined rounds are the larger problem."""
 
-COMPARED = 2**16
+COMPARED_ENTRIES = 2**16
 """Number of weights and gradients of each round that are compared to choose rounds. Design choice: this number measures
 the distances between rounds to within a percent, and 1,000 rounds take less than 600 MB."""
 
@@ -77,7 +77,7 @@ def choose_rounds(layer: Layer, updates: Sequence[ClientUpdate], memory: int | N
     Rounds with nearly equal weights have nearly equal gradients and add little. A round with exactly the gradient of an
     earlier round adds nothing and is left out. Such rounds occur if the server does not change its weights.
     """
-    step = max(1, layer.neurons * layer.features // COMPARED)
+    step = max(1, layer.neurons * layer.features // COMPARED_ENTRIES)
     gradients = [each.gradients[layer.weight].flatten()[::step].clone() for each in updates]
     new = [i for i, each in enumerate(gradients) if not any(torch.equal(each, other) for other in gradients[:i])]
     most = len(new)
@@ -114,7 +114,7 @@ def audit_rounds(
     updates = [named_as(each, task.model) for each in check_rounds(updates)]
     began, whole = time.monotonic(), Budget.of(task.budget)
     first = 0 if each_alone else len(updates) - 1
-    alone, last = _audit_alone(updates, audit_one, first, Budget.of(task.budget, ALONE))
+    alone, last = _audit_alone(updates, audit_one, first, Budget.of(task.budget, TIME_SHARE_ALONE))
     audited = [each for each in alone if each is not None]
     plans = [make_plan(each, task) for each in updates]
     sent = [index for index, plan in enumerate(plans) if plan.to_invert]  # an idle round has nothing to invert
