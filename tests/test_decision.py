@@ -21,9 +21,11 @@ from spearpp.errors import DataError
 from spearpp.report import pdf
 from spearpp.report.changes import changes
 from spearpp.report.decision import decide
+from spearpp.report.glossary import anchor
 from spearpp.report.junit import junit_xml
 from spearpp.report.leaks import leaks
 from spearpp.report.sarif import sarif_log
+from spearpp.report.wording import LABELS
 
 TODAY = datetime.date(2026, 11, 18)
 
@@ -321,8 +323,8 @@ def test_every_number_of_the_evidence_leads_to_its_explanation(tmp_path: Path, l
     assert len(links.ids) == len(set(links.ids))
     sample = json.loads((tmp_path / DOCUMENT).read_text())["layers"][0]["inversion"]["samples"][0]
     numbers = set(sample) - {"claim", "certified", "label", "why"}
-    for name in (*numbers, sample["claim"].replace(" ", "-")):
-        assert inside.count(f"term-{name}") == 5, f"{name} is explained for each of the 5 samples"
+    for name in (*(LABELS.get(each, each) for each in numbers), sample["claim"]):
+        assert inside.count(anchor(name)) == 5, f"{name} is explained for each of the 5 samples"
     assert {"term-dB", "term-certified", "term-ε-(epsilon)"} <= set(links.ids)
 
 

@@ -92,7 +92,7 @@ def how_exactly(audited: LayerAudit) -> str:
     if apart == math.inf and all(each.samples == 1 for each in found):
         return "(each is one sample, averaged over the local steps if there were several)"
     if apart < math.inf:
-        return f"exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
+        return f"(each is exactly one sample, or the exact mean of samples that differ from it by at most {apart:.1%})"
     alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
     return f"(each is one {noun.removesuffix('s')}, or the weighted mean of several {noun} that {alike})"
 
@@ -170,9 +170,10 @@ def _about_batch_size(context: Context) -> list[str]:
     """Return the advice to pass the batch size, if the caller did not pass it and it can prove more."""
     if context.task.batch_size is not None or context.update.clients > 1:
         return []
+    proof = "single samples" if context.update.one_gradient else "single samples, averaged over the local steps"
     return [
-        "If you know how many samples the client trained on, pass this number (batch_size=, --batch-size). The "
-        "audit can then prove that inputs are single samples."
+        "If you know how many samples the client trained on, pass this number (batch_size=, --batch-size). The audit "
+        f"can then prove that inputs are {proof}."
     ]
 
 
@@ -223,8 +224,8 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     elif told is not None and found.batch_size > told and not audited.layer.tokens:
         sentences.append(
             f"Layer {name}: its gradient shows {found.batch_size} different inputs, but the client trained on "
-            f"{told} samples. Possible reasons: the layer acts on every token or patch of a sample, the "
-            "client trained for several steps, or the update contains noise."
+            f"{told} samples. Possible reasons: this number is too small, the layer acts on every token or "
+            "patch of a sample, the client trained for several steps, or the update contains noise."
         )
     merged = sum(each.kind is ClaimKind.SEVERAL for each in audited.claims)
     if merged:
@@ -234,9 +235,9 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     if not found.scale_known and len(audited.inputs):
         sentences.append(f"Layer {name} has no bias, so each of its inputs is known only up to a positive factor.")
     if len(audited.inputs) and audited.layer.assumed and found.batch_size > 1:
-        follows = audited.layer.reason if audited.layer.equations else "a ReLU follows"
-        follows = "it is the output layer of a classifier with cross-entropy" if audited.layer.output else follows
-        sentences.append(f"Layer {name}: the audit assumed that {follows}. The certificates prove this assumption.")
+        what = "its activation function" if audited.layer.equations else "that a ReLU follows"
+        what = f"that it is the output layer of a classifier with {context.task.loss}" if audited.layer.output else what
+        sentences.append(f"Layer {name}: the audit assumed {what}. The certificates prove this assumption.")
     return sentences
 
 

@@ -26,7 +26,7 @@ from spearpp.dp import Comparison
 from spearpp.errors import DataError
 from spearpp.inversion.result import Progress as SearchProgress
 from spearpp.model import Layer
-from spearpp.report.decision import count_checks, describe, why_refused
+from spearpp.report.decision import count_checks, describe, named, why_refused
 from spearpp.simulate import Batch
 
 LEAK = 1
@@ -223,7 +223,7 @@ def _print_decision(console: Console, content: Mapping[str, Any]) -> None:
     console.print(f"severity: {severity}", style=SEVERITY_STYLES[severity])
     console.print(f"risk: {content['risk']}")
     console.print(f"action: {content['action']}")
-    open_leaks = ", ".join(each["id"] for each in content["leaks"] if each["status"] != "accepted")
+    open_leaks = ", ".join(named(each) for each in content["leaks"] if each["status"] != "accepted")
     console.print(f"checks: {counts}" + (f"; leaks: {safe(open_leaks)}" if open_leaks else ""))
 
 

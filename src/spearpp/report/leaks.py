@@ -9,7 +9,7 @@ from spearpp.config import LEAK_KINDS, LeakKind
 
 @dataclass(frozen=True)
 class Leak:
-    """What one layer or one embedding table reveals.
+    """What one layer or one embedding table reveals, proved or not (kind ``unproved``).
 
     >>> Leak("inputs", "0", 3, 3, 8).id
     'inputs/0'

@@ -14,6 +14,14 @@ LAYER_INPUTS = {
 }
 """What a layer receives, in words."""
 
+LABELS = {
+    "entangled": "mixing",
+    "hidden": "active without gradient",
+    "allowed": "expected by noise",
+    "moved": "moved by training",
+}
+"""Labels of numbers of the evidence whose names in ``report.json`` do not say what they are."""
+
 
 def headline(result: AuditResult) -> str:
     """Return the verdict as one sentence for a manager."""
@@ -55,7 +63,7 @@ def evidence(sample: Mapping[str, Any], scale_known: bool) -> tuple[str, str, st
     The scale of the input is unknown for a layer without a bias.
     """
     style, label = STATES[ClaimKind(sample["claim"])]
-    error = "" if sample["error"] is None else f" Largest relative error: {sample['error']:.0e}."
+    error = "" if sample["error"] is None else f" Stated error: {sample['error']:.0e}."
     scale = "" if scale_known else " The scale of the input is unknown, because the layer has no bias."
     why = str(sample["why"])
     return style, label, f"{why[:1].upper()}{why[1:]}.{error}{scale}"
