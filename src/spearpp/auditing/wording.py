@@ -224,7 +224,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     elif told is not None and found.batch_size > told and not audited.layer.tokens:
         sentences.append(
             f"Layer {name}: its gradient shows {found.batch_size} different inputs, but the client trained on "
-            f"{told} samples. Possible reasons: this number is too small, the layer acts on every token or "
+            f"{told} samples. Possible reasons: the given number is too small, the layer acts on every token or "
             "patch of a sample, the client trained for several steps, or the update contains noise."
         )
     merged = sum(each.kind is ClaimKind.SEVERAL for each in audited.claims)

@@ -179,11 +179,7 @@ def _action(cause: str, judged: Sequence[Mapping[str, Any]], content: Mapping[st
 
 
 def named(leak: Mapping[str, Any]) -> str:
-    """Name an entry of the field ``leaks`` in words, and its identifier.
-
-    >>> named({"kind": "inputs", "where": "0", "id": "inputs/0"})
-    'inputs of layer 0 (inputs/0)'
-    """
+    """Name an entry of the field ``leaks`` in words and by its identifier: "inputs of layer 0 (inputs/0)"."""
     return f"{NOUNS[leak['kind']]} of {_place(leak)} ({leak['id']})"
 
 
