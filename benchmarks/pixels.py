@@ -163,7 +163,7 @@ def measure(setting: Setting, seeds: range, budget: float, data: str | None, dev
         features += max(len(each.inputs) for each in result.layers)
         best, truth = result.best, inputs.flatten(1).double()
         found, errors = truth[:0], truth.new_zeros(0)
-        if best is not None and best.layer.sees == Sees.PIXELS and best.inversion is not None:
+        if best is not None and best.layer.sees == Sees.INPUTS_FROM_FEATURES and best.inversion is not None:
             found = result.inputs.double().cpu()
             errors = torch.tensor([best.claims[row].error for row in result.rows.tolist()], dtype=torch.float64)
             if best.inversion.evidence is not None:

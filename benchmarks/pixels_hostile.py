@@ -206,7 +206,7 @@ def measure(family: str, seeds: int) -> Row:
         known = COUNT if seed % 2 else None
         result = spearpp.audit(client.update, client.model, budget=300, input_shape=client.shape, batch_size=known)
         truth = client.pictures.flatten(1).double()
-        for entry in (each for each in result.layers if each.layer.sees == Sees.PIXELS):
+        for entry in (each for each in result.layers if each.layer.sees == Sees.INPUTS_FROM_FEATURES):
             found = entry.inputs.double()
             errors = torch.tensor([each.error for each in entry.claims if each.recovered], dtype=torch.float64)
             distance, nearest = torch.cdist(found, truth).min(1)

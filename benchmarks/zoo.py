@@ -135,7 +135,7 @@ def describe(result: AuditResult) -> str:
     parts, best = [], result.best
     if best is not None:
         share, noun = f"{len(best.inputs)} of {best.batch_size}", best.layer.noun
-        what = {Sees.INPUTS: "inputs", Sees.PIXELS: "inputs from features"}.get(Sees(best.layer.sees))
+        what = {Sees.INPUTS: "inputs", Sees.INPUTS_FROM_FEATURES: "inputs from features"}.get(Sees(best.layer.sees))
         labelled = best.labels is not None and bool((best.labels[best.is_recovered] >= 0).all())
         parts.append(
             (f"{what}: {share}" if what else f"features: {share} {noun}") + (", with labels" if labelled else "")
@@ -152,7 +152,7 @@ def explain(result: AuditResult) -> str:
     """Return the outcome of the layer that the result is about: the best one, or else the first one that was tried."""
     if result.best is not None:
         return f"layer {result.best.layer.name}: {result.best.reason}"
-    tried = [each for each in result.layers if each.feasible and each.inversion is not None and not each.fitting]
+    tried = [each for each in result.layers if each.invertible and each.inversion is not None and not each.fitting]
     if result.fitting or not tried or result.verdict == "LEAKS":
         return result.summary.partition(": ")[2]
     return f"layer {tried[0].layer.name}: {tried[0].reason}"
@@ -163,7 +163,7 @@ def wrong(result: AuditResult, client: Client) -> int:
     count = 0
     for each in result.layers:
         name = each.layer.name
-        truth = client.inputs if each.layer.sees == Sees.PIXELS else client.seen.get(name, client.inputs)
+        truth = client.inputs if each.layer.sees == Sees.INPUTS_FROM_FEATURES else client.seen.get(name, client.inputs)
         if not len(each.inputs):
             continue
         distance = torch.cdist(each.inputs.double(), truth) / torch.linalg.vector_norm(truth, dim=1).clamp_min(1e-300)

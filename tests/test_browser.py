@@ -81,7 +81,7 @@ def test_it_opens_from_disk_with_every_picture_visible(watched: Watched) -> None
     )
     assert len(sizes) == 24
     assert all(complete and natural == 32 and shown >= 40 for complete, natural, shown in sizes)
-    assert "12 of 12 training samples were recovered exactly" in watched.page.inner_text("h1")
+    assert "12 of 12 training samples were recovered (each is exactly" in watched.page.inner_text("h1")
     assert watched.visible() == list(range(1, 13))
 
 

@@ -12,7 +12,7 @@ import spearpp
 from clients import gradient_of
 from conftest import present
 from spearpp import ClientUpdate, simulate
-from spearpp.auditing.claims import Kind, Known, weigh
+from spearpp.auditing.claims import ClaimKind, Known, one_sample
 from spearpp.auditing.replay import replay
 from spearpp.inversion.evidence import chance_in_bits
 from spearpp.simulate import Batch
@@ -34,7 +34,7 @@ def update_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, *, r
     return gradient_of(nn.functional.cross_entropy(model(inputs), labels, reduction=reduction), model)
 
 
-def kinds(result: spearpp.AuditResult) -> list[Kind]:
+def kinds(result: spearpp.AuditResult) -> list[ClaimKind]:
     return [each.kind for each in result.layers[0].claims]
 
 
@@ -48,8 +48,8 @@ class TestCounting:
         model, batch = mlp(60, 120, 120, 10), batch_of(8)
         told = spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=8)
         untold = spearpp.audit(simulate.FedSGD()(model, batch), model)
-        assert kinds(told) == [Kind.ONE] * 8
-        assert kinds(untold) == [Kind.ONE_OR_MEAN] * 8
+        assert kinds(told) == [ClaimKind.ONE] * 8
+        assert kinds(untold) == [ClaimKind.ONE_OR_MEAN] * 8
         for each in untold.layers[0].claims:
             assert each.samples == pytest.approx(1, abs=1e-3)
             assert "implies 8 samples" in each.why
@@ -60,9 +60,9 @@ class TestCounting:
         inputs, labels = (torch.cat([each, each[:2]]) for each in (batch.inputs, batch.labels))
         for told in (10, None):
             result = spearpp.audit(update_of(model, inputs, labels), model, batch_size=told)
-            several = [each for each in result.layers[0].claims if each.kind is Kind.SEVERAL]
+            several = [each for each in result.layers[0].claims if each.kind is ClaimKind.SEVERAL]
             assert [each.samples for each in several] == pytest.approx([2, 2], abs=1e-2)
-            assert result.layers[0].recovered == 6
+            assert result.layers[0].exact == 6
             assert result.fitting == 2
             assert any("several samples" in caveat for caveat in result.caveats)
 
@@ -75,7 +75,7 @@ class TestCounting:
             result = spearpp.audit(update_of(model, inputs, labels), model, batch_size=told, budget=4)
             found = result.layers[0]
             for x, claim in zip(present(found.inversion).inputs, found.claims, strict=True):
-                if claim.kind is Kind.ONE:
+                if claim.kind is ClaimKind.ONE:
                     assert distance(x, inputs) <= max(3 * claim.error, 1e-6)
 
     @pytest.mark.parametrize("told", [12, None])
@@ -84,15 +84,15 @@ class TestCounting:
         model, batch = mlp(60, 150, 10), batch_of(6)
         inputs = torch.cat([batch.inputs, batch.inputs * (1 + 1e-4)])
         result = spearpp.audit(update_of(model, inputs, batch.labels.repeat(2)), model, batch_size=told)
-        assert Kind.ONE not in kinds(result)
+        assert ClaimKind.ONE not in kinds(result)
         if told:
-            assert Kind.SEVERAL in kinds(result)
+            assert ClaimKind.SEVERAL in kinds(result)
 
     def test_a_sum_of_losses_weighs_as_it_does(self) -> None:
         model, batch = mlp(60, 120, 120, 10), batch_of(8)
         update = update_of(model, batch.inputs, batch.labels, reduction="sum")
         result = spearpp.audit(update, model, batch_size=8)
-        assert kinds(result) == [Kind.ONE] * 8
+        assert kinds(result) == [ClaimKind.ONE] * 8
 
     def test_the_mean_of_several_people_is_no_leak(self) -> None:
         """A column of 1e5 decides every pattern and saturates the softmax: a batch looks like one sample, its mean."""
@@ -109,16 +109,16 @@ class TestCounting:
             assert "no input was proved to be a training sample" in result.summary
 
     @given(st.integers(2, 20), st.integers(1, 5))
-    def test_the_weight_of_one_sample_is_that_of_most(self, samples: int, merged: int) -> None:
-        weights = torch.tensor([1 / 40] * (samples + merged) + [2 / 40] * merged, dtype=torch.float64)
-        told = weigh(weights, rank=len(weights), known=Known(40))
-        assert told.one == pytest.approx(1 / 40)
-        assert weigh(weights, rank=len(weights), known=Known(None)).implied == 40
+    def test_one_sample_contributes_as_much_as_most_inputs(self, samples: int, merged: int) -> None:
+        found = torch.tensor([1 / 40] * (samples + merged) + [2 / 40] * merged, dtype=torch.float64)
+        told = one_sample(found, rank=len(found), known=Known(40))
+        assert told.contribution == pytest.approx(1 / 40)
+        assert one_sample(found, rank=len(found), known=Known(None)).implied == 40
 
-    def test_weights_that_contradict_the_rank_tell_nothing(self) -> None:
-        weights = torch.full((7,), 1 / 6, dtype=torch.float64)
-        assert weigh(weights, rank=7, known=Known(None)).one is None
-        assert weigh(torch.rand(9, generator=CLIENT).double(), rank=9, known=Known(None)).one is None
+    def test_contributions_that_contradict_the_rank_tell_nothing(self) -> None:
+        found = torch.full((7,), 1 / 6, dtype=torch.float64)
+        assert one_sample(found, rank=7, known=Known(None)).contribution is None
+        assert one_sample(torch.rand(9, generator=CLIENT).double(), rank=9, known=Known(None)).contribution is None
 
 
 class TestErrors:
@@ -129,7 +129,7 @@ class TestErrors:
             model = mlp(60, 150, 60, classes, seed=seed)
             result = spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=6)
             found = result.layers[0]
-            assert [each.kind for each in found.claims] == [Kind.ONE] * 6
+            assert [each.kind for each in found.claims] == [ClaimKind.ONE] * 6
             for x, claim in zip(present(found.inversion).inputs, found.claims, strict=True):
                 assert distance(x, batch.inputs) <= 3 * claim.error
                 assert claim.error < 1e-3
@@ -151,9 +151,9 @@ class TestOtherLosses:
         targets = (torch.rand(6, 10, generator=torch.Generator().manual_seed(3)) < 0.3).float()
         loss = nn.functional.binary_cross_entropy_with_logits(model(batch.inputs), targets)
         update = gradient_of(loss, model)
-        assert kinds(spearpp.audit(update, model, batch_size=6)) == [Kind.ONE] * 6
+        assert kinds(spearpp.audit(update, model, batch_size=6)) == [ClaimKind.ONE] * 6
         for each in spearpp.audit(update, model).layers[0].claims:
-            assert each.kind is Kind.ONE_OR_MEAN
+            assert each.kind is ClaimKind.ONE_OR_MEAN
 
     def test_a_loss_that_is_not_known_claims_less(self) -> None:
         model, batch = mlp(60, 150, 80, 1), batch_of(6)
@@ -162,10 +162,10 @@ class TestOtherLosses:
         )
         update = gradient_of(loss, model)
         untold, told = (spearpp.audit(update, model, batch_size=size) for size in (None, 6))
-        assert kinds(untold) == [Kind.ONE_OR_MEAN] * 6
+        assert kinds(untold) == [ClaimKind.ONE_OR_MEAN] * 6
         assert all(math.isinf(each.apart) for each in untold.layers[0].claims)
         assert "weighted mean" in untold.summary
-        assert kinds(told) == [Kind.ONE] * 6
+        assert kinds(told) == [ClaimKind.ONE] * 6
 
     def test_one_input_of_an_unknown_loss_is_no_leak(self) -> None:
         model = mlp(20, 100, 1)
@@ -176,14 +176,14 @@ class TestOtherLosses:
         result = spearpp.audit(update, model)
         assert result.verdict == "NOT_FOUND"
         assert result.fitting == 1
-        assert kinds(spearpp.audit(update, model, batch_size=5)) == [Kind.FITS]
+        assert kinds(spearpp.audit(update, model, batch_size=5)) == [ClaimKind.FITS]
 
     def test_a_client_with_one_sample_leaks_it_whatever_the_loss(self) -> None:
         model, batch = mlp(20, 100, 1), batch_of(1, features=20)
         loss = nn.functional.mse_loss(model(batch.inputs), torch.ones(1, 1))
         update = gradient_of(loss, model)
         result = spearpp.audit(update, model, batch_size=1)
-        assert kinds(result) == [Kind.ONE]
+        assert kinds(result) == [ClaimKind.ONE]
         assert distance(result.inputs[0], batch.inputs) < 1e-6
 
 
@@ -207,7 +207,7 @@ def test_one_sample_is_inverted_whatever_follows(activation: type[nn.Module], gi
     model = nn.Sequential(plain[0], activation(), plain[2])
     result = spearpp.audit(update_of(model, batch.inputs, batch.labels), model if given_model else None, batch_size=1)
     assert result.verdict == "LEAKS"
-    assert kinds(result) == [Kind.ONE]
+    assert kinds(result) == [ClaimKind.ONE]
     assert distance(result.inputs[0], batch.inputs) < 1e-5
 
 

@@ -55,7 +55,7 @@ def test_simulate_audit_score_and_report_again(simulated: Path, capsys: pytest.C
     update, truth = str(simulated / "update.safetensors"), str(simulated / "truth.safetensors")
     assert main(["audit", update, "--model", "mlp", "--truth", truth, "--out", "found"]) == 0
     printed = capsys.readouterr().out
-    assert "LEAKS: 8 of 8 training inputs were recovered exactly (each is one sample, or the mean of" in printed
+    assert "LEAKS: 8 of 8 training inputs were recovered (each is exactly one sample, or the exact mean of" in printed
     assert "the update differs by" in printed
     content = json.loads(Path("found/report.json").read_text())
     assert content["truth"]["exact"] == 8
@@ -449,7 +449,7 @@ def test_an_interrupt_after_the_search_costs_labels_at_most(monkeypatch: pytest.
     monkeypatch.setattr(sys.modules["spearpp.auditing.judge"], "replay_alone", stop)
     result = audit(simulate.FedSGD()(model, batch), model)
     assert result.interrupted
-    assert result.layers[0].recovered == 5
+    assert result.layers[0].exact == 5
     assert result.layers[0].labels is None
 
 

@@ -21,9 +21,11 @@ from spearpp.errors import DataError
 from spearpp.report import pdf
 from spearpp.report.changes import changes
 from spearpp.report.decision import decide
+from spearpp.report.glossary import anchor
 from spearpp.report.junit import junit_xml
 from spearpp.report.leaks import leaks
 from spearpp.report.sarif import sarif_log
+from spearpp.report.wording import LABELS
 
 TODAY = datetime.date(2026, 11, 18)
 
@@ -101,7 +103,7 @@ def test_junit_and_sarif_agree_with_the_gate(leak: AuditResult, kind: str, most:
     content = leak.to_dict()
     if kind == "unproved":
         content |= {"verdict": "NOT_FOUND", "fitting": 3, "best_layer": None}
-    content["layers"][0] |= {"recovered": 0, "fitting": 3} if kind == "unproved" else {"recovered": 3}
+    content["layers"][0] |= {"exact": 0, "fitting": 3} if kind == "unproved" else {"exact": 3}
     content |= decide(content, Config(thresholds={} if most is None else {kind: most}), fail_on, TODAY)
     passes = content["gate"]["passed"] if fail_on != "never" else most == 3
     assert ("<failure" not in junit_xml(content)) is passes
@@ -128,9 +130,9 @@ def test_the_audit_is_complete_if_no_time_limit_and_no_interruption_ended_it(lea
         late = deepcopy(whole)
         late["layers"][-1]["outcome"] = outcome
         assert completeness(late)[0] == "fail"
-        late["layers"][0]["recovered"] = 0
+        late["layers"][0]["exact"] = 0
         assert "larger budget" in decide({**late, "verdict": "NOT_FOUND"})["action"]
-    whole["layers"][0]["recovered"] = 0
+    whole["layers"][0]["exact"] = 0
     assert "budget" not in decide({**whole, "verdict": "NOT_FOUND"})["action"]
 
 
@@ -145,16 +147,16 @@ def test_each_severity_has_its_reason(leak: AuditResult, nothing: AuditResult) -
     table = {"table": "words", "count": 3, "rows": 9, "positions": False}
     cases = {
         "critical": whole,
-        "high": changed(recovered=0, approximate=2),
-        "medium": changed(recovered=0, fitting=3),
-        "low": {**changed(recovered=0), "verdict": "NOT_FOUND"},
-        "unknown": {**changed(recovered=0), "verdict": "NOT_FOUND", "interrupted": True},
+        "high": changed(exact=0, approximate=2),
+        "medium": changed(exact=0, fitting=3),
+        "low": {**changed(exact=0), "verdict": "NOT_FOUND"},
+        "unknown": {**changed(exact=0), "verdict": "NOT_FOUND", "interrupted": True},
     }
     assert {name: decide(content)["severity"] for name, content in cases.items()} == {name: name for name in cases}
     assert "interrupted" in decide(cases["unknown"])["risk"]
     assert decide(changed(sees="features"))["severity"] == "high"
-    assert decide({**changed(recovered=0), "vocabulary": [table]})["severity"] == "high"
-    assert decide({**changed(recovered=0), "vocabulary": [{**table, "positions": True}]})["severity"] == "unknown"
+    assert decide({**changed(exact=0), "vocabulary": [table]})["severity"] == "high"
+    assert decide({**changed(exact=0), "vocabulary": [{**table, "positions": True}]})["severity"] == "unknown"
     decided = decide(nothing.to_dict())
     assert decided["severity"] in ("low", "unknown")
     assert not any("safe" in each for each in (decided["risk"], decided["action"]))
@@ -238,9 +240,9 @@ Edit = Callable[[dict[str, Any]], object]
     ("edit", "direction", "text"),
     [
         (lambda c: dict(c), "same", ""),
-        (lambda c: c["layers"][0].update(recovered=6), "worse", "leak inputs/0: 5 of 5, 5 exact -> 6 of 5, 6 exact"),
-        (lambda c: c["layers"][0].update(recovered=4), "better", "layer 0 recovered: 5 -> 4"),
-        (lambda c: c["layers"][0].update(recovered=4, approximate=2), "mixed", "6 of 5, 4 exact"),
+        (lambda c: c["layers"][0].update(exact=6), "worse", "leak inputs/0: 5 of 5, 5 exact -> 6 of 5, 6 exact"),
+        (lambda c: c["layers"][0].update(exact=4), "better", "layer 0 exact: 5 -> 4"),
+        (lambda c: c["layers"][0].update(exact=4, approximate=2), "mixed", "6 of 5, 4 exact"),
         (lambda c: c["layers"][1].update(fitting=1), "worse", "leak unproved/2: new (1 of ?, 0 exact)"),
         (lambda c: c["layers"].pop(), "different", "layer 4: gone (present)"),
         (lambda c: c["layers"][0]["inversion"]["samples"].pop(), "different", "claims 0, one sample: 5 -> 4"),
@@ -321,8 +323,8 @@ def test_every_number_of_the_evidence_leads_to_its_explanation(tmp_path: Path, l
     assert len(links.ids) == len(set(links.ids))
     sample = json.loads((tmp_path / DOCUMENT).read_text())["layers"][0]["inversion"]["samples"][0]
     numbers = set(sample) - {"claim", "certified", "label", "why"}
-    for name in (*numbers, sample["claim"].replace(" ", "-")):
-        assert inside.count(f"term-{name}") == 5, f"{name} is explained for each of the 5 samples"
+    for name in (*(LABELS.get(each, each) for each in numbers), sample["claim"]):
+        assert inside.count(anchor(name)) == 5, f"{name} is explained for each of the 5 samples"
     assert {"term-dB", "term-certified", "term-ε-(epsilon)"} <= set(links.ids)
 
 

@@ -11,7 +11,7 @@ import spearpp
 from clients import distances, gradient_of, layers_of
 from conftest import present
 from spearpp import search, simulate
-from spearpp.auditing import Kind, Verdict
+from spearpp.auditing import ClaimKind, Verdict
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import joint
 from spearpp.inversion.evidence.spread import SKETCH, moved_from_outside
@@ -115,7 +115,7 @@ def test_any_part_that_acts_on_each_sample(build: Net) -> None:
     update = gradient_of(loss, model)
     result = spearpp.audit(update, model, batch_size=12)
     assert result.verdict is Verdict.LEAKS
-    assert result.layers[0].recovered == 12
+    assert result.layers[0].exact == 12
     assert present(result.replay).difference < 1e-5
     assert bool((errors(result.layers[0].inversion, batch) < 1e-3).all())
 
@@ -154,9 +154,9 @@ class TestAuditsWithALoss:
         model, batch = network(nn.GELU(), hidden=3), batch_of(10)
         result = spearpp.audit(update_with(loss, model, batch), model, batch_size=10, loss=loss)
         first = result.layers[0]
-        assert first.recovered == 10
+        assert first.exact == 10
         assert bool((errors(first.inversion, batch) <= 1e-3).all())
-        assert all(each.kind is Kind.ONE_OR_MEAN for each in first.claims)  # such a loss does not count samples
+        assert all(each.kind is ClaimKind.ONE_OR_MEAN for each in first.claims)  # such a loss does not count samples
         assert any("loss" in each for each in result.caveats)
         numbers = result.to_dict()["layers"][0]["inversion"]["batch_evidence"]
         assert numbers["forward"] == 2 * 51
@@ -192,7 +192,7 @@ class TestAuditsWithALoss:
         value = loss(model(batch.inputs), torch.randn(8, 1))
         update = gradient_of(value, model)
         result = spearpp.audit(update, model)
-        assert result.layers[0].recovered == 8
+        assert result.layers[0].exact == 8
         assert bool((errors(result.layers[0].inversion, batch) <= 1e-3).all())
 
     def test_the_name_is_checked(self) -> None:
@@ -367,7 +367,7 @@ def test_two_checkpoints_without_a_model_name_the_activation() -> None:
     model = nn.Sequential(nn.Linear(12, 30), nn.SiLU(), nn.Linear(30, 30), nn.SiLU(), nn.Linear(30, 10))
     batch = simulate.random_batch(3, features=12, generator=torch.Generator().manual_seed(1))
     result = spearpp.audit(simulate.FedSGD()(model, batch), batch_size=3)
-    assert result.layers[0].recovered == 3
+    assert result.layers[0].exact == 3
     assert "silu" in result.layers[0].reason
     assert bool((errors(result.layers[0].inversion, batch) < 1e-3).all())
 
@@ -406,7 +406,7 @@ def test_tokens_of_a_transformer_layer() -> None:
     tokens = seen[0].reshape(-1, 24)
     assert "token" in found.reason
     assert f"the features of {len(tokens)} of {len(tokens)} tokens were recovered" in result.summary
-    assert found.recovered == len(tokens)
+    assert found.exact == len(tokens)
     distances = torch.cdist(found.inputs.double(), tokens.double()) / torch.linalg.vector_norm(tokens, dim=1)
     assert float(distances.amin(1).max()) < 1e-3
 
@@ -457,7 +457,7 @@ def test_activations_in_place() -> None:
     torch.manual_seed(0)
     model, batch = InPlace(), batch_of(12)
     result = spearpp.audit(simulate.FedSGD()(model, batch), model, batch_size=12)
-    assert result.layers[0].recovered == 12
+    assert result.layers[0].exact == 12
 
 
 def test_the_equations_respect_the_limit_of_memory() -> None:

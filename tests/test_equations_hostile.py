@@ -14,7 +14,7 @@ import spearpp
 from clients import gradient_of
 from conftest import present
 from spearpp import simulate
-from spearpp.auditing import AuditResult, Claim, Kind
+from spearpp.auditing import AuditResult, Claim, ClaimKind
 from spearpp.model.following import Following
 
 Loss = Callable[[Tensor], Tensor]
@@ -70,7 +70,7 @@ def wrong(result: AuditResult, truth: Tensor) -> list[tuple[float, Claim]]:
         distances = torch.linalg.vector_norm(truth - x, dim=1) / torch.linalg.vector_norm(truth, dim=1)
         allowed = max(3 * claim.error, 1e-6)
         right = not claim.recovered or float(distances.min()) <= allowed
-        if not right and claim.kind is not Kind.ONE:
+        if not right and claim.kind is not ClaimKind.ONE:
             right = distance_to_mean(x, truth) <= allowed + (claim.apart if math.isfinite(claim.apart) else 0.0)
         if not right:
             found.append((float(distances.min()), claim))
@@ -118,7 +118,7 @@ def test_one_sample_of_an_odd_network_has_no_sign(seed: int) -> None:
     x, y = samples(1, 43, 2, seed)
     tanh = audited(network(43, [60, 60], 2, nn.Tanh(), seed=seed, bias=False), x, entropy(y), 1)
     relu = audited(network(43, [60, 60], 2, nn.ReLU(), seed=seed, bias=False), x, entropy(y), 1)
-    assert [claim.kind for claim in tanh.layers[0].claims] == [Kind.FITS]
+    assert [claim.kind for claim in tanh.layers[0].claims] == [ClaimKind.FITS]
     assert [claim.recovered for claim in relu.layers[0].claims] == [True]
     assert float(functional.cosine_similarity(relu.layers[0].inputs[0], x[0], dim=0)) > 0.999
 
@@ -188,7 +188,7 @@ def test_a_combination_with_a_negative_weight_is_named(activation: nn.Module) ->
         claims += [claim for claim in result.layers[0].claims if claim.recovered]
     assert claims
     for claim in claims:
-        assert claim.kind is Kind.ONE_OR_MEAN
+        assert claim.kind is ClaimKind.ONE_OR_MEAN
         assert "weights of samples with opposite errors are negative" in claim.why
 
 

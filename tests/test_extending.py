@@ -18,7 +18,7 @@ import spearpp
 from clients import distances
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing import judge as judging
-from spearpp.auditing.claims import Kind
+from spearpp.auditing.claims import ClaimKind
 from spearpp.errors import DataError
 from spearpp.search import RiemannianAdam, Search
 from spearpp.simulate import Batch
@@ -105,10 +105,10 @@ def test_a_new_rule_decides_what_an_audit_claims(page: dict[str, Any], monkeypat
     close[1] = close[0] + 0.5 * close[1]
     update = simulate.FedSGD()(model, replace(batch, inputs=close))
     before = spearpp.audit(update, model, batch_size=6).layers[0]
-    assert before.recovered == 6
+    assert before.exact == 6
     monkeypatch.setattr(judging, "claims_of", page["far_from_others"])
     result = spearpp.audit(update, model, batch_size=6)
     after = result.layers[0]
-    assert [each.kind for each in after.claims].count(Kind.FITS) == after.fitting == 2
-    assert after.recovered == 4
+    assert [each.kind for each in after.claims].count(ClaimKind.FITS) == after.fitting == 2
+    assert after.exact == 4
     assert result.why_not_certified == "another recovered input activates nearly the same neurons"

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import spearpp
 from conftest import present
-from spearpp.auditing import Kind
+from spearpp.auditing import ClaimKind
 from spearpp.model.following import Following
 from spearpp.types import Tensor
 from spearpp.update import ClientUpdate
@@ -115,4 +115,4 @@ def test_repeated_samples_and_a_sure_softmax_are_not_called_single_samples() -> 
             distance = (present(head.inversion).inputs[row] - features).norm(dim=1) / features.norm(dim=1)
             if claim.recovered:
                 assert float(distance.min()) < 1e-3
-                assert claim.kind is not Kind.ONE or int(distance.argmin()) > 1
+                assert claim.kind is not ClaimKind.ONE or int(distance.argmin()) > 1

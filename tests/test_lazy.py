@@ -17,7 +17,7 @@ from torch import nn
 import spearpp
 from processes import python
 from spearpp import ClientUpdate, Verdict, check, find_layers, simulate
-from spearpp.auditing.plan import INVERTED
+from spearpp.auditing.plan import BYTES_PER_INVERTED_WEIGHT
 from spearpp.cli import main
 from spearpp.cli.models import model_of
 from spearpp.errors import DataError, NonFiniteError, OptionError
@@ -246,7 +246,7 @@ class TestTrouble:
 class TestMemory:
     def test_a_layer_that_is_too_large_is_skipped_and_said_to_be(self) -> None:
         update = ClientUpdate.from_weights(*sent(), lr=RATE)
-        result = spearpp.audit(update, network(), memory=INVERTED * 30 * 60)
+        result = spearpp.audit(update, network(), memory=BYTES_PER_INVERTED_WEIGHT * 30 * 60)
         said = " ".join(result.caveats)
         assert result.verdict is Verdict.LEAKS
         assert "Layer 0: the gradient of the next layer was not used" in said

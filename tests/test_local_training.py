@@ -12,7 +12,7 @@ from clients import distances
 from conftest import present
 from spearpp import simulate
 from spearpp.auditing import AuditResult
-from spearpp.auditing.claims import Kind
+from spearpp.auditing.claims import ClaimKind
 from spearpp.auditing.local_training import invert_training
 from spearpp.auditing.refine import least_squares, refine
 from spearpp.auditing.task import Task
@@ -70,7 +70,7 @@ def test_an_audit_of_local_training() -> None:
     model, batch = network(nn.GELU()), batch_of()
     update = FedAvg(epochs=2, mini_batch=3, rate=0.05)(model, batch)
     result = spearpp.audit(update, model, batch_size=B)
-    assert result.layers[0].recovered == B
+    assert result.layers[0].exact == B
     assert sorted(present(result.layers[0].labels).tolist()) == sorted(batch.labels.tolist())
     check_claims(result, batch)
 
@@ -183,7 +183,7 @@ def test_a_missing_input_follows_from_all_others() -> None:
         assert completed.labels is not None
         assert torch.allclose(completed.inversion.inputs[-1], found.inputs[left_out], atol=1e-3)
         assert int(completed.labels[-1]) == int(labels[left_out])
-        assert [claim.kind for claim in completed.claims[B - 1 :]] == [Kind.FITS]
+        assert [claim.kind for claim in completed.claims[B - 1 :]] == [ClaimKind.FITS]
         other = replace(some, labels=(labels[kept] + 1) % 10)  # with wrong labels the gradients explain nothing
         assert refine([other], update, model) == [other]
 

@@ -14,7 +14,7 @@ import spearpp
 from clients import gradient_of
 from spearpp import AuditResult, ClientUpdate
 from spearpp.auditing import LayerAudit
-from spearpp.auditing.claims import Kind
+from spearpp.auditing.claims import ClaimKind
 from spearpp.errors import OptionError
 from spearpp.inversion import pixels
 from spearpp.inversion.pixels import Pictures, solve
@@ -62,7 +62,7 @@ def update_of(model: nn.Module, inputs: Tensor, labels: Tensor | None = None, *,
 
 
 def from_features(result: AuditResult) -> list[LayerAudit]:
-    return [each for each in result.layers if each.layer.sees == Sees.PIXELS]
+    return [each for each in result.layers if each.layer.sees == Sees.INPUTS_FROM_FEATURES]
 
 
 def distances(result: AuditResult, inputs: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ class TestAudit:
         result = spearpp.audit(update_of(model, inputs), model, batch_size=4)
         (entry,) = from_features(result)
         assert result.best is entry, "inputs are the more serious leak"
-        assert [claim.kind for claim in entry.claims] == [Kind.ONE] * 4
+        assert [claim.kind for claim in entry.claims] == [ClaimKind.ONE] * 4
         errors = torch.tensor([claim.error for claim in entry.claims], dtype=torch.float64)
         assert bool((distances(result, inputs) <= errors).all())
         assert result.replay is not None
@@ -241,7 +241,7 @@ class TestAudit:
         update = update_of(model, inputs, torch.tensor([0, 1, 2, 2]))
         result = spearpp.audit(update, model, batch_size=4)
         (entry,) = from_features(result)
-        assert sorted(claim.kind for claim in entry.claims) == [Kind.ONE, Kind.ONE, Kind.SEVERAL]
+        assert sorted(claim.kind for claim in entry.claims) == [ClaimKind.ONE, ClaimKind.ONE, ClaimKind.SEVERAL]
 
     @pytest.mark.parametrize(
         ("front", "features", "why"),

@@ -24,7 +24,7 @@ import spearpp
 from clients import gradient_of
 from conftest import batch_and_model, present
 from spearpp import AuditResult, SpearError, Verdict, pictures, report, simulate
-from spearpp.auditing import Kind
+from spearpp.auditing import ClaimKind
 from spearpp.auditing.folder import DOCUMENT, NUMBERS
 from spearpp.cli.audit import exit_code
 from spearpp.inversion.result import Inversion
@@ -80,7 +80,7 @@ def test_a_saved_audit_comes_back_as_it_was(tmp_path: Path, photographs: Audited
 def test_what_two_layers_certify_comes_back_too(tmp_path: Path) -> None:
     batch, model = batch_and_model(44, 60, [100, 100], seed=3)
     result = spearpp.audit(simulate.FedSGD()(model, batch), model, budget=20)
-    assert result.layers[0].recovered == 44
+    assert result.layers[0].exact == 44
     result.save(tmp_path)
     assert same(AuditResult.load(tmp_path), result)
 
@@ -165,7 +165,7 @@ def test_the_page_shows_originals_beside_what_came_back(tmp_path: Path, photogra
     for original, recovered in zip(shown[::2], shown[1::2], strict=True):
         assert int(numpy.abs(original.astype(int) - recovered).max()) <= 1
     assert numpy.stack(shown).std() > 20  # and they show something
-    assert "12 of 12 training samples were recovered exactly" in page
+    assert "12 of 12 training samples were recovered (each is exactly" in page
     assert page.count("<h1>") == 1
 
 
@@ -360,7 +360,7 @@ def test_inputs_that_fit_without_proof_are_never_silent(tmp_path: Path) -> None:
 def test_the_headline_says_exactly_only_if_the_claims_do(photographs: Audited) -> None:
     (best,) = [each for each in photographs[0].layers if each is photographs[0].best]
     for apart, exactly in ((0.001, True), (math.inf, False)):
-        claims = tuple(replace(each, kind=Kind.ONE_OR_MEAN, samples=float("nan"), apart=apart) for each in best.claims)
+        claims = tuple(replace(each, kind=ClaimKind.ONE_OR_MEAN, samples=math.nan, apart=apart) for each in best.claims)
         result = replace(photographs[0], layers=[replace(best, claims=claims)])
-        assert ("recovered exactly" in headline(result)) is exactly
+        assert ("each is exactly" in headline(result)) is exactly
         assert "mean of" in headline(result)

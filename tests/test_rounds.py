@@ -16,7 +16,7 @@ import spearpp
 from clients import distances
 from conftest import present, true_directions
 from spearpp import AuditResult, ClientUpdate, simulate
-from spearpp.auditing import Kind, Verdict
+from spearpp.auditing import ClaimKind, Verdict
 from spearpp.auditing.plan import make_plan
 from spearpp.auditing.rounds import choose_rounds, first_layer
 from spearpp.auditing.rounds.joined import Joined, join_rounds, joined_tensors, not_joined, unite
@@ -304,7 +304,7 @@ def test_an_output_layer_over_rounds() -> None:
     assert spearpp.audit(updates[0], model).verdict is Verdict.NOT_APPLICABLE
     result = spearpp.audit(updates, model, batch_size=8, budget=10)
     assert result.verdict is not Verdict.NOT_APPLICABLE
-    assert all(claim.kind is not Kind.APPROXIMATE for claim in result.layers[0].claims)
+    assert all(claim.kind is not ClaimKind.APPROXIMATE for claim in result.layers[0].claims)
     found = present(result.layers[0].inversion).inputs
     assert float(torch.cdist(found.double(), batch.inputs.double()).amin(1).max()) < 1e-2
 

@@ -165,7 +165,7 @@ def test_junit_has_a_failure_for_every_layer_that_leaks() -> None:
     assert int(suite.get("tests", "")) == len(cases) == len(content["layers"]) + 1
     failed = [case for case in cases if case.find("failure") is not None]
     assert int(suite.get("failures", "")) == int(root.get("failures", "")) == len(failed)
-    leaking = [each for each in content["layers"] if each["recovered"] + each["approximate"] + each["fitting"]]
+    leaking = [each for each in content["layers"] if each["exact"] + each["approximate"] + each["fitting"]]
     assert len(failed) == len(leaking) + 1  # and the statement, which no noise supports
     skipped = [case for case in cases if case.find("skipped") is not None]
     assert int(suite.get("skipped", "")) == len(skipped) == sum(each["inversion"] is None for each in content["layers"])

@@ -34,7 +34,7 @@ from spearpp.update.names import plain
 
 Optimiser = Literal["sgd", "adam"]
 NOTHING = "nothing known"
-FROM_FEATURES = str(Sees.PIXELS)
+FROM_FEATURES = str(Sees.INPUTS_FROM_FEATURES)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers that show that a model has convolutions, so that more pooling is possible."""
 RATES = {"sgd": 0.01, "adam": 1e-3}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.claims import Claim, ClaimKind
 from spearpp.auditing.estimate import training_findings
 from spearpp.auditing.judge import judge_all
 from spearpp.auditing.plan import make_plan
@@ -17,7 +17,7 @@ from spearpp.auditing.rounds import audit_rounds
 from spearpp.auditing.run import run_searches
 from spearpp.auditing.task import MEMORY, SEARCH_SHARE, Budget, Task
 from spearpp.auditing.vocabulary import Vocabulary, Words, audit_vocabulary
-from spearpp.auditing.wording import LATE, Context, worded
+from spearpp.auditing.wording import UNREPLAYED, Context, worded
 from spearpp.inversion.result import Progress
 from spearpp.linalg.chunks import single_thread_if_small
 from spearpp.model import Layer, named_as
@@ -27,11 +27,11 @@ from spearpp.search import Search
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
-WORTH = 2**20
+WEIGHTS_WORTH_A_SECOND_THREAD = 2**20
 """Number of weights from which a second thread helps an audit. Measured with 700,000 weights: a second thread on
 two idle cores saves 0.06 of 0.23 s. On cores that another process also uses, two threads take 10 s."""
 
-__all__ = ["AuditResult", "Claim", "Kind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
+__all__ = ["AuditResult", "Claim", "ClaimKind", "LayerAudit", "Verdict", "Vocabulary", "audit"]
 
 
 def audit(
@@ -82,8 +82,9 @@ def audit(
             still running at the end of its share stops, and its results so far are kept.
         memory: bytes that the work on one layer may take. Larger layers are skipped, and the caveats say so. None means
             no limit.
-        search: the search to run for layers that a ReLU follows; None is ``spearpp.search.Gated()``. Other layers are
-            inverted by ``spearpp.search.Equations``.
+        search: the search to run for layers that a ReLU follows. None runs a short ``spearpp.search.Gated`` and then,
+            if an input is missing, ``spearpp.search.Equations``. ``Gated()`` never solves the equations of the network.
+            ``Equations()`` solves them for every layer. Layers before other activations always need them.
         batch_size: how many samples the client trained on, if this is known (Flower's ``num-examples``). With this
             number, an input can be proved to be one sample. Without this number, an input may also be the mean of
             several samples. If the loss is known, the claim then states how far apart these samples can be.
@@ -126,7 +127,7 @@ def audit(
 def _audit_one(update: ClientUpdate, task: Task) -> AuditResult:
     """Audit one update: plan, run, judge. The audit of a small network uses one CPU thread."""
     update = named_as(update, task.model)
-    with single_thread_if_small(_work_of(update), torch.device("cpu"), WORTH):
+    with single_thread_if_small(_work_of(update), torch.device("cpu"), WEIGHTS_WORTH_A_SECOND_THREAD):
         return _audited(update, task)
 
 
@@ -145,11 +146,11 @@ def _audited(update: ClientUpdate, task: Task) -> AuditResult:
     judged = judge_all(audits, plan, task, whole.deadline)
     late = whole.spent and judged.replay is None and any(len(each.claims) for each in judged.audits)
     result = AuditResult(
-        verdict=verdict_of(judged.audits, tables, tried=any(each.feasible for each in judged.audits)),
+        verdict=verdict_of(judged.audits, tables, tried=any(each.invertible for each in judged.audits)),
         summary="",
         layers=judged.audits,
         findings=[*plan.findings, *training_findings(judged.estimate, update)],
-        caveats=[*([LATE] if late else []), *plan.left_out],
+        caveats=[*([UNREPLAYED] if late else []), *plan.left_out],
         interrupted=interrupted or judged.interrupted,
         replay=judged.replay,
         estimated=judged.estimate,

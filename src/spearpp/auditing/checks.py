@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from spearpp.auditing.measurements import (
-    HALF,
+    HALF_TYPES,
     MIN_ENTRIES,
     Spectrum,
     half_precision,
@@ -33,27 +33,27 @@ of this size takes 128 MB in float64."""
 WHOLE_WEIGHTS = 0.02
 """An update contains the whole weights if the factor of the weights in the update differs from 1 by at most this
 number. A design choice: the fit is exact up to the noise, and no weight decay removes all weights in one round."""
-SAME_DECAY = 1.2
+SAME_DECAY_RATIO = 1.2
 """Two layers have the same weight decay if the ratio of their estimates is at most this number. A design choice: an
 optimiser usually applies one weight decay to all layers."""
-SAME_MAGNITUDE = 1.05
+SAME_MAGNITUDE_RATIO = 1.05
 """All entries have the same magnitude if the ratio of the 90th to the 10th percentile of the magnitudes is at most this
 number. A design choice: the ratio is 1 for signs and 13 for Gaussian entries."""
 NOTICEABLE_NOISE = 1e-5
 """Smallest relative noise that is reported. A design choice: 1e-5 is about a hundred times the rounding of float32."""
-FEW_VALUES = 256
+MAX_QUANTISED_VALUES = 256
 """Largest number of different values of a quantised gradient. Derived: the number of values of 8 bits."""
-PRUNED = 0.5
+PRUNED_ZEROS = 0.5
 """Share of zeros above which an update may have been pruned. A design choice: pruning that keeps at least half of the
 entries hides little."""
 SMALL_STEP_RATIO = 3.5
 """An optimiser limited the size of every entry if the ratio of the 99th percentile to the median of the magnitudes is
 at most this number. Measured on three data sets: 1.0 to 2.9 after 1 to 20 steps of Adam and AdamW, 4.3 to 20 for SGD
 with 20 samples. Gaussian noise has 3.8."""
-SAME_LIMIT = 1.5
+SAME_LIMIT_RATIO = 1.5
 """One optimiser limited two matrices if the ratio of their 99th percentiles is at most this number. Measured in the
 same way: 1.0 to 1.4 for Adam and AdamW, 2.8 to 18 for SGD."""
-RELATED = 0.5
+MAX_CORRELATION = 0.5
 """No optimiser causes a larger correlation between an update and the weights. Derived: 0.7 if the weights before and
 after the training are unrelated, and 0 for steps that do not depend on the weights."""
 UNEXPLAINED_ZEROS = 0.25
@@ -109,7 +109,7 @@ def check_with_decay(update: ClientUpdate, layers: Iterable[Layer]) -> tuple[lis
         if layer.qualifies and tensor_specs(update.gradients)[layer.weight].numel() <= MAX_WEIGHTS
     }
     decays = [each.decay for each in seen.values()]
-    agreed = bool(decays) and min(decays) > 0 and max(decays) <= SAME_DECAY * min(decays)
+    agreed = bool(decays) and min(decays) > 0 and max(decays) <= SAME_DECAY_RATIO * min(decays)
     decay = statistics.median(decays) if agreed else 0.0
     if update.kind == "deltas" and all(_holds_weights(update, layer.weight) for layer in seen):
         decay = -1 / update.scale
@@ -159,7 +159,7 @@ def _changed_format(update: ClientUpdate) -> Iterable[Finding]:
     sizes = tensor_specs(update.gradients)
     for each, spec in sizes.items():  # the largest tensor may be a table whose rows also decay
         found = sizes_at(sample(update.gradients, each), 0.1, 0.9) if spec.ndim > 1 else None
-        if found is not None and found[1] <= SAME_MAGNITUDE * found[0]:
+        if found is not None and found[1] <= SAME_MAGNITUDE_RATIO * found[0]:
             why = "all entries have the same magnitude: the client trained with Adam, or sent signs instead of "
             why += "gradients"
             yield Finding("error", each, f"{why}. The update does not contain the gradient, so it cannot be inverted")
@@ -173,9 +173,9 @@ def _changed_format(update: ClientUpdate) -> Iterable[Finding]:
     stored = None if update.kind == "gradients" else half_precision(sample(update.weights, name))
     if stored is not None:
         why = f"the weights are {stored[0]} values: a step below their relative rounding error of {stored[1]} is lost"
-        lost = f", and {zeros:.0%} of the weights did not change" if zeros > PRUNED else ""
+        lost = f", and {zeros:.0%} of the weights did not change" if zeros > PRUNED_ZEROS else ""
         yield Finding("warning", name, f"{why}{lost}. Fewer inputs can be recovered")
-    elif zeros > PRUNED:
+    elif zeros > PRUNED_ZEROS:
         expected = share_of_zero_rows_and_columns(update.gradients, name)
         if zeros > expected + UNEXPLAINED_ZEROS * (1 - expected):
             why = f"{zeros:.0%} of the entries are zero: the update was pruned, so fewer inputs can be recovered"
@@ -183,11 +183,11 @@ def _changed_format(update: ClientUpdate) -> Iterable[Finding]:
     if update.kind != "gradients":
         return
     limit = "the relative rounding error of {} limits how exactly inputs can be recovered"
-    few = len(values[:: max(1, len(values) // 10_000)].unique()) <= FEW_VALUES
-    if few and len(values.unique()) <= FEW_VALUES:
+    few = len(values[:: max(1, len(values) // 10_000)].unique()) <= MAX_QUANTISED_VALUES
+    if few and len(values.unique()) <= MAX_QUANTISED_VALUES:
         why = f"the gradient has only {len(values.unique())} different values: it was quantised"
-        yield Finding("warning", name, f"{why} to at most {FEW_VALUES} levels")
-    elif (half := HALF.get(dtype) or half_precision(values)) is not None:
+        yield Finding("warning", name, f"{why} to at most {MAX_QUANTISED_VALUES} levels")
+    elif (half := HALF_TYPES.get(dtype) or half_precision(values)) is not None:
         yield Finding("note", name, f"every number is a {half[0]} value: {limit.format(half[1])}")
 
 
@@ -205,10 +205,10 @@ def _limited_by_optimiser(update: ClientUpdate) -> Iterable[Finding]:
             continue
         median, limit = found
         _, correlation = share_of_weights(update, name)
-        if limit > SMALL_STEP_RATIO * median or abs(correlation) > RELATED:
+        if limit > SMALL_STEP_RATIO * median or abs(correlation) > MAX_CORRELATION:
             return
         limits.append(limit)
-    if len(limits) > 1 and max(limits) <= SAME_LIMIT * min(limits):
+    if len(limits) > 1 and max(limits) <= SAME_LIMIT_RATIO * min(limits):
         moved = max(limits) * update.scale
         why = f"nearly all weights of all layers moved by at most {moved:.1g}, and the update has full "
         why += "rank: the client trained with Adam or a similar optimiser. The update does not contain the gradient"

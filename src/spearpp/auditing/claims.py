@@ -8,8 +8,8 @@ input represents. The rule is the same for every search:
 1. An input belongs to the batch if the certificate of the layer says so, or if the mismatch of the input's replay is
    too small to be chance. The stated error is the larger of the error that the noise implies and the error that the
    mismatch implies.
-2. The weight κ of the input shows whether the input represents one sample or k samples. κ is compared with the weights
-   of the other inputs, or with 1/N if the number N of the client's samples is known.
+2. The contribution κ of the input shows whether the input represents one sample or k samples. κ is compared with the
+   contributions of the other inputs, or with 1/N if the number N of the client's samples is known.
 3. If N is unknown, every input could represent the same number of merged samples. Samples that are merged in this way
    are at most δ = √(noise / curvature) away from their mean, relative to their norm, and the claim states δ (with a
    safety factor).
@@ -61,17 +61,17 @@ neurons, and the claims must be stricter than this benchmark."""
 MIN_PATTERN_NEURONS = 3
 """Smallest number of neurons in which two activation patterns must differ. Derived: mixtures of two samples whose
 patterns differ in at most two neurons solve the equations of both samples (``docs/method.md``)."""
-SAME_WEIGHT = 0.05
-"""Largest relative difference between two weights that count as equal. A design choice: 5 % is far below the factor of
-2 between the weights of one sample and of two merged samples."""
+SAME_CONTRIBUTION = 0.05
+"""Largest relative difference between two contributions that count as equal. A design choice: 5 % is far below the
+factor of 2 between the contributions of one sample and of two merged samples."""
 WHOLE_NUMBER = 0.1
-"""Largest distance from a whole number at which a weight still counts samples. A design choice: 0.1 is far below 0.5,
-the largest possible distance from a whole number."""
+"""Largest distance from a whole number at which a contribution still counts samples. A design choice: 0.1 is far below
+0.5, the largest possible distance from a whole number."""
 _MAY_BE_MEAN = "the input may be the mean of several samples"
 _REPLAYED = "the gradient of this input alone matches its part of the update"
 
 
-class Kind(StrEnum):
+class ClaimKind(StrEnum):
     """What is known about a recovered input, strongest claim first."""
 
     ONE = "one sample"
@@ -83,7 +83,7 @@ class Kind(StrEnum):
     """The input is one training sample or such a weighted mean, with a stated error above ``EXACT``: of at most 10 % if
     the replay of this input proves it, and of at most 50 % if other evidence does."""
     SEVERAL = "several samples"
-    """The input has the weight of k samples: it is their weighted mean, or one sample that occurs k times."""
+    """The input contributes as much as k samples: it is their weighted mean, or one sample that occurs k times."""
     FITS = "fits"
     """The input fits the gradient, but the evidence does not prove that the input is a sample."""
     NONE = "nothing"
@@ -94,7 +94,7 @@ class Kind(StrEnum):
 class Claim:
     """What is claimed about one recovered input."""
 
-    kind: Kind
+    kind: ClaimKind
     error: float
     """The stated error: an estimate of the distance between the input and what the claim says it is, relative to the
     norm. inf if no error is stated. It is not a bound: in tests with hostile clients the true distance was at most
@@ -110,29 +110,32 @@ class Claim:
     @classmethod
     def fitting(cls, why: str, samples: float = float("nan")) -> "Claim":
         """Return the claim for an input that fits the gradient and is not proved to be a sample."""
-        return cls(Kind.FITS, float("inf"), samples, why)
+        return cls(ClaimKind.FITS, float("inf"), samples, why)
 
     @classmethod
     def nothing(cls, why: str) -> "Claim":
         """Return the claim for an input about which nothing is known."""
-        return cls(Kind.NONE, float("inf"), float("nan"), why)
+        return cls(ClaimKind.NONE, float("inf"), float("nan"), why)
 
     @property
     def certified(self) -> bool:
-        """Whether the input is exact: one sample, or a mean of samples that cannot be distinguished."""
-        return self.kind in (Kind.ONE, Kind.ONE_OR_MEAN)
+        """Whether the input is exact: one sample, or a mean of samples that cannot be distinguished.
+
+        ``Inversion.certified`` says this from the evidence of the inversion alone, before any replay.
+        """
+        return self.kind in (ClaimKind.ONE, ClaimKind.ONE_OR_MEAN)
 
     @property
     def recovered(self) -> bool:
         """Whether the input counts as recovered."""
-        return self.certified or self.kind is Kind.APPROXIMATE
+        return self.certified or self.kind is ClaimKind.APPROXIMATE
 
 
 UNJUDGED = Claim.nothing("the input was not judged, because the audit was interrupted")
 """The claim for an input if the audit stopped before it judged the input."""
 
 
-def reasons(claims: Sequence[Claim], *kinds: Kind) -> str:
+def reasons(claims: Sequence[Claim], *kinds: ClaimKind) -> str:
     """Return the most frequent reason of the claims of these kinds, or an empty string if there is no such claim."""
     found = Counter(each.why for each in claims if each.kind in kinds)
     return found.most_common(1)[0][0] if found else ""
@@ -178,13 +181,13 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The weight of one sample in the update."""
+class OneSample:
+    """How much one sample contributes to the update."""
 
     why: str
-    """The reason for ``one`` and ``implied``. A clause without a full stop."""
-    one: float | None = None
-    """κ of one sample. None if the weights of the inputs do not determine it."""
+    """The reason for ``contribution`` and ``implied``. A clause without a full stop."""
+    contribution: float | None = None
+    """κ of one sample. None if the contributions of the inputs do not determine it."""
     implied: float = float("nan")
     """The number of samples in the batch that κ implies. nan if κ implies no number."""
     counted: bool = False
@@ -205,17 +208,18 @@ def claims_of(
         known: what else the audit knows.
     """
     layers = _layer_evidence(inversion, patterns, known)
-    certified = torch.tensor([each.consistent for each in layers], dtype=torch.bool)
+    consistent = torch.tensor([each.consistent for each in layers], dtype=torch.bool)
     explained = torch.zeros(len(layers), dtype=torch.bool)
-    weights = Weights("the loss is unknown, or the model cannot be replayed")
+    one = OneSample("the loss is unknown, or the model cannot be replayed")
     if signals is not None:
         signals = to_device(signals, torch.device("cpu"))
         if bool(_proves_loss(signals).any()):  # rule 1: the replays whose mismatch is no chance
             explained[: len(signals.mismatch)] = _beyond_chance(signals)
             if layers[0].from_network:  # its directions were computed from the replay, which then proves nothing more
-                explained &= certified
-            weights = weigh(signals.weight[explained[: len(signals.mismatch)]], inversion.batch_size, known)  # rule 2
-    loss_known = int(explained.sum()) >= max(2, int((certified & ~explained).sum()))
+                explained &= consistent
+            found = signals.contribution[explained[: len(signals.mismatch)]]
+            one = one_sample(found, inversion.batch_size, known)  # rule 2
+    loss_known = int(explained.sum()) >= max(2, int((consistent & ~explained).sum()))
     unproved = "noise, missing samples or too few neurons leave too little evidence to prove the input"
     if known.dropout:
         unproved = "Dropout removes too many of the neurons that could prove the input"
@@ -223,11 +227,11 @@ def claims_of(
     claims = []
     for row, layer in enumerate(layers):
         if bool(explained[row]) and signals is not None:  # rules 1 to 3
-            claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, weights, known))
+            claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, one, known))
         elif layer.consistent and loss_known and known.one_step and not known.dropout:  # rule 5
             claims.append(Claim.fitting(no_single))
         elif layer.consistent:  # rule 4
-            claims.append(_certified_by_layer(layer, known))
+            claims.append(_claimed_by_layer(layer, known))
         elif bool(inversion.fits[row]):
             claims.append(Claim.fitting(unproved))
         else:
@@ -266,18 +270,18 @@ def _layer_evidence(inversion: Inversion, patterns: Bool[Tensor, "k m"], known: 
     """Return what the gradient of the layer says about each input."""
     evidence, rows = inversion.evidence, len(inversion.inputs)
     noise = torch.full((rows,), torch.inf, dtype=torch.float64) if evidence is None else evidence.error.double().cpu()
-    certified = torch.zeros(rows, dtype=torch.bool) if evidence is None else evidence.consistent.cpu()
+    consistent = torch.zeros(rows, dtype=torch.bool) if evidence is None else evidence.consistent.cpu()
     distances = _distances_to_nearest(patterns.cpu())
     entries = _noise_of_entries(inversion)
     different = distances >= max(MIN_PATTERN_NEURONS, MIN_PATTERN_SHARE * patterns.shape[1])
     own_pattern = rows == 1 or bool((distances >= MIN_PATTERN_NEURONS).all())
-    all_found = known.batch_size == inversion.batch_size == rows and bool(certified.all()) and known.one_row_each
+    all_found = known.batch_size == inversion.batch_size == rows and bool(consistent.all()) and known.one_row_each
     # Activation patterns say nothing about samples before other activations than ReLU.
     from_network = evidence is not None and evidence.layers == WHOLE_NETWORK
     complete = all_found and own_pattern and not from_network
     return [
         _LayerEvidence(
-            bool(certified[row]), float(noise[row]), entries[row], bool(different[row]), from_network, complete
+            bool(consistent[row]), float(noise[row]), entries[row], bool(different[row]), from_network, complete
         )
         for row in range(rows)
     ]
@@ -311,48 +315,48 @@ def _proves_loss(signals: Signals) -> Bool[Tensor, "k"]:
     return _beyond_chance(signals) & (SAFETY_FACTOR * signals.mismatch / slope <= MAX_ERROR)
 
 
-def _explained(signal: Signals, layer: _LayerEvidence, weights: Weights, known: Known) -> Claim:
+def _explained(signal: Signals, layer: _LayerEvidence, one: OneSample, known: Known) -> Claim:
     """Return the claim for an input that its replay explains. ``signal`` has only the row of this input."""
     mismatch, floor = float(signal.mismatch), float(signal.noise)
-    if weights.merged and not layer.complete:
-        return Claim.fitting(f"{weights.why}, so {_MAY_BE_MEAN}")
+    if one.merged and not layer.complete:
+        return Claim.fitting(f"{one.why}, so {_MAY_BE_MEAN}")
     samples = 1.0 if layer.complete else float("nan")
     column = 0  # of slope and curvature: 0 for the direction of the signal, 1 with its size
-    if weights.one is not None and not layer.complete:
-        samples = float(signal.weight) / weights.one
+    if one.contribution is not None and not layer.complete:
+        samples = float(signal.contribution) / one.contribution
         count = round(samples)
         if abs(samples - count) > WHOLE_NUMBER * max(count, 1) or count == 0:
             why = f"the input contributes to the gradient as much as {samples:.3g} samples, so {_MAY_BE_MEAN}"
             return Claim.fitting(why, samples)
         if count > 1:
             why = f"the input is the weighted mean of {count} samples, or one sample that occurs {count} times"
-            return Claim(Kind.SEVERAL, float("inf"), samples, why)
-        if not math.isnan(weights.implied):  # the scale is known, so the size of the contribution must match too
+            return Claim(ClaimKind.SEVERAL, float("inf"), samples, why)
+        if not math.isnan(one.implied):  # the scale is known, so the size of the contribution must match too
             mismatch, column = max(mismatch, abs(samples - 1)), 1
     if layer.consistent and not known.one_step and (layer.different or layer.complete):
         # Local steps cause a mismatch that is no error of the input.
-        return replace(_certified_by_layer(layer, known), samples=samples)
+        return replace(_claimed_by_layer(layer, known), samples=samples)
     error = SAFETY_FACTOR * max(mismatch, floor) / max(float(signal.slope[0, column]), 1e-300)
     error = max(error, layer.error) if layer.consistent else error + layer.entries
-    counted = weights.counted or layer.complete
+    counted = one.counted or layer.complete
     apart = 0.0 if counted else (SAFETY_FACTOR * floor / max(float(signal.curvature[0, column]), 1e-300)) ** 0.5
     if max(error, apart) > MAX_ERROR:
         if layer.consistent and layer.different:
-            return replace(_certified_by_layer(layer, known), samples=samples)
+            return replace(_claimed_by_layer(layer, known), samples=samples)
         return Claim.fitting(
             f"the contribution to the gradient hardly depends on the input, so {_MAY_BE_MEAN}", samples
         )
     mean = f"one training sample, or the mean of samples that differ from it by at most {apart:.1%}"
     if error > EXACT:
-        why = f"approximately {'one training sample' if counted else mean}; {_REPLAYED}; {weights.why}"
-        return Claim(Kind.APPROXIMATE, max(error, apart), samples, why, apart)
+        why = f"approximately {'one training sample' if counted else mean}; {_REPLAYED}; {one.why}"
+        return Claim(ClaimKind.APPROXIMATE, max(error, apart), samples, why, apart)
     if counted and known.one_step:
-        return Claim(Kind.ONE, error, samples, f"one training sample; {_REPLAYED}; {weights.why}", 0.0)
+        return Claim(ClaimKind.ONE, error, samples, f"one training sample; {_REPLAYED}; {one.why}", 0.0)
     what = "one training sample, averaged over the local steps" if counted else mean
-    return Claim(Kind.ONE_OR_MEAN, error, samples, f"{what}; {_REPLAYED}; {weights.why}", apart)
+    return Claim(ClaimKind.ONE_OR_MEAN, error, samples, f"{what}; {_REPLAYED}; {one.why}", apart)
 
 
-def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
+def _claimed_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
     """Return the claim that the evidence of the layer supports, without using the replay."""
     if layer.error > MAX_UNREPLAYED_ERROR:
         return Claim.fitting("the noise of the gradient leaves the input too uncertain")
@@ -365,16 +369,16 @@ def _certified_by_layer(layer: _LayerEvidence, known: Known) -> Claim:
             count += f"and the client trained on {known.batch_size} samples"
         if known.one_step:
             why = f"{approximately}one training sample; {count}"
-            return Claim(Kind.ONE if exact else Kind.APPROXIMATE, layer.error, 1.0, why, 0.0)
+            return Claim(ClaimKind.ONE if exact else ClaimKind.APPROXIMATE, layer.error, 1.0, why, 0.0)
         why = f"{approximately}one training sample, averaged over the local steps; {count}"
-        return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, 1.0, why)
+        return Claim(ClaimKind.ONE_OR_MEAN if exact else ClaimKind.APPROXIMATE, layer.error, 1.0, why)
     if not layer.different:
         return Claim.fitting(f"{_MAY_BE_MEAN}, and the gradient of this layer does not show how many")
     alike = "are almost equal or activate the same neurons" if layer.from_network else "activate the same neurons"
     why = f"{approximately}one training sample, or the weighted mean of several samples that {alike}"
     if 1 <= known.outputs <= 2:  # all signals at the outputs are multiples of one vector, with either sign
         why += " (weights of samples with opposite errors are negative)"
-    return Claim(Kind.ONE_OR_MEAN if exact else Kind.APPROXIMATE, layer.error, float("nan"), why)
+    return Claim(ClaimKind.ONE_OR_MEAN if exact else ClaimKind.APPROXIMATE, layer.error, float("nan"), why)
 
 
 def _distances_to_nearest(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
@@ -384,44 +388,44 @@ def _distances_to_nearest(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
     return pattern_distances(patterns).fill_diagonal_(torch.inf).amin(1)
 
 
-def weigh(weights: Float[Tensor, "k"], rank: int, known: Known) -> Weights:
-    """Return the weight of one sample, given the weights of all inputs that their replay explains.
+def one_sample(found: Float[Tensor, "k"], rank: int, known: Known) -> OneSample:
+    """Return how much one sample contributes, given the contributions of all inputs that their replay explains.
 
     Args:
-        weights: κ of each input that its replay explains.
+        found: κ of each input that its replay explains.
         rank: the rank of the gradient, a lower bound on the number of samples.
         known: what else the audit knows.
 
     >>> import torch
-    >>> weigh(torch.tensor([0.1, 0.1, 0.1, 0.2]), rank=4, known=Known(batch_size=None)).implied
+    >>> one_sample(torch.tensor([0.1, 0.1, 0.1, 0.2]), rank=4, known=Known(batch_size=None)).implied
     10.0
     """
-    if not len(weights):
-        return Weights("the replay of no input matches its part of the update")
+    if not len(found):
+        return OneSample("the replay of no input matches its part of the update")
     given = known.batch_size
     if given is not None and known.absolute:
-        each = round(float(weights.median()) * given)  # 1 if most inputs are single samples, k if most represent k
-        alike = (weights * given / max(each, 1) - 1).abs() <= WHOLE_NUMBER
-        if each >= 1 and 2 * int(alike.sum()) >= len(weights) and each * len(weights) <= (1 + WHOLE_NUMBER) * given:
-            return Weights(f"the client trained on {_samples(given)}", 1 / given, float(given), counted=True)
-    alike = (weights[:, None] / weights[None] - 1).abs() <= SAME_WEIGHT
+        each = round(float(found.median()) * given)  # 1 if most inputs are single samples, k if most represent k
+        alike = (found * given / max(each, 1) - 1).abs() <= WHOLE_NUMBER
+        if each >= 1 and 2 * int(alike.sum()) >= len(found) and each * len(found) <= (1 + WHOLE_NUMBER) * given:
+            return OneSample(f"the client trained on {_samples(given)}", 1 / given, float(given), counted=True)
+    alike = (found[:, None] / found[None] - 1).abs() <= SAME_CONTRIBUTION
     counts = alike.sum(1)
     most = int(counts.max())
-    if 2 * most < len(weights) or (most == 1 and len(weights) > 1):
-        why = "the samples have different weights in the update, for example because of clipping or class weights"
-        return Weights(why)
-    one = float(weights[counts == most].min())
-    one = float(weights[(weights / one - 1).abs() <= SAME_WEIGHT].median())
+    if 2 * most < len(found) or (most == 1 and len(found) > 1):
+        why = "the samples contribute differently to the update, for example because of clipping or class weights"
+        return OneSample(why)
+    one = float(found[counts == most].min())
+    one = float(found[(found / one - 1).abs() <= SAME_CONTRIBUTION].median())
     if not known.absolute or given is not None:
-        return Weights("the scale of the update is unknown", one)
+        return OneSample("the scale of the update is unknown", one)
     implied = round(1 / one)
     if known.one_step and 1 / one < rank - WHOLE_NUMBER and abs(1 / one - 1) > WHOLE_NUMBER:  # 1: a sum of losses
         why = f"the size of the contributions implies {1 / one:.3g} samples, but the gradient has rank {rank}"
-        return Weights(why, merged=True)
+        return OneSample(why, merged=True)
     if abs(1 / one - implied) > WHOLE_NUMBER or implied < rank:
-        return Weights("the update does not have the scale of a mean loss", one)
+        return OneSample("the update does not have the scale of a mean loss", one)
     why = f"the size of the contributions to the gradient implies {_samples(implied)}"
-    return Weights(why, 1 / implied, float(implied))
+    return OneSample(why, 1 / implied, float(implied))
 
 
 def _samples(count: int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import MISSING, asdict, fields, replace
 from typing import Any
 
 from spearpp.auditing.checks import Finding
-from spearpp.auditing.claims import UNJUDGED, Claim, Kind
+from spearpp.auditing.claims import UNJUDGED, Claim, ClaimKind
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
@@ -34,8 +34,8 @@ def document(result: AuditResult) -> dict[str, Any]:
         "verdict": str(result.verdict),
         "summary": result.summary,
         "batch_size": None if best is None else best.batch_size,
-        "recovered": 0 if best is None else best.recovered,
-        "approximate": 0 if best is None else len(result.inputs) - best.recovered,
+        "exact": 0 if best is None else best.exact,
+        "approximate": 0 if best is None else best.approximate,
         "fitting": result.fitting,
         "why_not_certified": result.why_not_certified,
         "best_layer": None if best is None else best.layer.name,
@@ -57,10 +57,10 @@ def _layer(audited: LayerAudit) -> dict[str, Any]:
     """Return the entry of one layer."""
     return {
         **asdict(audited.layer),
-        "feasible": audited.feasible,
+        "invertible": audited.invertible,
         "outcome": audited.reason,
         "batch_size": audited.batch_size,
-        "recovered": audited.recovered,
+        "exact": audited.exact,
         "approximate": audited.approximate,
         "fitting": audited.fitting,
         "inversion": None if audited.inversion is None else _inversion(audited, audited.inversion),
@@ -157,7 +157,8 @@ def read(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> AuditResu
 def _read_layer(content: Mapping[str, Any], prefix: str, tensors: Mapping[str, Tensor]) -> LayerAudit:
     """Return one layer from its entry in ``report.json`` and its tensors."""
     layer = Layer(**_fields_of(Layer, content))
-    audited, found = LayerAudit(layer, bool(content["feasible"]), str(content["outcome"])), content["inversion"]
+    audited = LayerAudit(layer, str(content["outcome"]), invertible=bool(content["invertible"]))
+    found = content["inversion"]
     if found is None:
         return audited
     start = f"{prefix}/evidence/"
@@ -206,7 +207,7 @@ def _read_history(content: Mapping[str, Any] | None) -> History | None:
 def _read_claim(content: Mapping[str, Any]) -> Claim:
     """Return the claim of one input from its entry in ``report.json``."""
     error, apart = (math.inf if content[name] is None else float(content[name]) for name in ("error", "apart"))
-    return Claim(Kind(content["claim"]), error, _number(content["samples"]), str(content["why"]), apart)
+    return Claim(ClaimKind(content["claim"]), error, _number(content["samples"]), str(content["why"]), apart)
 
 
 def _fields_of(table: type[Layer | Replay | Estimate], content: Mapping[str, Any]) -> dict[str, Any]:

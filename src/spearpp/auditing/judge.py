@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spearpp.auditing.claims import MAX_UNREPLAYED_ERROR, Claim, Kind, Known, claims_of, patterns_of
+from spearpp.auditing.claims import MAX_UNREPLAYED_ERROR, Claim, ClaimKind, Known, claims_of, patterns_of
 from spearpp.auditing.estimate import Estimate, estimate_training
 from spearpp.auditing.labels import find_labels
 from spearpp.auditing.pixels import recover_inputs
@@ -14,7 +14,7 @@ from spearpp.auditing.plan import Plan
 from spearpp.auditing.refine import refine
 from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import LayerAudit, whole_batches
-from spearpp.auditing.signals import WRONG, Signals, replay_alone
+from spearpp.auditing.signals import WRONG_MISMATCH, Signals, replay_alone
 from spearpp.auditing.task import Task
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
@@ -37,7 +37,7 @@ Measured: 7 to 16 times where noise has changed the sign of some neurons (noise 
 square, 8 inputs). 50 leaves a margin of three."""
 CONTRADICTS = 0.5
 """Difference of the replay of a whole gradient from which the recovered inputs are not claimed. A design choice: the
-same number as ``signals.WRONG``. Inputs without a relation to the update have 1."""
+same number as ``signals.WRONG_MISMATCH``. Inputs without a relation to the update have 1."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ def _with_claims(audited: LayerAudit, update: ClientUpdate, signals: Signals | N
     claims = claims_of(found, patterns_of(layer, found.inputs, update), signals, Known.about(layer, update, task))
     if layer.output:
         weak = Claim.fitting("the output layer determines this input only approximately")
-        claims = tuple(weak if each.kind is Kind.APPROXIMATE else each for each in claims)
+        claims = tuple(weak if each.kind is ClaimKind.APPROXIMATE else each for each in claims)
     return replace(audited, claims=claims)
 
 
@@ -199,7 +199,7 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     average_error = replayed.difference / replayed.baseline * half_distance / norm
     noise = torch.zeros_like(average_error) if found.evidence is None else found.evidence.error.double()
     error = torch.maximum(ERROR_FACTOR * average_error, noise)
-    proved = signals.mismatch <= min(WRONG, DIFFERENCE_FACTOR * replayed.difference)
+    proved = signals.mismatch <= min(WRONG_MISMATCH, DIFFERENCE_FACTOR * replayed.difference)
     proved &= error <= MAX_UNREPLAYED_ERROR
     if found.evidence is not None and found.evidence.layers == WHOLE_NETWORK:
         proved &= found.evidence.consistent  # the replay repeats the equations, so it proves nothing more
@@ -209,15 +209,15 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     why += f"and by {replayed.mixed:.0%} if each input is averaged with another one"
     claims = list(audited.claims)
     for row in torch.nonzero(proved)[:, 0].tolist():
-        if not claims[row].recovered and claims[row].kind is not Kind.SEVERAL:
-            kind = Kind.ONE_OR_MEAN if error[row] <= EXACT else Kind.APPROXIMATE
+        if not claims[row].recovered and claims[row].kind is not ClaimKind.SEVERAL:
+            kind = ClaimKind.ONE_OR_MEAN if error[row] <= EXACT else ClaimKind.APPROXIMATE
             claims[row] = Claim(kind, float(error[row]), float("nan"), why)
     return replace(audited, claims=tuple(claims))
 
 
 def _without_contradicted(audited: LayerAudit, replayed: Replay, update: ClientUpdate) -> LayerAudit:
     """Withdraw the claims about inputs from features if the replay of a whole gradient contradicts them."""
-    if audited.layer.sees != Sees.PIXELS or not update.one_gradient or replayed.difference < CONTRADICTS:
+    if audited.layer.sees != Sees.INPUTS_FROM_FEATURES or not update.one_gradient or replayed.difference < CONTRADICTS:
         return audited
     why = f"the replay of all recovered inputs differs from the update by {replayed.difference:.0%}"
     claims = (Claim.fitting(why, claim.samples) if claim.recovered else claim for claim in audited.claims)

@@ -43,17 +43,17 @@ from spearpp.update import ClientUpdate
 
 MAX_SAMPLES = 32
 """Largest number of samples. Design choice: the derivatives of 32 samples take 0.5 GB."""
-EPOCHS = (1, 2, 3)
+TRIED_EPOCHS = (1, 2, 3)
 """Numbers of epochs that are tried if the number is unknown. Design choice: each takes as long as the whole fit."""
 MAX_EPOCHS = 6
 """Largest number of epochs. Design choice: time and memory grow with it."""
-REPRODUCED = 2.0
+MAX_RESIDUAL = 2.0
 """Largest residual of a training that counts as repeated, in units of the rounding of the weights. Measured: 0.3 to 0.6
 for the right samples and order; 4 with one sample in a wrong mini-batch
 (``docs/lab/notebook.md``, "Local training with any activation")."""
-MAX_UNEXPLAINED = 0.01
+MAX_RELATIVE_RESIDUAL = 0.01
 """Largest residual, relative to the update, whatever the rounding is. Design choice: wrong samples leave more."""
-SPARE = 2
+EQUATIONS_PER_UNKNOWN = 2
 """Smallest number of equations for each unknown. Design choice: a fit with fewer equations proves little."""
 
 
@@ -94,9 +94,9 @@ def invert_training(layer: Layer, update: ClientUpdate, task: Task) -> Inversion
         found, starts = _search(posed, task.generator, deadline, tell)
         if len(found) < posed.problem.batch_size:
             return None
-        for epochs in EPOCHS if update.steps is None else (update.steps,):
+        for epochs in TRIED_EPOCHS if update.steps is None else (update.steps,):
             fit = _fit(posed, found, epochs, task.generator)
-            if fit is not None and fit.residual <= min(MAX_UNEXPLAINED, REPRODUCED * fit.expected):
+            if fit is not None and fit.residual <= min(MAX_RELATIVE_RESIDUAL, MAX_RESIDUAL * fit.expected):
                 return _inversion(posed, fit, starts, time.monotonic() - began)
     return None
 
@@ -163,7 +163,7 @@ def _fit(posed: _Posed, found: Solutions, epochs: int, generator: torch.Generato
     movements = [before.gradient @ factors.rows.T, *(each.gradient for each in later)]
     b = posed.problem.batch_size
     seen = Seen.of([posed.scale * each for each in movements], b)
-    if seen.observed.numel() < SPARE * (2 * b * b + 1):
+    if seen.observed.numel() < EQUATIONS_PER_UNKNOWN * (2 * b * b + 1):
         return None
     on_cpu = generator if generator.device.type == "cpu" else torch.Generator().manual_seed(0)
     basis = posed.problem.input_space[1]

@@ -16,14 +16,14 @@ of 256 quantisation levels many times, and examining them takes milliseconds."""
 MIN_ENTRIES = 100
 """Smallest number of nonzero entries for which the number format is examined. A design choice: the percentiles of fewer
 entries are unreliable."""
-HALF = {torch.bfloat16: ("bfloat16", "4e-3"), torch.float16: ("float16", "5e-4")}
+HALF_TYPES = {torch.bfloat16: ("bfloat16", "4e-3"), torch.float16: ("float16", "5e-4")}
 """Names and relative rounding errors of the 16-bit formats: 2⁻⁸ and 2⁻¹¹. bfloat16 is first, because most of its values
 are float16 values too."""
-FULL = 0.75
+FULL_RANK_SHARE = 0.75
 """A gradient has full rank if its rank is at least this share of the number of its nonzero rows or columns, whichever
 is smaller. Measured: 0.85 after two steps of AdamW, whose weight decay moves the weights of dead neurons too, and 0.78
 after 20 steps of Adam on digits, whose constant pixels give proportional columns."""
-SUBSET = (512, 2048)
+SUBSET_SHAPE = (512, 2048)
 """Numbers of rows and columns from which the spectrum is computed first. Up to twice as many are used. Measured: with
 this subset the check of a network with 9.8 million parameters takes 0.35 s on 2 CPU cores (``docs/lab/notebook.md``,
 Audits)."""
@@ -44,7 +44,7 @@ def half_precision(values: Float[Tensor, "sampled"]) -> tuple[str, str] | None:
     """Return name and relative rounding error of the 16-bit format that holds all values, or None."""
     if not bool(values.any()):
         return None
-    return next((what for dtype, what in HALF.items() if bool((values.to(dtype).float() == values).all())), None)
+    return next((what for dtype, what in HALF_TYPES.items() if bool((values.to(dtype).float() == values).all())), None)
 
 
 def sample(tensors: Named, name: str) -> Float[Tensor, "sampled"]:
@@ -91,7 +91,7 @@ def share_of_weights(update: ClientUpdate, name: str) -> tuple[float, float]:
 
 def has_full_rank(gradients: Named, name: str, rank: int | None) -> bool:
     """Return whether a gradient has full rank, without its rows and columns that are zero throughout."""
-    return rank is None or rank >= FULL * min(_nonzero_rows_and_columns(gradients, name))
+    return rank is None or rank >= FULL_RANK_SHARE * min(_nonzero_rows_and_columns(gradients, name))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def quick_spectrum(gradients: Named, weights: Named, name: str, bias: str | None
     full rank. The gradient of the bias is one more column of the matrix, as in the inversion.
     """
     shape = tensor_specs(gradients)[name].shape
-    row_step, column_step = (max(1, size // most) for size, most in zip(shape, SUBSET, strict=True))
+    row_step, column_step = (max(1, size // most) for size, most in zip(shape, SUBSET_SHAPE, strict=True))
     column = None if bias is None else gradients[bias]
     sent, weight = (_every_kth(each, name, row_step, column_step) for each in (gradients, weights))
     found = _spectrum(sent, weight, None if column is None else column[::row_step])

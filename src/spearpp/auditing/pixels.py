@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, Claim, Kind, Known, claims_of, patterns_of
+from spearpp.auditing.claims import MAX_ERROR, SAFETY_FACTOR, Claim, ClaimKind, Known, claims_of, patterns_of
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.signals import replay_alone
@@ -70,7 +70,8 @@ def recover_inputs(
 
     Returns:
         The layers, and the model for the replay of the recovered inputs. The reason of a layer with features says why
-        no input follows; the model is then None. If inputs follow, there is one more layer, with ``Sees.PIXELS``.
+        no input follows; the model is then None. If inputs follow, there is one more layer, which sees
+        ``Sees.INPUTS_FROM_FEATURES``.
     """
     done = any(each.layer.sees == Sees.INPUTS and len(each.inputs) == each.batch_size for each in audits)
     order = sorted(range(len(audits)), key=lambda index: -len(audits[index].inputs))
@@ -120,7 +121,7 @@ def _from_features(
         audited.layer,
         name=f"input (from {audited.layer.name})",
         features=front.unknowns,
-        sees=Sees.PIXELS,
+        sees=Sees.INPUTS_FROM_FEATURES,
         reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape {_shape(front)}",
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
@@ -136,7 +137,7 @@ def _from_features(
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
     labels = None if signals is None else signals.labels
-    return LayerAudit(layer, True, layer.reason + why_missing, inversion, labels, claims), network
+    return LayerAudit(layer, layer.reason + why_missing, inversion, labels, claims), network
 
 
 def _enough_equations(
@@ -223,5 +224,5 @@ def _with_error(claim: Claim, error: float, equations: int) -> Claim:
     error = max(claim.error, error)
     if error > MAX_ERROR:
         return Claim.fitting("the features leave the input too uncertain", claim.samples)
-    kind = claim.kind if error <= EXACT else Kind.APPROXIMATE
+    kind = claim.kind if error <= EXACT else ClaimKind.APPROXIMATE
     return replace(claim, kind=kind, error=error, why=f"{claim.why}; {equations:,} features determine the input")

@@ -12,16 +12,18 @@ from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import elementwise, tensor_specs
 
-RANK_ONE = 1e-3
+MAX_OUTSIDE_RANK_ONE = 1e-3
 """A gradient counts as having rank one if at most this share of its norm lies outside the direction of its largest row.
 A design choice: 1e-3 is above the relative rounding error of float16, 5e-4."""
-INVERTED = 52
+BYTES_PER_INVERTED_WEIGHT = 52
 """Bytes per weight of a layer that is inverted. Derived: gradient and weight in float32 and in float64 (24), the
 gradient without dead neurons (8), the singular vectors with their workspace (16), and 4 to spare. Measured:
 ``docs/lab/notebook.md``, Memory (``make bench NAME=memory``)."""
-REPLAYED = 24
+BYTES_PER_REPLAYED_WEIGHT = 24
 """Bytes per weight of a model whose update is replayed. Derived: a copy of the model, the gradients of the model and
 the gradients of the update, each up to 8 bytes."""
+OUTPUT_LAYER = "its output is the model's output"
+"""Begins the reason of an output layer."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Plan:
     """The update after subtracting weight decay."""
     layers: list[LayerAudit]
     """All Linear layers of the model, not inverted yet. ``reason`` says why a layer is or is not inverted."""
-    feasible: list[Layer]
+    to_invert: list[Layer]
     """The layers to invert, in this order: layers that a known activation follows, layers whose activation is assumed,
     the output layer."""
     findings: list[Finding]
@@ -64,11 +66,13 @@ def make_plan(update: ClientUpdate, task: Task) -> Plan:
     sized = [_check_layer_memory(_qualified_if_rank_one(layer, update, memory), update, memory) for layer in layers]
     layers, left_out = [layer for layer, _ in sized], [why for _, why in sized if why is not None]
     broken = next((finding for finding in findings if finding.level == "error"), None)
-    feasible = [layer for layer in layers if layer.qualifies and broken is None]
-    feasible.sort(key=lambda layer: (layer.output, layer.assumed))
-    reasons = [broken.message if broken and layer.qualifies else layer.reason for layer in layers]
-    not_inverted = [LayerAudit(layer, False, reason) for layer, reason in zip(layers, reasons, strict=True)]
-    return Plan(update, not_inverted, feasible, findings, decay, left_out, replay_skipped)
+    to_invert = [layer for layer in layers if layer.qualifies and broken is None]
+    to_invert.sort(key=lambda layer: (layer.output, layer.assumed))
+    not_inverted = [
+        LayerAudit(layer, broken.message if broken and layer.qualifies else layer.reason, invertible=False)
+        for layer in layers
+    ]
+    return Plan(update, not_inverted, to_invert, findings, decay, left_out, replay_skipped)
 
 
 def _with_loss(layer: Layer, loss: Loss | None) -> Layer:
@@ -76,15 +80,14 @@ def _with_loss(layer: Layer, loss: Loss | None) -> Layer:
     if not layer.output or loss is Loss.CROSS_ENTROPY:
         return layer
     if loss is None:
-        reason = f"{layer.reason.partition(':')[0]}, and its equations need the loss"
+        reason = f"{OUTPUT_LAYER}, and its equations need the loss"
         return replace(layer, qualifies=False, equations=False, output=False, reason=reason)
-    return replace(layer, reason=layer.reason.replace("cross-entropy", str(loss)))
+    return replace(layer, reason=f"{OUTPUT_LAYER}: the equations of {loss} are solved")
 
 
 def _too_large(layer: Layer) -> Layer:
     """Return a layer that is not inverted, because the equations of its network need too much memory."""
-    start = layer.reason.partition(":")[0]
-    reason = f"{start}, and its equations need a copy of the model that takes too much memory; raise memory= (--memory)"
+    reason = "its equations need a copy of the model that takes too much memory; raise memory= (--memory)"
     return replace(layer, qualifies=False, equations=False, reason=reason)
 
 
@@ -108,7 +111,7 @@ def _qualified_if_rank_one(layer: Layer, update: ClientUpdate, memory: int | Non
     if not bool(torch.isfinite(norms).all()) or not float(norms.max()) > 0:
         return layer
     rest = whole - torch.outer(whole @ row / (row @ row), row)
-    if float(torch.linalg.vector_norm(rest)) > RANK_ONE * float(torch.linalg.vector_norm(norms)):
+    if float(torch.linalg.vector_norm(rest)) > MAX_OUTSIDE_RANK_ONE * float(torch.linalg.vector_norm(norms)):
         return layer
     reason = f"its gradient has rank one, so it is inverted although {layer.reason}"
     return replace(layer, qualifies=True, reason=reason, next=None, equations=False, output=False)
@@ -122,8 +125,8 @@ def _check_layer_memory(layer: Layer, update: ClientUpdate, memory: int | None) 
     if memory is None or not layer.qualifies:
         return layer, None
     sizes = tensor_specs(update.weights)
-    own = INVERTED * sizes[layer.weight].numel()
-    both = own if layer.next is None else own + INVERTED * sizes[layer.next].numel()
+    own = BYTES_PER_INVERTED_WEIGHT * sizes[layer.weight].numel()
+    both = own if layer.next is None else own + BYTES_PER_INVERTED_WEIGHT * sizes[layer.next].numel()
     if own > memory:
         why = f"skipped: inverting it takes about {_readable(own)}, more than the {_readable(memory)} allowed"
         why += "; raise memory= (--memory) to invert it"
@@ -137,7 +140,7 @@ def _check_layer_memory(layer: Layer, update: ClientUpdate, memory: int | None) 
 
 def _replay_skip_reason(update: ClientUpdate, memory: int | None) -> str | None:
     """Return a sentence if the model needs too much memory to be replayed, else None."""
-    needed = REPLAYED * sum(each.numel() for each in tensor_specs(update.weights).values())
+    needed = BYTES_PER_REPLAYED_WEIGHT * sum(each.numel() for each in tensor_specs(update.weights).values())
     if memory is None or needed <= memory:
         return None
     return (

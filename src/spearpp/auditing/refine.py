@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, jvp, vjp
 
-from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.claims import Claim, ClaimKind
 from spearpp.auditing.replay import as_sent, forward
 from spearpp.auditing.result import LayerAudit
 from spearpp.errors import OptionError
@@ -28,25 +28,25 @@ from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 from spearpp.update.names import plain
 
-STEPS, SMALL_STEP = 10, 1e-4
+MAX_STEPS, SMALL_STEP = 10, 1e-4
 """Largest number of Gauss-Newton steps. The fit stops earlier when a step changes every input by less than the share
 ``SMALL_STEP``. Measured: most fits take four steps. A faint sample whose stated error was 0.65 gained 2 dB after the
 fourth step."""
-ITERATIONS = 100
+MAX_ITERATIONS = 100
 """Largest number of conjugate-gradient iterations in a Gauss-Newton step. Measured: the remainder is then 1e-6 of the
 slope."""
-SOLVED = 1e-6
+MAX_REMAINDER = 1e-6
 """Conjugate gradients stop when the norm of the remainder is at most this share of the norm of the slope. Design
 choice: far below noise."""
 MAX_PARAMETERS = 5_000_000
 """Largest number of parameters of an update that is fitted. Design choice: several copies of the gradient are held in
 float64."""
-EXPLAINED = 1.2
+MAX_NOISE_RATIO = 1.2
 """If one input was missing, the fit is kept only if the residual of the layer's gradient is at most this many times its
 noise. Measured: 0.96 times with the right inputs, and 6 times without one of them (σ = 1e-5, b = 20)."""
 
 MISSING = Claim(
-    Kind.FITS,
+    ClaimKind.FITS,
     float("inf"),
     float("nan"),
     "the equations did not give this input; it was computed from all others, and together they explain the gradient",
@@ -122,7 +122,7 @@ class _Gradients:
         """Return whether noise explains the difference between the layer's observed and computed gradients."""
         residual = self._residuals(found.inputs.double(), labels)[layer.weight]
         entries = layer.neurons * layer.features
-        return found.factors is not None and residual <= EXPLAINED * found.factors.entry_noise * entries**0.5
+        return found.factors is not None and residual <= MAX_NOISE_RATIO * found.factors.entry_noise * entries**0.5
 
     def _residuals(self, inputs: Float[Tensor, "b n"], labels: Int[Tensor, "b"]) -> dict[str, float]:
         """Return the norm of the difference between observed and computed gradients of each parameter."""
@@ -170,7 +170,7 @@ def least_squares(
     gradients: Callable[[Tensor], Gradients], observed: Gradients, inputs: Float[Tensor, "b n"]
 ) -> Float[Tensor, "b n"]:
     """Return the inputs whose gradients are closest to the observed ones, from inputs nearby."""
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         computed, pull, *_ = vjp(gradients, inputs)
         slope = pull({name: observed[name] - computed[name] for name in observed})[0]
 
@@ -188,8 +188,8 @@ def _conjugate_gradients(product: Callable[[Tensor], Tensor], slope: Tensor) -> 
     """Return an approximation of (JᵀJ)⁻¹ times the slope."""
     found, rest, direction = torch.zeros_like(slope), slope, slope
     size = rest.square().sum()
-    goal = SOLVED**2 * size
-    for _ in range(ITERATIONS):
+    goal = MAX_REMAINDER**2 * size
+    for _ in range(MAX_ITERATIONS):
         if size <= goal:
             break
         check_time()

@@ -27,7 +27,7 @@ from spearpp.update.names import plain
 MAX_CLASSES = 1000
 """Largest number of outputs of a classifier. Every label is tried. A design choice: the number of ImageNet classes,
 which bounds the memory of the Jacobian."""
-PROVES = 0.5
+PROOF_SHARE = 0.5
 """A replay is a proof if its difference is at most this share of the difference of mixed and of unrelated inputs. A
 design choice: right inputs must reproduce the update at least twice as well as wrong inputs."""
 REWEIGHTED_FROM = 1e-3
@@ -70,7 +70,7 @@ class Replay:
     @property
     def proves(self) -> bool:
         """Whether the recovered inputs reproduce the update clearly better than wrong inputs."""
-        return self.baseline > 0 and self.difference <= PROVES * self.baseline
+        return self.baseline > 0 and self.difference <= PROOF_SHARE * self.baseline
 
     @property
     def meaning(self) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spearpp.auditing.checks import Finding
-from spearpp.auditing.claims import Claim, Kind, reasons
+from spearpp.auditing.claims import Claim, ClaimKind, reasons
 from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.vocabulary import Vocabulary
@@ -39,8 +39,6 @@ class LayerAudit:
     """The result for one layer."""
 
     layer: Layer
-    feasible: bool
-    """Whether the layer can be inverted."""
     reason: str
     """Why the layer was inverted, or why it was not inverted."""
     inversion: Inversion | None = None
@@ -48,6 +46,9 @@ class LayerAudit:
     """The class of each input of the inversion. -1 for an input that no label fits. None if labels are unknown."""
     claims: tuple[Claim, ...] = ()
     """One claim per input of the inversion, in the same order. Empty before the inputs are judged."""
+    invertible: bool = True
+    """Whether the audit could invert the layer, also if it had no time for it. A layer that qualifies
+    (``Layer.qualifies``) cannot be inverted if its gradient has full rank or is damaged."""
 
     @property
     def batch_size(self) -> int | None:
@@ -66,19 +67,19 @@ class LayerAudit:
         return found is not None and 0 < int(found.certified.sum()) == found.batch_size
 
     @property
-    def recovered(self) -> int:
+    def exact(self) -> int:
         """Number of inputs that were recovered exactly. Each is one sample, or the mean of several samples."""
         return sum(each.certified for each in self.claims)
 
     @property
     def approximate(self) -> int:
-        """Number of inputs that were recovered approximately, up to a stated error. ``recovered`` excludes them."""
-        return len(self.inputs) - self.recovered
+        """Number of the other recovered inputs, which have a larger stated error."""
+        return len(self.inputs) - self.exact
 
     @property
     def fitting(self) -> int:
         """Number of inputs that fit the gradient, but are not proved to be samples. They do not count as recovered."""
-        return sum(each.kind in (Kind.SEVERAL, Kind.FITS) for each in self.claims)
+        return sum(each.kind in (ClaimKind.SEVERAL, ClaimKind.FITS) for each in self.claims)
 
     @property
     def inputs(self) -> Tensor:
@@ -185,7 +186,7 @@ class AuditResult:
         """The most frequent reason why the inputs that ``fitting`` counts are not proved. None if there are none."""
         if not self.fitting:
             return None
-        return reasons(max(self.layers, key=lambda each: each.fitting).claims, Kind.SEVERAL, Kind.FITS)
+        return reasons(max(self.layers, key=lambda each: each.fitting).claims, ClaimKind.SEVERAL, ClaimKind.FITS)
 
     @property
     def shown(self) -> LayerAudit | None:
@@ -210,7 +211,7 @@ class AuditResult:
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{html.escape(each.layer.name)}</td><td>{each.layer.neurons} x {each.layer.features}</td>"
-            f"<td>{'' if each.batch_size is None else each.batch_size}</td><td>{each.recovered}</td>"
+            f"<td>{'' if each.batch_size is None else each.batch_size}</td><td>{each.exact}</td>"
             f"<td>{html.escape(each.reason)}</td></tr>"
             for each in self.layers
         )

@@ -12,7 +12,7 @@ from torch import nn
 
 from spearpp.auditing.claims import MAX_ERROR
 from spearpp.auditing.local_training import invert_training
-from spearpp.auditing.plan import Plan
+from spearpp.auditing.plan import OUTPUT_LAYER, Plan
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.task import MIN_SECONDS, Budget, Task
@@ -29,11 +29,13 @@ from spearpp.types import LayerTensors
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
 (``search.equations.starts.TRIAL``), so that no activation takes long."""
-FIRST_STARTS, STARTS_PER_SAMPLE = 512, 4
-"""Number of starts of the first search of a ReLU layer, in total or for each sample if these are more, when the
-equations of the network can follow. Measured (``docs/lab/notebook.md``, "ReLU: which search comes first"): with 256
-starts, fresh networks take 1.6 to 2.2 times as long. With 1024 starts, trained ones take 1.4 to 1.6 times as long."""
-ENOUGH = 0.75
+FIRST_STARTS = 512
+"""Smallest number of starts of the first search of a ReLU layer with a next layer. Measured (``docs/lab/notebook.md``,
+"ReLU: which search comes first"): with 256 starts, fresh networks take 1.6 to 2.2 times as long. With 1024 starts,
+trained ones take 1.4 to 1.6 times as long."""
+FIRST_STARTS_PER_SAMPLE = 4
+"""Smallest number of starts of this search for each sample. A design choice: it counts from 129 samples on."""
+ENOUGH_CERTIFIED = 0.75
 """Share of the samples that the equations must certify so that the search with all starts is skipped. Measured: on
 trained networks they certified 79 % or more, and more starts gained nothing. After two local steps with momentum they
 certified half of the samples, and the search with all starts certified all of them (``docs/tutorial-flower.md``)."""
@@ -48,23 +50,23 @@ def run_searches(plan: Plan, task: Task, clock: Budget) -> tuple[list[LayerAudit
     """Invert the layers one after the other. Return them, and whether Ctrl-C interrupted the inversion."""
     done: dict[str, LayerAudit] = {}
     interrupted = False
-    for index, layer in enumerate(plan.feasible):
+    for index, layer in enumerate(plan.to_invert):
         # The output layer comes last and takes seconds, so it does not shorten the time of the other layers. The inputs
         # of the model matter most, so a layer that receives them gets half of the time.
-        waiting = max(1, sum(not each.output for each in plan.feasible[index:]))
+        waiting = max(1, sum(not each.output for each in plan.to_invert[index:]))
         share = clock.share(min(2, waiting) if layer.sees == "inputs" else waiting)
         if interrupted:
-            done[layer.name] = LayerAudit(layer, True, "not tried: the audit was interrupted")
+            done[layer.name] = LayerAudit(layer, "not tried: the audit was interrupted")
         elif index and clock.spent:
-            done[layer.name] = LayerAudit(layer, True, f"not tried: {OUT_OF_TIME}")
+            done[layer.name] = LayerAudit(layer, f"not tried: {OUT_OF_TIME}")
         elif layer.sees == "features" and (why := _covered(done.values())):
-            done[layer.name] = LayerAudit(layer, True, f"not inverted: {why}")
+            done[layer.name] = LayerAudit(layer, f"not inverted: {why}")
         else:
             try:
                 done[layer.name] = _invert(layer, plan, task, share)
                 interrupted = done[layer.name].interrupted
             except KeyboardInterrupt:
-                done[layer.name] = LayerAudit(layer, True, "interrupted before its search began")
+                done[layer.name] = LayerAudit(layer, "interrupted before its search began")
                 interrupted = True
     return [done.get(each.layer.name, each) for each in plan.layers], interrupted
 
@@ -170,18 +172,18 @@ def _invert(layer: Layer, plan: Plan, task: Task, seconds: float) -> LayerAudit:
         else:
             layer, result = _by_both(here)
     except RankError:
-        return LayerAudit(layer, False, _full_rank(layer))
+        return LayerAudit(layer, _full_rank(layer), invertible=False)
     except SpearError as error:
-        return LayerAudit(layer, False, str(error))
+        return LayerAudit(layer, str(error), invertible=False)
     if result.batch_size == 0:
-        return LayerAudit(layer, False, result.stats.stopped, result)
+        return LayerAudit(layer, result.stats.stopped, result, invertible=False)
     if layer.output and result.batch_size > 1 and not result.stats.starts:
-        why = f"{layer.reason.partition(':')[0]}; its gradient shows at least {result.batch_size} samples"
-        return LayerAudit(layer, False, f"{why}, too many for the equations of {layer.neurons} outputs")
+        why = f"{OUTPUT_LAYER}; its gradient shows at least {result.batch_size} samples, too many for the equations of "
+        return LayerAudit(layer, f"{why}{layer.neurons} outputs", invertible=False)
     outcome = _outcome(layer, result)
     if here.remaining <= 0 and result.missing and OUT_OF_TIME not in outcome:
-        outcome += f"; {OUT_OF_TIME} by the other search"
-    return LayerAudit(layer, True, outcome, result)
+        outcome += f"; {OUT_OF_TIME} by further searches of this layer"
+    return LayerAudit(layer, outcome, result)
 
 
 def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
@@ -197,7 +199,7 @@ def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
     """
     layer, model, starts = here.layer, here.task.model, Gated.starts
     if layer.next is not None:
-        starts = max(FIRST_STARTS, STARTS_PER_SAMPLE * (here.task.batch_size or 0))
+        starts = max(FIRST_STARTS, FIRST_STARTS_PER_SAMPLE * (here.task.batch_size or 0))
     best = first = here.invert(search=Gated(starts), seconds=here.remaining / 2)
     if _ended(first):
         return layer, first
@@ -212,7 +214,7 @@ def _by_both(here: _LayerRun) -> tuple[Layer, Inversion]:
             if _has_forward_equations(following, first.batch_size):
                 seconds = here.remaining / (2 if again else 1)
                 second = here.invert(following, Equations(inputs=first.inputs), seconds)
-                again = again and _recovered(second) < ENOUGH * first.batch_size
+                again = again and _recovered(second) < ENOUGH_CERTIFIED * first.batch_size
                 best = _better(first, second)
     if again and here.remaining > 0 and not _ended(best):
         best = _better(best, here.invert())

@@ -12,8 +12,8 @@ without the original data:
 
 - the **mismatch** ‖d - κ d(x)‖ / ‖d‖. It is at the level of the noise if x is a sample. The **slope** is the relative
   change of d(x) over the relative change of x. Mismatch over slope is the error of x that the mismatch implies;
-- the **weight** κ. It is the same for all samples. An input that represents k samples has k times the weight, because k
-  samples were merged or one sample occurs k times;
+- the **contribution** κ. It is the same for all samples. An input that represents k samples contributes k times as
+  much, because k samples were merged or one sample occurs k times;
 - the **curvature**: half of the second derivative of d(x). The mean x of two samples, each at a distance of δ ‖x‖ from
   x, has a mismatch of curvature · δ². Two samples can therefore be mistaken for one if δ is below √(noise / curvature).
   Where the outputs do not depend on x (a saturated softmax, tiny inputs), the curvature vanishes and the replay proves
@@ -38,7 +38,7 @@ from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, sel
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
-DIRECTIONS = 4
+EXAMPLE_DIRECTIONS = 4
 """Number of inputs that fit towards which slope and curvature are measured. A design choice: a median needs a few
 directions, and each direction costs two passes through the model."""
 WRONG_DIRECTIONS = 16
@@ -57,10 +57,10 @@ TRIES = 6
 """How often an input with a mismatch is replayed again at a point within rounding of it. A neuron of a later layer may
 be exactly at zero, and rounding then decides whether the neuron is active. A design choice: six tries all fail with a
 probability of 1/64 for one such neuron."""
-MISMATCHED = 1e-3
+MATCHED_UP_TO = 1e-3
 """Largest mismatch of an input that reproduces its part of the update. Other inputs are replayed again within rounding,
 and call for another loss. A design choice: 1e-3 is far above the rounding of float32 gradients."""
-WRONG = 0.5
+WRONG_MISMATCH = 0.5
 """Mismatch of a wrong input: it is not replayed again, and no replay of the whole batch proves it. Measured: wrong
 inputs have a mismatch of 0.5 or more."""
 
@@ -79,8 +79,8 @@ class Signals:
     """‖d - κ d(x)‖ / ‖d‖."""
     noise: Float[Tensor, "k"]
     """The mismatch that noise and rounding explain."""
-    weight: Float[Tensor, "k"]
-    """κ, the weight of the input in the update."""
+    contribution: Float[Tensor, "k"]
+    """κ, the contribution of the input to the update."""
     slope: Float[Tensor, "k 2"]
     """Relative change of d(x) over the relative change of x: first of the direction of d(x), then of d(x) itself."""
     curvature: Float[Tensor, "k 2"]
@@ -92,7 +92,7 @@ class Signals:
     @property
     def matched(self) -> Bool[Tensor, "k"]:
         """Which inputs alone reproduce their part of the update. A wrong network leaves a far larger mismatch."""
-        return self.mismatch <= MISMATCHED
+        return self.mismatch <= MATCHED_UP_TO
 
 
 class AfterLayer:
@@ -201,8 +201,8 @@ def _fit(network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n
         labels, residual = _best_label(outputs, jacobian, some.observed, loss)
         signal = torch.einsum("kc,kcm->km", residual, jacobian)
         size = torch.linalg.vector_norm(signal, dim=1).clamp_min(torch.finfo(signal.dtype).tiny)
-        weight = (some.observed * signal).sum(1) / size.square()
-        difference = torch.linalg.vector_norm(some.observed - weight[:, None] * signal, dim=1)
+        contribution = (some.observed * signal).sum(1) / size.square()
+        difference = torch.linalg.vector_norm(some.observed - contribution[:, None] * signal, dim=1)
         mismatch = difference / torch.linalg.vector_norm(some.observed, dim=1).clamp_min(torch.finfo(size.dtype).tiny)
         towards = _towards(candidates.inputs, rows, wrong)
         unit = signal / size[:, None]
@@ -215,9 +215,9 @@ def _fit(network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n
         parts.append(
             Signals(
                 labels=labels,
-                mismatch=torch.where(weight > 0, mismatch, torch.inf),
+                mismatch=torch.where(contribution > 0, mismatch, torch.inf),
                 noise=some.noise,
-                weight=weight,
+                contribution=contribution,
                 slope=slope / size[:, None],
                 curvature=curvature / size[:, None],
                 extra_equations=((signal != 0).sum(1) - unknowns).clamp_min(0),
@@ -274,7 +274,7 @@ def _towards(
     to inputs that fit. Samples that could be merged differ in this way.
     """
     at = inputs[rows]
-    shifts = range(1, min(len(inputs), DIRECTIONS + 1))
+    shifts = range(1, min(len(inputs), EXAMPLE_DIRECTIONS + 1))
     return [at, *(each - at for each in wrong)], [inputs[(rows + shift) % len(inputs)] - at for shift in shifts]
 
 
@@ -363,7 +363,7 @@ def _moved_within_rounding(
     """
     generator = torch.Generator().manual_seed(0)
     for _ in range(TRIES):
-        rows = torch.nonzero((best.mismatch > MISMATCHED) & (best.mismatch < WRONG))[:, 0]
+        rows = torch.nonzero((best.mismatch > MATCHED_UP_TO) & (best.mismatch < WRONG_MISMATCH))[:, 0]
         if not len(rows):
             return best
         some = select_rows(candidates, rows)

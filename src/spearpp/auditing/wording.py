@@ -3,14 +3,14 @@
 import math
 from dataclasses import dataclass, replace
 
-from spearpp.auditing.claims import Kind, reasons
+from spearpp.auditing.claims import ClaimKind, reasons
 from spearpp.auditing.result import AuditResult, History, LayerAudit, Verdict, whole_batches
 from spearpp.auditing.task import Task
 from spearpp.model import Sees
 from spearpp.model.loss import Loss
 from spearpp.update import ClientUpdate
 
-LATE = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
+UNREPLAYED = "The time budget ended before every recovered input was replayed. A larger budget may prove more of them."
 """Caveat of an audit that ran out of time after its searches."""
 LARGE_DIFFERENCE = 1e-2
 """Relative difference of a replay above which a caveat reports the difference. A design choice: 1 % is far above
@@ -47,7 +47,7 @@ def summary(context: Context) -> str:
     if best is not None:
         more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
         where = f"from layer {best.layer.name}"
-        if best.layer.sees == Sees.PIXELS:
+        if best.layer.sees == Sees.INPUTS_FROM_FEATURES:
             where = f"from features of an inner layer: {best.layer.name}, {best.layer.reason}"
         return f"LEAKS: {_recovered(best)} {where}{more}{_looked_up(context, '; ')}"
     if result.verdict is Verdict.LEAKS:
@@ -56,7 +56,7 @@ def summary(context: Context) -> str:
         fitting = max(result.layers, key=lambda each: each.fitting)
         if fitting.fitting:
             return f"NOT_FOUND: no input was proved to be a training sample; {_uncertified(fitting)}"
-        tried = sum(each.feasible and each.inversion is not None for each in result.layers)
+        tried = sum(each.invertible and each.inversion is not None for each in result.layers)
         where = f"{tried} layers" if tried > 1 else "one layer"
         return f"NOT_FOUND: no input was recovered from {where} in {result.seconds:.3g} s; this does not prove safety"
     qualified = [each.reason for each in result.layers if each.layer.qualifies and not each.layer.output]
@@ -86,21 +86,21 @@ def how_exactly(audited: LayerAudit) -> str:
     if audited.approximate:
         return f"up to a relative error of {audited.error:.2g}"
     found = [each for each in audited.claims if each.recovered]
-    if all(each.kind is Kind.ONE for each in found):
+    if all(each.kind is ClaimKind.ONE for each in found):
         return "exactly"
     apart, noun = max(each.apart for each in found), audited.layer.noun
     if apart == math.inf and all(each.samples == 1 for each in found):
         return "(each is one sample, averaged over the local steps if there were several)"
     if apart < math.inf:
-        return f"exactly (each is one sample, or the mean of samples that differ from it by at most {apart:.1%})"
+        return f"(each is exactly one sample, or the exact mean of samples that differ from it by at most {apart:.1%})"
     alike = "are almost equal" if audited.layer.equations else "activate the same neurons"
     return f"(each is one {noun.removesuffix('s')}, or the weighted mean of several {noun} that {alike})"
 
 
 def _uncertified(audited: LayerAudit, more: str = "") -> str:
     """Return how many inputs fit the gradient without proof that they are single samples, and why."""
-    several = any(each.kind is Kind.SEVERAL for each in audited.claims)
-    why = reasons(audited.claims, Kind.SEVERAL if several else Kind.FITS)
+    several = any(each.kind is ClaimKind.SEVERAL for each in audited.claims)
+    why = reasons(audited.claims, ClaimKind.SEVERAL if several else ClaimKind.FITS)
     layer = f"the gradient of layer {audited.layer.name}"
     if audited.fitting == 1:
         return f"1 {more}input fits {layer}, but is not proved to be one sample because {why}"
@@ -137,7 +137,7 @@ def _about_claims(context: Context) -> list[str]:
             "Finding nothing does not prove that the update is safe. Another attack, a larger time budget or another "
             "training round may recover inputs."
         ]
-        if task.loss is not None and any(each.layer.equations and each.feasible for each in result.layers):
+        if task.loss is not None and any(each.layer.equations and each.invertible for each in result.layers):
             sentences.append(
                 f"The equations of the network were those of the loss {task.loss}. If the client trained with "
                 "another loss, pass this loss (loss=, --loss)."
@@ -147,7 +147,7 @@ def _about_claims(context: Context) -> list[str]:
                 "The audit also finds nothing if the weights before and after training were swapped, or if the weights "
                 "before training belong to another round. Check both."
             )
-        if task.model is not None and any(each.layer.assumed and each.feasible for each in result.layers):
+        if task.model is not None and any(each.layer.assumed and each.invertible for each in result.layers):
             sentences.append(
                 "The activation function was assumed. If the network has another one, name your own model (--model "
                 "pkg.mod:Net), or give none, so that the audit tries several activation functions."
@@ -157,11 +157,11 @@ def _about_claims(context: Context) -> list[str]:
         return sentences
     sentences = ["Treat the recovered inputs as personal data when you store or share them."]
     kinds = {each.kind for each in best.claims}
-    if Kind.ONE_OR_MEAN in kinds or Kind.APPROXIMATE in kinds:
-        why = reasons(best.claims, Kind.ONE_OR_MEAN, Kind.APPROXIMATE)
+    if ClaimKind.ONE_OR_MEAN in kinds or ClaimKind.APPROXIMATE in kinds:
+        why = reasons(best.claims, ClaimKind.ONE_OR_MEAN, ClaimKind.APPROXIMATE)
         sentences.append(f"Claim for a typical recovered input: {why}.")
         sentences += _about_batch_size(context)
-    if best.recovered < (best.batch_size or 0):
+    if best.exact < (best.batch_size or 0):
         sentences.append("The audit cannot see or count samples whose gradient is smaller than the noise.")
     return sentences
 
@@ -170,9 +170,10 @@ def _about_batch_size(context: Context) -> list[str]:
     """Return the advice to pass the batch size, if the caller did not pass it and it can prove more."""
     if context.task.batch_size is not None or context.update.clients > 1:
         return []
+    proof = "single samples" if context.update.one_gradient else "single samples, averaged over the local steps"
     return [
-        "If you know how many samples the client trained on, pass this number (batch_size=, --batch-size). The "
-        "audit can then prove that inputs are single samples."
+        "If you know how many samples the client trained on, pass this number (batch_size=, --batch-size). The audit "
+        f"can then prove that inputs are {proof}."
     ]
 
 
@@ -212,7 +213,7 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
         return []
     sentences, noun, told = [], audited.layer.noun, context.task.batch_size
     missing = found.batch_size - len(audited.inputs)
-    if audited.feasible and missing > 0 and audited.recovered:
+    if audited.invertible and missing > 0 and audited.exact:
         sentences.append(f"Layer {name}: {missing} of {found.batch_size} {noun} were not recovered.")
     if told is not None and 0 < found.batch_size < told:
         sentences.append(
@@ -223,10 +224,10 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     elif told is not None and found.batch_size > told and not audited.layer.tokens:
         sentences.append(
             f"Layer {name}: its gradient shows {found.batch_size} different inputs, but the client trained on "
-            f"{told} samples. Possible reasons: the layer acts on every token or patch of a sample, the "
-            "client trained for several steps, or the update contains noise."
+            f"{told} samples. Possible reasons: the given number is too small, the layer acts on every token or "
+            "patch of a sample, the client trained for several steps, or the update contains noise."
         )
-    merged = sum(each.kind is Kind.SEVERAL for each in audited.claims)
+    merged = sum(each.kind is ClaimKind.SEVERAL for each in audited.claims)
     if merged:
         noun = "input is" if merged == 1 else "inputs are each"
         what = "the weighted mean of several samples, or one sample that occurs several times"
@@ -234,9 +235,9 @@ def _about_layer(audited: LayerAudit, context: Context) -> list[str]:
     if not found.scale_known and len(audited.inputs):
         sentences.append(f"Layer {name} has no bias, so each of its inputs is known only up to a positive factor.")
     if len(audited.inputs) and audited.layer.assumed and found.batch_size > 1:
-        follows = audited.layer.reason if audited.layer.equations else "a ReLU follows"
-        follows = "it is the output layer of a classifier with cross-entropy" if audited.layer.output else follows
-        sentences.append(f"Layer {name}: the audit assumed that {follows}. The certificates prove this assumption.")
+        what = "its activation function" if audited.layer.equations else "that a ReLU follows"
+        what = f"that it is the output layer of a classifier with {context.task.loss}" if audited.layer.output else what
+        sentences.append(f"Layer {name}: the audit assumed {what}. The certificates prove this assumption.")
     return sentences
 
 

@@ -26,7 +26,7 @@ from spearpp.dp import Comparison
 from spearpp.errors import DataError
 from spearpp.inversion.result import Progress as SearchProgress
 from spearpp.model import Layer
-from spearpp.report.decision import count_checks, describe, why_refused
+from spearpp.report.decision import count_checks, describe, named, why_refused
 from spearpp.simulate import Batch
 
 LEAK = 1
@@ -141,7 +141,7 @@ def print_layers(console: Console, layers: list[Layer], audits: list[LayerAudit]
             audited = audits[index]
             samples = f"{audited.batch_size}{' tokens' if layer.tokens else ''}"
             cells.append("-" if audited.batch_size is None else samples)
-            cells.append("-" if audited.inversion is None else str(audited.recovered))
+            cells.append("-" if audited.inversion is None else str(audited.exact))
             text = audited.reason
         table.add_row(safe(layer.name), *cells, safe(text), style="" if layer.qualifies else "dim")
     console.print(table)
@@ -223,7 +223,7 @@ def _print_decision(console: Console, content: Mapping[str, Any]) -> None:
     console.print(f"severity: {severity}", style=SEVERITY_STYLES[severity])
     console.print(f"risk: {content['risk']}")
     console.print(f"action: {content['action']}")
-    open_leaks = ", ".join(each["id"] for each in content["leaks"] if each["status"] != "accepted")
+    open_leaks = ", ".join(named(each) for each in content["leaks"] if each["status"] != "accepted")
     console.print(f"checks: {counts}" + (f"; leaks: {safe(open_leaks)}" if open_leaks else ""))
 
 

@@ -23,7 +23,7 @@ class Sees(StrEnum):
     """The input of the model."""
     ONE_INPUT = "one input of several"
     """One input of a model that has several inputs."""
-    PIXELS = "inputs from features"
+    INPUTS_FROM_FEATURES = "inputs from features"
     """The input of the model, computed from the features that the layer sees."""
     FEATURES = "features"
     """Features that earlier layers computed."""

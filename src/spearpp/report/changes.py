@@ -9,8 +9,8 @@ from spearpp.errors import DataError
 from spearpp.report.leaks import Leak, leaks
 
 Direction = Literal["worse", "better", "mixed", "different", "same"]
-RESULTS = ("verdict", "severity", "recovered", "approximate", "fitting", "batch_size", "best_layer", "interrupted")
-LAYER_FIELDS = ("outcome", "sees", "neurons", "features", "batch_size", "recovered", "approximate", "fitting")
+RESULTS = ("verdict", "severity", "exact", "approximate", "fitting", "batch_size", "best_layer", "interrupted")
+LAYER_FIELDS = ("outcome", "sees", "neurons", "features", "batch_size", "exact", "approximate", "fitting")
 SETTINGS = ("client", "model", "budget", "redacted", "received", "threat_model")
 GATE_FIELDS = ("fail_on", "config", "thresholds")
 

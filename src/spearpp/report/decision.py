@@ -34,10 +34,14 @@ RISKS = {
     "interrupted": "The audit was interrupted before it found anything, so the risk is unknown.",
     "unknown": "The audit could not test this update, so its risk is unknown.",
 }
+PROTECT = (
+    "Stop sending updates like this one until they contain calibrated noise, or until the server sees only sums of so "
+    "many clients that a sum has more samples than any Linear layer has neurons."
+)
 ACTIONS = {
-    "critical": "Stop sending updates like this one until calibrated noise or secure aggregation protects them.",
-    "inputs": "Stop sending updates like this one until calibrated noise or secure aggregation protects them.",
-    "features": "Decide whether features are personal data here, and add calibrated noise or secure aggregation.",
+    "critical": PROTECT,
+    "inputs": PROTECT,
+    "features": "Decide whether features are personal data here, and add noise or send only sums with many samples.",
     "vocabulary": "Freeze the embedding, or add noise to all of its rows, before more clients send updates.",
     "unproved": "Treat these inputs as a likely leak until you know more.",
     "low": "Audit more clients and rounds before you rely on this result.",
@@ -174,6 +178,15 @@ def _action(cause: str, judged: Sequence[Mapping[str, Any]], content: Mapping[st
     return f"{ACTIONS[cause]} {LARGER_BUDGET}" if more else ACTIONS[cause]
 
 
+def named(leak: Mapping[str, Any]) -> str:
+    """Name an entry of the field ``leaks`` in words and by its identifier: "inputs of layer 0 (inputs/0)"."""
+    return f"{NOUNS[leak['kind']]} of {_place(leak)} ({leak['id']})"
+
+
+def _place(leak: Mapping[str, Any]) -> str:
+    return f"{'embedding' if leak['kind'] == 'vocabulary' else 'layer'} {leak['where']}"
+
+
 def describe(leak: Mapping[str, Any]) -> str:
     """Describe an entry of the field ``leaks`` in words.
 
@@ -181,8 +194,7 @@ def describe(leak: Mapping[str, Any]) -> str:
     '3 of 8 inputs (layer 0)'
     """
     share = f"{leak['count']:,}" + ("" if leak["total"] is None else f" of {leak['total']:,}")
-    place = "embedding" if leak["kind"] == "vocabulary" else "layer"
-    text = f"{share} {NOUNS[leak['kind']]} ({place} {leak['where']})"
+    text = f"{share} {NOUNS[leak['kind']]} ({_place(leak)})"
     known = leak["acceptance"]
     if known is None:
         return text

@@ -5,17 +5,18 @@ from typing import Any
 
 import jinja2
 
-from spearpp.auditing import AuditResult, Kind, Verdict
+from spearpp.auditing import AuditResult, ClaimKind, Verdict
 from spearpp.auditing.folder import Redaction
 from spearpp.dp import probability
 from spearpp.metrics import Score
+from spearpp.model import Layer
 from spearpp.pictures import data_uri, png
 from spearpp.report import plots
 from spearpp.report.data import data
 from spearpp.report.decision import count_checks
 from spearpp.report.glossary import explained, glossary
 from spearpp.report.presentation import Presentation, shown_width, shows_features
-from spearpp.report.wording import LAYER_INPUTS, evidence, headline, number
+from spearpp.report.wording import LABELS, LAYER_INPUTS, evidence, headline, number
 from spearpp.types import Tensor
 
 MAX_SAMPLES = 1000
@@ -28,9 +29,6 @@ MAX_TEXT_LENGTH = 300
 """Characters shown of a name. Design choice: a long path fits, and a hostile name cannot fill the page."""
 MAX_UNNAMED_COLUMNS = 40
 """Largest number of columns of a table without column names. Design choice: wider tables are hard to read."""
-RECOVERED_RATIO = 0.7
-"""Largest measured number of samples per neuron that were recovered: 140 samples with 200 neurons, and three hidden
-layers (docs/results/equations.md). With ReLU it is 0.45 (docs/lab/notebook.md)."""
 HIDDEN_FACTS = ("claim", "certified", "label", "why")
 """Fields of a sample that the page shows elsewhere than among the numbers of its evidence."""
 
@@ -71,7 +69,7 @@ def page(
         scaled=presentation.shape is not None and not presentation.mean,
         plots=_plots(result),
         rounds_plot=None if result.history is None else plots.rounds(result.history),
-        recovered_ratio=RECOVERED_RATIO,
+        measured=None if result.shown is None else _measured(result.shown.layer),
         defences=data("defences.json"),
         redact=redact,
         compared=compared,
@@ -83,6 +81,16 @@ def page(
         glossary=glossary({name for each in samples for name in (each["claim"], *each["facts"])}),
         explained=explained,
     )
+
+
+def _measured(layer: Layer) -> tuple[str, float]:
+    """Return a kind of layers, and the largest number of samples per neuron that were recovered from such a layer.
+
+    Measured: docs/results/heads.md (48 of 100), equations.md (140 of 200) and README.md (90 of 200).
+    """
+    if layer.output:
+        return "an output layer of 100 classes", 0.48
+    return ("GELU and three hidden layers", 0.7) if layer.equations else ("ReLU", 0.45)
 
 
 def template(name: str) -> jinja2.Template:
@@ -121,7 +129,7 @@ def _samples(
     if layer is None or layer.inversion is None:
         return []
     documented = next(each for each in content["layers"] if each["name"] == layer.layer.name)["inversion"]["samples"]
-    fitting = [row for row, each in enumerate(layer.claims) if each.kind in (Kind.SEVERAL, Kind.FITS)]
+    fitting = [row for row, each in enumerate(layer.claims) if each.kind in (ClaimKind.SEVERAL, ClaimKind.FITS)]
     rows = [*(result.rows.tolist() if layer is result.best else []), *fitting]
     inputs = layer.inversion.inputs[rows]
     shown = inputs if shows_features(result) else presentation.own_scale(inputs)
@@ -143,7 +151,7 @@ def _samples(
                 "claim": facts["claim"],
                 "label": facts["label"],
                 "psnr": psnr,
-                "facts": {name: value for name, value in facts.items() if name not in HIDDEN_FACTS},
+                "facts": {LABELS.get(name, name): value for name, value in facts.items() if name not in HIDDEN_FACTS},
                 "error": facts.get("error"),
                 "picture": _picture(shown[position], presentation, result),
                 "original": None if original is None else _picture(original, presentation, result),

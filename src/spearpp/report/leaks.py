@@ -9,7 +9,7 @@ from spearpp.config import LEAK_KINDS, LeakKind
 
 @dataclass(frozen=True)
 class Leak:
-    """What one layer or one embedding table reveals.
+    """What one layer or one embedding table reveals, proved or not (kind ``unproved``).
 
     >>> Leak("inputs", "0", 3, 3, 8).id
     'inputs/0'
@@ -40,7 +40,7 @@ def leaks(content: Mapping[str, Any]) -> list[Leak]:
 def _of_layers(layers: Iterable[Mapping[str, Any]]) -> Iterable[Leak]:
     for layer in layers:
         name, total = str(layer["name"]), None if layer["batch_size"] is None else int(layer["batch_size"])
-        exact, fitting = int(layer["recovered"]), int(layer["fitting"])
+        exact, fitting = int(layer["exact"]), int(layer["fitting"])
         count = exact + int(layer["approximate"])
         if count:
             yield Leak("features" if layer["sees"] == "features" else "inputs", name, count, exact, total)

@@ -27,8 +27,8 @@ def print_pdf(page: Path) -> Path:
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         raise DataError(
-            "no browser was found that can print a PDF. Install Chromium or Chrome, or open report.html in any browser "
-            "and print it there",
+            "no browser was found that can print a PDF. Install Chromium, Chrome or Edge, or open report.html in any "
+            "browser and print it there",
             hint="spearpp report DIR without --pdf writes the page",
         )
     target, root = page.with_suffix(".pdf"), hasattr(os, "geteuid") and os.geteuid() == 0

@@ -20,7 +20,7 @@ def sarif_log(content: Mapping[str, Any]) -> dict[str, Any]:
         every leak pass. If nothing was found, the log contains no result.
     """
     source = content.get("source") or ["update"]
-    names = ("batch_size", "recovered", "approximate", "fitting", "best_layer")
+    names = ("batch_size", "exact", "approximate", "fitting", "best_layer")
     results = []
     if content["verdict"] == "LEAKS" or content["fitting"]:
         leaks = content["verdict"] == "LEAKS"

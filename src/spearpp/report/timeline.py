@@ -20,7 +20,7 @@ MAX_BYTES = 2**26
 """Bytes read from the end of the list. Design choice: 64 MiB hold far more audits than the page shows."""
 MAX_TICKS = 8
 """Labels on the axis of audits. Design choice: they do not overlap on narrow screens."""
-FEW = 5
+WHOLE_TICKS_BELOW = 5
 """Largest value below which every whole number gets a tick. Derived: from 5 on, the chosen ticks are whole numbers."""
 
 
@@ -120,7 +120,7 @@ def plot(entries: list[Entry], first: int = 1) -> str:
     numbers = range(first, first + len(entries))
     most = max(1, *(max(each.samples, each.recovered, each.fitting) for each in entries))
     every = -(-len(entries) // MAX_TICKS)
-    levels = None if most >= FEW else tuple((float(level), str(level)) for level in range(most + 1))
+    levels = None if most >= WHOLE_TICKS_BELOW else tuple((float(level), str(level)) for level in range(most + 1))
 
     def series(name: str, values: list[int | None], css_class: str, hollow: bool) -> Series:
         points = tuple(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from spearpp.auditing import AuditResult, Kind, Verdict
+from spearpp.auditing import AuditResult, ClaimKind, Verdict
 from spearpp.auditing.wording import how_exactly
 from spearpp.model import Sees
 
@@ -13,6 +13,14 @@ LAYER_INPUTS = {
     "inputs from features": "features, from which the model's inputs were computed",
 }
 """What a layer receives, in words."""
+
+LABELS = {
+    "entangled": "mixing",
+    "hidden": "active without gradient",
+    "allowed": "expected by noise",
+    "moved": "moved by training",
+}
+"""Labels of numbers of the evidence whose names in ``report.json`` do not say what they are."""
 
 
 def headline(result: AuditResult) -> str:
@@ -34,17 +42,17 @@ def headline(result: AuditResult) -> str:
         what = f"the inner features of {recovered} of {total} {best.layer.noun}"
     else:
         what = f"{recovered} of {total} training {best.layer.noun}"
-    through = ", computed from features of an inner layer" if best.layer.sees == Sees.PIXELS else ""
+    through = ", computed from features of an inner layer" if best.layer.sees == Sees.INPUTS_FROM_FEATURES else ""
     return f"This update leaks training data: {what} were recovered {how_exactly(best)}{through}."
 
 
 STATES = {
-    Kind.ONE: ("certified", "one sample"),
-    Kind.ONE_OR_MEAN: ("certified", "one sample or a mean"),
-    Kind.APPROXIMATE: ("close", "approximate"),
-    Kind.SEVERAL: ("approximate", "several samples"),
-    Kind.FITS: ("approximate", "fits, not certified"),
-    Kind.NONE: ("approximate", "nothing claimed"),
+    ClaimKind.ONE: ("certified", "one sample"),
+    ClaimKind.ONE_OR_MEAN: ("certified", "one sample or a mean"),
+    ClaimKind.APPROXIMATE: ("close", "approximate"),
+    ClaimKind.SEVERAL: ("approximate", "several samples"),
+    ClaimKind.FITS: ("approximate", "fits, not certified"),
+    ClaimKind.NONE: ("approximate", "nothing claimed"),
 }
 """CSS class and label for each kind of claim."""
 
@@ -54,8 +62,8 @@ def evidence(sample: Mapping[str, Any], scale_known: bool) -> tuple[str, str, st
 
     The scale of the input is unknown for a layer without a bias.
     """
-    style, label = STATES[Kind(sample["claim"])]
-    error = "" if sample["error"] is None else f" Largest relative error: {sample['error']:.0e}."
+    style, label = STATES[ClaimKind(sample["claim"])]
+    error = "" if sample["error"] is None else f" Stated error: {sample['error']:.0e}."
     scale = "" if scale_known else " The scale of the input is unknown, because the layer has no bias."
     why = str(sample["why"])
     return style, label, f"{why[:1].upper()}{why[1:]}.{error}{scale}"

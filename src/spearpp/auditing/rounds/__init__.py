@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from spearpp.auditing.checks import Finding
-from spearpp.auditing.plan import INVERTED, Plan, make_plan
+from spearpp.auditing.plan import BYTES_PER_INVERTED_WEIGHT, Plan, make_plan
 from spearpp.auditing.replay import Replay, replay_all
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict, best_of, verdict_of
 from spearpp.auditing.rounds.joined import Joined, join_rounds, not_joined, of_layer, unite
@@ -19,11 +19,11 @@ from spearpp.model import Layer, named_as
 from spearpp.update import ClientUpdate
 from spearpp.update.lazy import tensor_specs
 
-ALONE = 0.4
+TIME_SHARE_ALONE = 0.4
 """Share of the time budget for the single rounds. Design choice: single rounds that give nothing end early, and the
 joined rounds are the larger problem."""
 
-COMPARED = 2**16
+COMPARED_ENTRIES = 2**16
 """Number of weights and gradients of each round that are compared to choose rounds. Design choice: this number measures
 the distances between rounds to within a percent, and 1,000 rounds take less than 600 MB."""
 
@@ -57,8 +57,8 @@ def first_layer(plans: Sequence[Plan]) -> Layer | None:
 
     This is a layer that sees the inputs of the model, or a layer after weights that do not change between the rounds.
     """
-    names = [{layer.name for layer in plan.feasible} for plan in plans]
-    for layer in plans[-1].feasible:
+    names = [{layer.name for layer in plan.to_invert} for plan in plans]
+    for layer in plans[-1].to_invert:
         if all(layer.name in each for each in names) and (layer.sees != "features" or _is_first(layer, plans)):
             return layer
     return None
@@ -77,12 +77,12 @@ def choose_rounds(layer: Layer, updates: Sequence[ClientUpdate], memory: int | N
     Rounds with nearly equal weights have nearly equal gradients and add little. A round with exactly the gradient of an
     earlier round adds nothing and is left out. Such rounds occur if the server does not change its weights.
     """
-    step = max(1, layer.neurons * layer.features // COMPARED)
+    step = max(1, layer.neurons * layer.features // COMPARED_ENTRIES)
     gradients = [each.gradients[layer.weight].flatten()[::step].clone() for each in updates]
     new = [i for i, each in enumerate(gradients) if not any(torch.equal(each, other) for other in gradients[:i])]
     most = len(new)
     if memory is not None:
-        most = max(1, memory // (INVERTED * layer.neurons * layer.features))
+        most = max(1, memory // (BYTES_PER_INVERTED_WEIGHT * layer.neurons * layer.features))
     if most >= len(new):
         return new
     weights = torch.stack([updates[i].weights[layer.weight].flatten()[::step].float() for i in new])
@@ -114,10 +114,10 @@ def audit_rounds(
     updates = [named_as(each, task.model) for each in check_rounds(updates)]
     began, whole = time.monotonic(), Budget.of(task.budget)
     first = 0 if each_alone else len(updates) - 1
-    alone, last = _audit_alone(updates, audit_one, first, Budget.of(task.budget, ALONE))
+    alone, last = _audit_alone(updates, audit_one, first, Budget.of(task.budget, TIME_SHARE_ALONE))
     audited = [each for each in alone if each is not None]
     plans = [make_plan(each, task) for each in updates]
-    sent = [index for index, plan in enumerate(plans) if plan.feasible]  # an idle round has nothing to invert
+    sent = [index for index, plan in enumerate(plans) if plan.to_invert]  # an idle round has nothing to invert
     layer = first_layer([plans[index] for index in sent]) if sent else None
     interrupted = any(each.interrupted for each in audited)
     outcome = "the audit was interrupted" if interrupted else _why_not_joined(layer, audited, len(updates))
@@ -139,7 +139,7 @@ def audit_rounds(
     history = _history(alone, layer, joined)
     tables = unite_vocabularies([each.vocabulary for each in audited])
     tried = any(each.verdict is not Verdict.NOT_APPLICABLE for each in audited)
-    tried |= any(each.feasible for each in audits)  # the joined rounds may be invertible although no single round is
+    tried |= any(each.invertible for each in audits)  # the joined rounds may be invertible although no single round is
     result = AuditResult(
         verdict=verdict_of(audits, tables, tried=tried),
         summary="",

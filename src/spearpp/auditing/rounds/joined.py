@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from spearpp.auditing.claims import Claim, Kind
+from spearpp.auditing.claims import Claim, ClaimKind
 from spearpp.auditing.judge import judge_in_round
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import AuditResult, LayerAudit
@@ -30,12 +30,12 @@ from spearpp.search import Search, Suggested
 from spearpp.types import Bool, Float, LayerTensors, Tensor, select_rows
 from spearpp.update import ClientUpdate
 
-SAME = 1e-2
+SAME_SAMPLE_DISTANCE = 1e-2
 """Largest relative distance of two inputs that count as one sample. Design choice: the same number as in the search."""
-FIRST_SHARE = 0.75
+FIRST_SEARCH_TIME_SHARE = 0.75
 """Share of the time for the search that uses the zeros of ReLU, before the equations of the network are tried. Design
 choice: the first search is the stronger one for a single hidden layer."""
-CONTRIBUTES = 1e-3
+MIN_CONTRIBUTION = 1e-3
 """Smallest signal of a sample in a round, relative to its strongest round, that counts as a contribution. Design
 choice: far above the error of a recovered direction."""
 
@@ -92,7 +92,7 @@ def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) ->
         if layer.equations and following is None:
             return not_joined("the rest of the network could not be computed in every round")
         alone = layer.equations or following is None
-        found = solve(task.search, following if layer.equations else None, 1.0 if alone else FIRST_SHARE)
+        found = solve(task.search, following if layer.equations else None, 1.0 if alone else FIRST_SEARCH_TIME_SHARE)
         if following is not None and not layer.equations and task.search is None and found.missing:
             more = solve(None, following, 1.0)
             found = more if int(more.certified.sum()) > int(found.certified.sum()) else found
@@ -158,7 +158,7 @@ def contributions(found: Inversion, rounds: int) -> Bool[Tensor, "k T"]:
     strength = torch.linalg.vector_norm(signals, dim=2)
     spread = torch.linalg.vector_norm(directions / factors.singular_values, dim=1, keepdim=True)
     noise = torch.linalg.vector_norm(factors.row_noise.reshape(rounds, -1), dim=1) * spread
-    least = torch.maximum(SIGMAS * noise, CONTRIBUTES * strength.amax(1, keepdim=True))
+    least = torch.maximum(SIGMAS * noise, MIN_CONTRIBUTION * strength.amax(1, keepdim=True))
     present[: len(directions)] = (strength > least).cpu()
     return present
 
@@ -180,7 +180,7 @@ def _judge(
         rows = torch.nonzero(takes_part | wrong)[:, 0]
         missing = found.batch_size - len(found.inputs)
         own = replace(_in_round(found, rows, index, len(updates)), batch_size=int(takes_part.sum()) + missing)
-        part = LayerAudit(layer, True, layer.reason, own)
+        part = LayerAudit(layer, layer.reason, own)
         judged = judge_in_round(part, update, task)
         for row, claim in zip(rows.tolist(), judged.claims, strict=False):
             if bool(takes_part[row]):
@@ -190,11 +190,11 @@ def _judge(
             labels[rows[named]] = judged.labels.cpu()[named]
     joined = torch.zeros(len(found.inputs)).bool() if found.evidence is None else found.evidence.consistent.cpu()
     claims = [
-        min(each, key=strength) if certified and each else max(each, key=strength) if len(each) > 1 else nowhere
-        for each, certified in zip(collected, joined.tolist(), strict=True)
+        min(each, key=strength) if consistent and each else max(each, key=strength) if len(each) > 1 else nowhere
+        for each, consistent in zip(collected, joined.tolist(), strict=True)
     ]
     known = labels if bool((labels >= 0).any()) else None
-    return LayerAudit(layer, True, f"{layer.reason}; {found.stats.stopped}", found, known, tuple(claims))
+    return LayerAudit(layer, f"{layer.reason}; {found.stats.stopped}", found, known, tuple(claims))
 
 
 def _in_round(found: Inversion, rows: Tensor, index: int, rounds: int) -> Inversion:
@@ -267,12 +267,12 @@ def same_inputs(first: Float[Tensor, "k n"], second: Float[Tensor, "j n"]) -> Bo
     if not len(first) or not len(second):
         return torch.zeros(len(first), len(second), dtype=torch.bool)
     distances = torch.cdist(first.double(), second.double().to(first.device))
-    return (distances <= SAME * torch.linalg.vector_norm(first.double(), dim=1, keepdim=True)).cpu()
+    return (distances <= SAME_SAMPLE_DISTANCE * torch.linalg.vector_norm(first.double(), dim=1, keepdim=True)).cpu()
 
 
 def strength(claim: Claim) -> tuple[int, float]:
     """Return what claims about one input are ordered by, the strongest first, and then the one with less error."""
-    return list(Kind).index(claim.kind), claim.error
+    return list(ClaimKind).index(claim.kind), claim.error
 
 
 def unite(layer: Layer, alone: list[AuditResult | None], joined: Joined) -> Joined:

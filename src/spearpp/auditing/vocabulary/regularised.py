@@ -22,20 +22,20 @@ parallel by chance in one of 40,000 cases."""
 ALIKE = 0.05
 """Largest relative difference between the movement of an entry and of entries with nearly the same weight, for an entry
 that a function of its weight explains. A design choice: functions are not constant between neighbouring weights."""
-MOST = 0.8
+MIN_EXPLAINED = 0.8
 """Share of the entries of a row that must be explained. A design choice, the same as for a pull by signs."""
 NEIGHBOURS = (-3, -2, -1, 1, 2, 3)
 """Entries that an entry is compared with, by their place in the order of the weights. A design choice: the median of a
 few of them is not changed by single entries that the data moved."""
-COMPARED = 2**20
+COMPARED_ENTRIES = 2**20
 """Largest number of entries that others are compared with. A design choice: a few blocks of a file."""
 LEAST_CHANCE = 0.05
 """Smallest probability that an entry is explained by chance. It is measured by comparing entries in random order. A
 design choice: tables with few entries do not show smaller ones."""
-FEW = 0.01
+MAX_EXPLAINED_ROWS = 0.01
 """Share of the rows that may be explained by a function of their entries, whatever the chance is. Measured: 0.2 % of
 the rows that the data moved, for Adam with L2 (``benchmarks/embeddings.py``)."""
-BY_CHANCE = 3.0
+CHANCE_FACTOR = 3.0
 """How many times the expected number of rows may be explained by a function of their entries. A design choice."""
 
 
@@ -79,24 +79,25 @@ def is_regularised(view: Movements, used: Bool[Tensor, "rows"], rest_of: Rest) -
         explained, by_chance = ((clear & _alike(weight, own, weights, each)).sum(1).cpu() for each in (rest, mixed))
         share = max(float(by_chance.sum() / visible.sum().clamp_min(1)), LEAST_CHANCE)
         expected = float(_chance(view.columns, share)[visible].sum())
-        if int(((visible > 0) & (explained >= MOST * visible)).sum()) > BY_CHANCE * expected + 1 + FEW * len(visible):
+        count = int(((visible > 0) & (explained >= MIN_EXPLAINED * visible)).sum())
+        if count > CHANCE_FACTOR * expected + 1 + MAX_EXPLAINED_ROWS * len(visible):
             return True
     return False
 
 
 def _some(rows: Bool[Tensor, "rows"], columns: int) -> Bool[Tensor, "rows"]:
-    """Return every k-th of the rows, so that they have at most ``COMPARED`` entries."""
+    """Return every k-th of the rows, so that they have at most ``COMPARED_ENTRIES`` entries."""
     chosen, some = torch.nonzero(rows)[:, 0], torch.zeros_like(rows)
-    some[chosen[:: max(1, math.ceil(len(chosen) * columns / COMPARED))]] = True
+    some[chosen[:: max(1, math.ceil(len(chosen) * columns / COMPARED_ENTRIES))]] = True
     return some
 
 
 def _chance(columns: int, share: float) -> Float[Tensor, "n"]:
-    """Return how probable it is that ``MOST`` of n entries are explained by chance, for every n up to the columns.
+    """Return the probability that chance explains ``MIN_EXPLAINED`` of n entries, for every n up to the columns.
 
     ``share`` is the probability for one entry.
     """
-    least = [math.ceil(MOST * n) for n in range(columns + 1)]
+    least = [math.ceil(MIN_EXPLAINED * n) for n in range(columns + 1)]
     terms = [
         [math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in range(first, n + 1)]
         for n, first in enumerate(least)

@@ -33,10 +33,10 @@ ROUNDED_GRADIENT = 4.0
 COLLINEAR, COLLINEAR_HALF = 0.1, 0.5
 """Largest share of a movement that is not parallel to the row, for rows from which the weight decay is estimated: in
 general, and in half precision. Design choices: a wrong estimate explains no rows, so that nothing is claimed."""
-GAP = 4.0
+MOVEMENT_GAP = 4.0
 """Smallest ratio between the unexplained movement of a claimed row and that of any row that decay explains. A design
 choice: the rounding of different rows differs by less."""
-BETWEEN = 0.01
+MAX_UNDECIDED_ROWS = 0.01
 """Largest number of rows between the explained and the claimed rows, as a share of the explained rows. A design choice:
 a few rows that moved little are left undecided."""
 MIN_ROWS, MIN_ENTRIES = 8, 64
@@ -54,18 +54,18 @@ float32, and a decay that is smaller than rounding, one unit in each of 1,000 st
 if there are few."""
 STRONGEST_DECAY = 0.5
 """Largest c of weight decay. A design choice: no training halves its weights, but ``max_norm`` may."""
-HIDDEN = {False: 1000.0, True: 32.0}
+HIDDEN_DECAY_UNITS = {False: 1000.0, True: 32.0}
 """Units of rounding up to which a movement towards zero may be a decay that rounding hides in other rows. Design
 choices: one unit in each of 1,000 steps in float32, and in each of 32 steps in half precision (True)."""
-CHANCE = 3.0
+CHANCE_FACTOR = 3.0
 """How many times the expected number of rows may move towards zero in every visible entry. A design choice."""
-SIMILAR = 1e-2
+SIMILAR_MOVEMENT = 1e-2
 """Largest relative difference of the movements of two entries that are similar. A design choice: the pull of Adam with
 L2 varies by less for entries far from zero."""
 SIGN_PRECISION = 2e-3
 """Largest relative deviation from a(|w|) of rows that Adam with L2 explains. Measured (benchmarks/embeddings.py): the
 polynomial is accurate to less than 1e-3 over 50 steps."""
-SIZES = 1.5
+WEIGHT_RANGE_FACTOR = 1.5
 """By which factor the weights of a claimed row may be smaller or larger than those of all rows that Adam with L2
 explains. A design choice: the polynomial is not accurate outside the range of weights that it was fitted to."""
 DEGREE, TRIMS = 6, 4
@@ -130,7 +130,7 @@ class _View(Movements):
         largest, third = self.unexplained(c)
         used, explained = rows & (third > least), rows & (largest <= ROUNDED_ONCE)
         undecided = int((rows & ~used & ~explained).sum())
-        if int(explained.sum()) < fewest or undecided > BETWEEN * int(explained.sum()):
+        if int(explained.sum()) < fewest or undecided > MAX_UNDECIDED_ROWS * int(explained.sum()):
             return None
 
         def visible(weight: Tensor, movement: Tensor) -> Tensor:
@@ -140,9 +140,9 @@ class _View(Movements):
             return visible(weight, movement) & ((movement - c * weight) * weight <= 0)
 
         entries = self.per_row(lambda w, d: visible(w, d).sum(1))
-        towards = used & (third <= HIDDEN[self.half]) & (self.per_row(lambda w, d: away(w, d).sum(1)) == 0)
+        towards = used & (third <= HIDDEN_DECAY_UNITS[self.half]) & (self.per_row(lambda w, d: away(w, d).sum(1)) == 0)
         expected = float((2.0 ** -entries[used].clamp_max(60.0)).sum()) if bool(used.any()) else 0.0
-        return used & ~towards if int(towards.sum()) > CHANCE * expected + 1 else used
+        return used & ~towards if int(towards.sum()) > CHANCE_FACTOR * expected + 1 else used
 
     def decays_alone(self, most: float) -> Bool[Tensor, "rows"]:
         """Return the rows that decay with a factor of their own, up to a number of units of rounding."""
@@ -209,7 +209,7 @@ class _View(Movements):
         def agreement(weight: Tensor, movement: Tensor) -> Tensor:
             amount = movement * weight.sign()
             centre = amount.median(1, keepdim=True).values
-            return ((amount - centre).abs() <= SIMILAR * centre.abs()).double().mean(1)
+            return ((amount - centre).abs() <= SIMILAR_MOVEMENT * centre.abs()).double().mean(1)
 
         if self.columns < MIN_SIGN_COLUMNS or self.half:
             return None
@@ -256,7 +256,7 @@ class _View(Movements):
         explained = int((judged & ~used).sum())
         sizes = self.per_row(lambda w, _: w.abs().median(1).values)
         known = sizes[judged & ~used]  # the function a is not known for weights of another size
-        used &= (sizes >= known.min() / SIZES) & (sizes <= known.max() * SIZES)
+        used &= (sizes >= known.min() / WEIGHT_RANGE_FACTOR) & (sizes <= known.max() * WEIGHT_RANGE_FACTOR)
 
         def rest(weight: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
             pull = (powers(weight) @ coefficients.to(weight)) * weight.sign()
@@ -270,8 +270,8 @@ class _View(Movements):
 def _threshold(values: Float[Tensor, "rows"], least: float, most: float, fewest: int) -> float | None:
     """Return the unexplained movement from which on a row was looked up, or None if the rows do not fall apart.
 
-    The rows up to some value x are explained. Nearly no rows may lie between x and ``GAP`` times x, and the rows above
-    were looked up. The x with the widest gap above it is used.
+    The rows up to some value x are explained. Nearly no rows may lie between x and ``MOVEMENT_GAP`` times x, and the
+    rows above were looked up. The x with the widest gap above it is used.
 
     Args:
         values: the unexplained movement of each row.
@@ -284,9 +284,9 @@ def _threshold(values: Float[Tensor, "rows"], least: float, most: float, fewest:
     if below < fewest:
         return None
     explained = torch.arange(below, device=ordered.device) + 1
-    following = explained + (BETWEEN * explained).long()  # the first row that is not between, for each x
-    padded = torch.cat([ordered, (GAP * ordered[-1:]).expand(below)])
+    following = explained + (MAX_UNDECIDED_ROWS * explained).long()  # the first row that is not between, for each x
+    padded = torch.cat([ordered, (MOVEMENT_GAP * ordered[-1:]).expand(below)])
     widths = padded[following] / ordered[:below]
     widths[: fewest - 1] = 0.0
     best = int(widths.argmax())
-    return GAP * float(ordered[best]) if float(widths[best]) >= GAP else None
+    return MOVEMENT_GAP * float(ordered[best]) if float(widths[best]) >= MOVEMENT_GAP else None
