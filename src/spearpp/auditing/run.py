@@ -131,6 +131,7 @@ class _LayerRun:
             search=search,
             generator=self.task.generator,
             dropout=layer.dropout,
+            one_step=update.one_gradient,
             seconds=self.seconds if seconds is None else seconds,
             progress=self.progress,
         )

@@ -77,6 +77,8 @@ class Signals:
     """y, the label that explains the signal best. -1 if the loss has no labels."""
     mismatch: Float[Tensor, "k"]
     """‖d - κ d(x)‖ / ‖d‖."""
+    outside: Float[Tensor, "k"]
+    """Share of d that is not a combination of the derivatives of the outputs, so that no loss explains it."""
     noise: Float[Tensor, "k"]
     """The mismatch that noise and rounding explain."""
     contribution: Float[Tensor, "k"]
@@ -216,6 +218,7 @@ def _fit(network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n
             Signals(
                 labels=labels,
                 mismatch=torch.where(contribution > 0, mismatch, torch.inf),
+                outside=_share_outside(jacobian, some.observed),
                 noise=some.noise,
                 contribution=contribution,
                 slope=slope / size[:, None],
@@ -224,6 +227,14 @@ def _fit(network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n
             )
         )
     return join_rows(*parts)
+
+
+def _share_outside(jacobian: Float[Tensor, "k c m"], observed: Float[Tensor, "k m"]) -> Float[Tensor, "k"]:
+    """Return the share of each observed signal outside the span of the derivatives of the outputs."""
+    basis = torch.linalg.qr(jacobian.mT)[0]
+    inside = (basis @ (basis.mT @ observed[:, :, None]))[:, :, 0]
+    size = torch.linalg.vector_norm(observed, dim=1).clamp_min(torch.finfo(observed.dtype).tiny)
+    return torch.linalg.vector_norm(observed - inside, dim=1) / size
 
 
 def _best_label(

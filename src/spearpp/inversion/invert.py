@@ -85,7 +85,7 @@ def invert(
         generator: source of randomness; None is a generator with seed 0.
         dropout: whether Dropout follows the ReLU, so that active neurons may have no gradient.
         one_step: whether the gradient is known to come from one step, not from local training. Movement of the weights
-            then cannot explain a contradiction. ``spearpp.audit`` passes this argument only when it joins rounds.
+            then cannot explain a contradiction. ``spearpp.audit`` passes True for the gradient of a single client.
         rounds: number of rounds of one client. The rows of all rounds form the layer, one round below the other. A
             sample may be absent from some rounds. The tensors of the next layer are those of all rounds side by side,
             of shape (m₂, rounds · m).
