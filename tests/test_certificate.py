@@ -234,7 +234,7 @@ def test_local_steps_do_not_cost_exact_inputs_their_certificate() -> None:
         seen = simulate.linear_layers(model, simulate.FedAvg(3, 7, 1e-2)(model, batch, generator))[0]
         result = spearpp.invert(*seen, search=LITTLE)
         assert result.evidence is not None
-        assert result.evidence.layers == 1
+        assert result.evidence.scope == "one layer"
         assert bool(result.certified.all())
         drifted += result.evidence.numbers["drift"] > 0
     assert drifted >= 5
@@ -259,7 +259,7 @@ def test_what_may_be_hidden_is_the_poisson_quantile(mean: float) -> None:
 def test_evidence_has_one_row_for_each_input(client: Client) -> None:
     result = spearpp.invert(*client.seen)
     assert result.evidence is not None
-    assert result.evidence.layers == 1
+    assert result.evidence.scope == "one layer"
     assert torch.equal(result.certified, result.evidence.exact)
     assert len(result.evidence.details["zeros"]) == 6
     assert float(result.evidence.details["chance"].max()) < 1e-9

@@ -297,7 +297,7 @@ class TestNoise:
         assert score.exact
         assert bool(result.certified.all())
         assert result.evidence is not None
-        assert result.evidence.layers == 1
+        assert result.evidence.scope == "one layer"
         assert 0 < result.evidence.numbers["drift"] < 0.03  # what the three local epochs moved, in units of the update
 
     def test_dp_noise_costs_what_the_true_masks_cost(self) -> None:

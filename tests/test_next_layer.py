@@ -183,7 +183,7 @@ class TestRecovery:
     def test_each_input_is_exact_without_the_others(self) -> None:
         truth = pair(45, 100)
         result = truth.invert(Gated(starts=64, round_starts=64))
-        assert present(result.evidence).layers == 2
+        assert present(result.evidence).scope == "two layers"
         found = len(result.inputs)
         assert 3 <= found < 45
         assert result.missing == 45 - int(result.certified.sum())
@@ -320,7 +320,7 @@ class TestNoNextLayer:
         result = truth.invert(Gated(starts=1024))
         assert (result.next_layer == "used") == (kind == "plain")
         assert truth.score(result).exact
-        assert present(result.evidence).layers == 1
+        assert present(result.evidence).scope == "one layer"
 
     @pytest.mark.parametrize("width", [8, 12, 14])
     def test_a_narrow_layer_is_none(self, width: int) -> None:

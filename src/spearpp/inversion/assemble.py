@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.evidence import WHOLE_NETWORK, Evidence, chance_in_bits
+from spearpp.inversion.evidence import Evidence, Scope, chance_in_bits
 from spearpp.inversion.evidence.joint import certify_together
 from spearpp.inversion.evidence.one_layer import certify
 from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers
@@ -57,7 +57,7 @@ class Recovered:
         explains. Inputs can fit despite Dropout, noise and samples that were not found.
         """
         alone = problem.batch_size == 1  # the only input that the gradient allows
-        if self.evidence is not None and (alone or self.evidence.layers == WHOLE_NETWORK):
+        if self.evidence is not None and (alone or self.evidence.scope is Scope.NETWORK):
             return self.evidence.holds
         found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
         if alone or not len(self.directions):

@@ -28,7 +28,7 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, Evidence, Scope
 from spearpp.inversion.evidence.spread import Spread, nearly_linear, row_deviation, spread_of
 from spearpp.inversion.network import ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem
@@ -87,7 +87,7 @@ def judge_points(
         determined=determined,
         error=error,
         share=share,
-        layers=WHOLE_NETWORK,
+        scope=Scope.NETWORK,
         details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
         numbers={
             "equations": float(effective),

@@ -28,7 +28,7 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, Evidence
+from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, Evidence, Scope
 from spearpp.inversion.evidence.patterns import Comparison, compare
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection
@@ -96,7 +96,7 @@ def _evidence(problem: Problem, chosen: Selection, compared: Comparison) -> Evid
         determined=determined,
         error=torch.where(torch.isfinite(change), torch.maximum(compared.error, change), compared.error),
         share=compared.share,
-        layers=1,
+        scope=Scope.ONE_LAYER,
         details={**{name: getattr(compared, name) for name in columns}, "entangled": change},
         numbers={name: float(getattr(compared, name)) for name in ("residual", "noise", "heavier", "drift")},
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from spearpp.inversion.evidence import ABOVE_NOISE, Evidence, pattern_distances
+from spearpp.inversion.evidence import ABOVE_NOISE, Evidence, Scope, pattern_distances
 from spearpp.inversion.matches import (
     SIGMAS,
     SPREAD,
@@ -81,7 +81,7 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
         determined=(gap >= ABOVE_NOISE * torch.maximum(forward, noise)) & (twin > TWINS),
         error=error,
         share=torch.linalg.vector_norm(columns, dim=1) * torch.linalg.vector_norm(inputs, dim=1) / whole,
-        layers=2,
+        scope=Scope.TWO_LAYERS,
         details={
             "forward": forward,
             "forward_noise": noise,
