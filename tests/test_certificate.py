@@ -130,7 +130,7 @@ def test_weak_samples_are_certified_only_if_exact(weight: float) -> None:
 
 
 def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
-    """With zero bias x and 3 x fire the same neurons, and their directions mix without a trace in λ.
+    """With zero bias x and 3 x activate the same neurons, and their directions mix without a trace in λ.
 
     The other samples do not depend on which mixture was found.
     """
@@ -311,7 +311,7 @@ def test_two_samples_with_one_mask_are_not_certified_by_each_other(seed: int) ->
 
 
 def test_weights_of_another_network_are_no_error() -> None:
-    """Negated weights leave a direction without a single silent zero row, and drift."""
+    """Negated weights leave a direction without a single zero row at an inactive neuron, and drift."""
     generator = torch.Generator().manual_seed(0)
     model = simulate.mlp(30, [40, 40], 10, generator=generator)
     seen = simulate.fedsgd(model, simulate.random_batch(3, features=30, generator=generator))[0]

@@ -138,7 +138,7 @@ class TestStages:
     def test_a_neuron_that_noise_hides_is_decided_backwards(self) -> None:
         batch, model = batch_and_model(40, 150, [100, 100], seed=4)
         first = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
-        with torch.no_grad():  # input i is at the kink of neuron i: rounding decides whether it fires
+        with torch.no_grad():  # input i is at the kink of neuron i: rounding decides whether it is active
             first.bias[:40] = -(first.weight[:40].double() * batch.inputs.double()).sum(1).float()
         truth = Pair(batch, simulate.fedsgd(model, batch))
         on = (first(batch.inputs) > 0).detach()

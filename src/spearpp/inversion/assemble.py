@@ -18,7 +18,7 @@ from spearpp.inversion.selection import (
     fix_scale,
     inputs_at,
     least_noisy_first,
-    polish,
+    refit_to_patterns,
     select,
 )
 from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, pattern_agrees
@@ -67,10 +67,10 @@ class Recovered:
         if problem.seen.has_bias:
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
         z = inputs @ weight.T
-        silent = live & (z < -NEAR_ZERO * z.square().mean(1, keepdim=True).sqrt())
+        inactive = live & (z < -NEAR_ZERO * z.square().mean(1, keepdim=True).sqrt())
         zeros = problem.zeros(self.directions) & live
-        bits = chance_in_bits(live.sum(), zeros.sum(1), (silent & zeros).sum(1), problem.batch_size - 1)
-        conflicts = (silent & ~zeros).sum(1) <= CONFLICTS * live.sum()
+        bits = chance_in_bits(live.sum(), zeros.sum(1), (inactive & zeros).sum(1), problem.batch_size - 1)
+        conflicts = (inactive & ~zeros).sum(1) <= CONFLICTS * live.sum()
         found[: len(z)] = conflicts & (bits >= math.log2(problem.batch_size / RARE))
         return found
 
@@ -82,7 +82,7 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     """
     if outcome.solutions is not None and problem.network is not None:
         return _solved(problem, problem.network, outcome.solutions)
-    chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
+    chosen = outcome.selection or refit_to_patterns(problem, select(problem, outcome.pool))
     best = _together(problem, chosen, outcome.evidence)
     if problem.batch_size == 1 and problem.network is not None:
         return best.unproved()  # later layers contradict the only input
@@ -90,7 +90,9 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     if whole and (bool(best.certified.all()) or not outcome.matches):
         return best
     if not whole:
-        chosen = polish(problem, select(problem, outcome.pool, order=least_noisy_first(problem, outcome.pool)))
+        chosen = refit_to_patterns(
+            problem, select(problem, outcome.pool, order=least_noisy_first(problem, outcome.pool))
+        )
         best = max(best, _together(problem, chosen), key=lambda each: int(each.certified.sum()))
         if outcome.pairs is not None and best.evidence is None:
             best = _peeled(problem, outcome.pairs, chosen.score) or best

@@ -44,7 +44,7 @@ class Matches:
     backs: Float[Tensor, "k b"]
     """t, with d = S ∘ (B t) up to scale."""
     masks: Bool[Tensor, "k m"]
-    """S, the activation pattern: which neurons fire."""
+    """S, the activation pattern: which neurons are active."""
     turned: Float[Tensor, "k"]
     """Angle by which noise may have turned q: the noise of an entry of d divided by the residual of the second best
     t."""
@@ -200,7 +200,7 @@ class Confirmation:
     backs: Float[Tensor, "k b"]
     """t, with d = S ∘ (B t) of unit norm."""
     masks: Bool[Tensor, "k m"]
-    """S, the activation pattern: which neurons fire."""
+    """S, the activation pattern: which neurons are active."""
     left_over: Float[Tensor, "k"]
     """Share of d outside span(L)."""
     noise: Float[Tensor, "k"]

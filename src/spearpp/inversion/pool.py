@@ -120,7 +120,7 @@ def _zero_weights(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[T
 
 def _solve_weighted(problem: Problem, weight: Float[Tensor, "k m"]) -> Float[Tensor, "k b"]:
     """Return the unit vector q that minimises Σ_k (w_k ℓ_k·q / σ_k)², for each row of weights."""
-    rows = gather_weighted(problem.certain_rows, weight)
+    rows = gather_weighted(problem.rows_per_noise, weight)
     return smallest_eigenvector(rows.mT @ rows)
 
 

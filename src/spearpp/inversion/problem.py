@@ -1,5 +1,8 @@
 """Everything that a search needs to know about one layer: the factors of its gradient, their noise, and the equations
 of later layers.
+
+The table of symbols in ``docs/method.md#symbols`` defines the letters. In short: a point p stands for the input
+x̂ = Rᵀp = V p̄, and p̄ = Σ p are the coordinates of this input.
 """
 
 from dataclasses import dataclass, replace
@@ -76,24 +79,27 @@ class Problem:
         return self.factors.left[self.factors.live]
 
     @cached_property
-    def of_coordinates(self) -> Float[Tensor, "m b"]:
-        """Ŵ V, which maps the coordinates p̄ of a sample to its pre-activations z."""
+    def coordinates_to_preactivations(self) -> Float[Tensor, "m b"]:
+        """Ŵ V, which maps the coordinates p̄ of an input x̂ = V p̄ to its pre-activations z."""
         return self.preactivations / self.factors.singular_values
 
     @property
-    def one(self) -> Float[Tensor, "b"] | None:
-        """The vector e with e · p̄ = 1 for every sample, whose x̂ = V p̄ ends in 1; None for a layer without bias."""
+    def bias_functional(self) -> Float[Tensor, "b"] | None:
+        """The vector e for which e · p̄ is the last entry of x̂ = V p̄, which is 1; None for a layer without bias."""
         return self.factors.rows[:, -1] if self.seen.has_bias else None
 
     @cached_property
     def input_space(self) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
         """Origin and orthonormal basis of the coordinates of all inputs, p̄ = origin + basis · t (``affine``)."""
         left = self.factors.left
-        return affine(torch.eye(self.batch_size, dtype=left.dtype, device=left.device), self.one)
+        return affine(torch.eye(self.batch_size, dtype=left.dtype, device=left.device), self.bias_functional)
 
     @cached_property
-    def certain_rows(self) -> Float[Tensor, "m b"]:
-        """ℓ_k / σ_k, scaled so that the longest row has length 1; zero for neurons without a gradient."""
+    def rows_per_noise(self) -> Float[Tensor, "m b"]:
+        """ℓ_k / σ_k, the rows of L divided by their noise; zero for neurons without a gradient.
+
+        They are scaled so that the longest row has length 1.
+        """
         noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
         rows = self.factors.left / noise[:, None]
         return rows / sphere.norm(rows).max()
@@ -132,16 +138,16 @@ def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | 
 
 
 def affine(
-    space: Float[Tensor, "b k"], one: Float[Tensor, "b"] | None
+    space: Float[Tensor, "b k"], bias_functional: Float[Tensor, "b"] | None
 ) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
     """Return origin and basis of the coordinates p̄ in a space whose inputs end in 1: p̄ = origin + basis · t.
 
-    Both bases are orthonormal. ``one`` is the vector e with e · p̄ = 1; None for a layer without bias, whose
+    Both bases are orthonormal. ``bias_functional`` is that of the problem; None for a layer without bias, whose
     coordinates are not restricted.
     """
-    if one is None:
+    if bias_functional is None:
         return torch.zeros_like(space[:, 0]), space
-    end = space.T @ one
+    end = space.T @ bias_functional
     length = torch.linalg.vector_norm(end)
     unit = end / length
     return space @ (unit / length), space @ complement_of_basis(unit[:, None])

@@ -71,8 +71,8 @@ def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tenso
     """
     if problem.seen.has_bias:
         return (inverse @ problem.factors.right[:, -1:])[:, 0]
-    fires = inverse @ problem.preactivations.T > 0
-    agreeing_if_positive = (fires != zeros).sum(1)
+    active = inverse @ problem.preactivations.T > 0
+    agreeing_if_positive = (active != zeros).sum(1)
     return torch.where(2 * agreeing_if_positive >= zeros.shape[1], 1.0, -1.0).to(inverse)
 
 
@@ -221,7 +221,7 @@ def select(
     return again if merit(again) > merit(fresh) else fresh
 
 
-def polish(problem: Problem, chosen: Selection) -> Selection:
+def refit_to_patterns(problem: Problem, chosen: Selection) -> Selection:
     """Solve every direction again, using only zeros that the activation pattern of its input confirms.
 
     With noise, a small gradient can look like a zero and turn the direction. All b directions together give the inputs,
@@ -230,7 +230,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
     """
     if not chosen.full or problem.batch_size == 1:
         return chosen
-    live, rows = problem.factors.live, problem.certain_rows
+    live, rows = problem.factors.live, problem.rows_per_noise
     size = chunk_size(rows.device, 8 * rows.numel())
     for _ in range(2):  # New directions give new inputs, which may confirm other zeros.
         signed = chosen.points * fix_scale(problem, chosen.points, chosen.zeros).sign()[:, None]

@@ -63,8 +63,8 @@ def pattern_agrees(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[T
     Only neurons with a gradient are compared.
     """
     live = problem.factors.live
-    silent = points @ problem.preactivations.T <= 0
-    return ((zeros != silent) & live).sum(1) <= CONFLICTS * live.sum()
+    inactive = points @ problem.preactivations.T <= 0
+    return ((zeros != inactive) & live).sum(1) <= CONFLICTS * live.sum()
 
 
 @dataclass(frozen=True, eq=False)

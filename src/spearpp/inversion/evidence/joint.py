@@ -65,7 +65,7 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
 
 def _affordable(problem: Problem, network: Network) -> int:
     """Return how many samples the budget allows to solve again."""
-    equations = Residuals(network, network.usable_spans, problem.of_coordinates, torch.float64)
+    equations = Residuals(network, network.usable_spans, problem.coordinates_to_preactivations, torch.float64)
     return max(1, int(AFFORDABLE / equations.multiplications(1, problem.batch_size)))
 
 
@@ -78,7 +78,7 @@ def _orthogonal(
     points: Float[Tensor, "k b"],
 ) -> Float[Tensor, "k j b"]:
     """Return the rows of the equations rows · p = 0 that known samples give for points, divided by their noise."""
-    factors, preactivations = problem.factors, problem.of_coordinates
+    factors, preactivations = problem.factors, problem.coordinates_to_preactivations
     moved_by = preactivations @ problem.input_space[1]
     z = known.coordinates @ preactivations.T
     at = linearised(network, z, known.labels, [own])
@@ -99,7 +99,7 @@ def _orthogonal(
 
 def _solve(problem: Problem, network: Network, start: Solutions, others: Float[Tensor, "k j b"]) -> Solutions:
     """Minimise the residuals of the network and of the other samples together, from the given points."""
-    levels = network.levels(start.coordinates @ problem.of_coordinates.T, start.labels)[1]
+    levels = network.levels(start.coordinates @ problem.coordinates_to_preactivations.T, start.labels)[1]
     equations, weights = weighted_equations(problem, network, network.usable_spans, levels)
     origin, basis = problem.input_space
     linear = others @ basis
@@ -118,5 +118,5 @@ def _solve(problem: Problem, network: Network, start: Solutions, others: Float[T
     t = (start.coordinates - origin) @ basis
     t, _, _ = levenberg_marquardt(squared, normal, t, Options(STEPS, damping=1e-9, patience=0))
     points = origin + t @ basis.T
-    signals = network.replay(points @ problem.of_coordinates.T, start.labels)[1][0]
+    signals = network.replay(points @ problem.coordinates_to_preactivations.T, start.labels)[1][0]
     return Solutions(points, start.labels, sphere.retract(signals @ problem.factors.left))

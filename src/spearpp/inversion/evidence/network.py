@@ -55,7 +55,7 @@ def judge_points(
     Returns:
         The evidence, and how far noise moves the coordinates of each input.
     """
-    z = found.coordinates @ problem.of_coordinates.T
+    z = found.coordinates @ problem.coordinates_to_preactivations.T
     shares, levels = network.levels(z, found.labels)
     ratios, sizes = shares / levels, [span.equations for span in network.usable_spans]
     excess = ratios.amax(0)
@@ -132,7 +132,7 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     draw = torch.randn(PROBES * problem.batch_size + PROBES, t.shape[1], generator=generator, dtype=torch.float64)
     points = origin + float(t.square().mean().sqrt()) * draw.to(t) @ basis.T
     labels = torch.randint(max(1, network.label_count), (len(points),), generator=generator).to(found.labels)
-    z = points @ problem.of_coordinates.T
+    z = points @ problem.coordinates_to_preactivations.T
     every, _, levels = network.vectors_with_levels(z, labels)
     ranks: dict[tuple[int, bool], int] = {}
     later = max(1, len(network.rests[0].layers))

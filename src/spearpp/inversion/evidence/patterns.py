@@ -223,9 +223,9 @@ def _count_agreements(
         hidden = torch.zeros_like(hidden)
     if problem.one_step:  # no drift explains a conflict of a single gradient
         agreeing = torch.where(conflicts.any(1), 0, agreeing)
-    dead = ~live & (sides.z.abs() > slack) & (problem.rounds == 1)  # over rounds they are the same neurons
-    dead_agreeing = ((dead & (sides.z < 0)).sum(1) - (dead & (sides.z > 0)).sum(1)).clamp_min(0)
-    return agreeing + dead_agreeing, hidden, most_by_chance(expected)
+    without_gradient = ~live & (sides.z.abs() > slack) & (problem.rounds == 1)  # over rounds they are the same neurons
+    more = ((without_gradient & (sides.z < 0)).sum(1) - (without_gradient & (sides.z > 0)).sum(1)).clamp_min(0)
+    return agreeing + more, hidden, most_by_chance(expected)
 
 
 def _rebuild(

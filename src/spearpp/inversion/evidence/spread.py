@@ -221,7 +221,7 @@ def weighted_equations(
     the norm of the noise of all its equations. The noise of one equation is the level over the square root of their
     number.
     """
-    equations = Residuals(network, spans, problem.of_coordinates, torch.float64)
+    equations = Residuals(network, spans, problem.coordinates_to_preactivations, torch.float64)
     equations.place(*problem.input_space)
     levels = levels[[network.usable_spans.index(span) for span in spans]]
     sizes = torch.tensor([span.equations for span in spans], device=levels.device)

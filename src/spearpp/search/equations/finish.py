@@ -37,7 +37,7 @@ class Finish:
 
     def __init__(self, problem: Problem, network: Network) -> None:
         self._problem, self._network, self._spans = problem, network, network.usable_spans
-        self._every = Residuals(network, self._spans, problem.of_coordinates, torch.float64)
+        self._every = Residuals(network, self._spans, problem.coordinates_to_preactivations, torch.float64)
         self._every.place(*problem.input_space)
 
     def new_samples(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None, found: Solutions) -> Solutions:

@@ -129,7 +129,9 @@ class Rounds:
         for spans, widest in sets:
             if sum(span.equations for span in spans) >= problem.batch_size:
                 key = tuple(spans)
-                made[key] = made.get(key) or Residuals(network, spans, problem.of_coordinates, torch.float32)
+                made[key] = made.get(key) or Residuals(
+                    network, spans, problem.coordinates_to_preactivations, torch.float32
+                )
                 self.strategies.append(_Strategy(made[key], widest))
         self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)
@@ -148,8 +150,8 @@ class Rounds:
         # The points of all missing samples are orthogonal to the directions found.
         remaining = complement(sphere.retract(self.found.directions / self.problem.factors.singular_values))
         ends: tuple[Tensor, Tensor | None]
-        if remaining.shape[1] == 1 and self.problem.one is not None:
-            ends, starts, steps = (affine(remaining, self.problem.one)[0][None], None), 1, 0  # only one point is left
+        if remaining.shape[1] == 1 and self.problem.bias_functional is not None:  # only one point is left
+            ends, starts, steps = (affine(remaining, self.problem.bias_functional)[0][None], None), 1, 0
         else:
             ends, starts, steps = self._solve(strategy, remaining)
         new = self._finish.new_samples(*ends, self.found)
@@ -181,7 +183,7 @@ class Rounds:
             labels; the number of starts; and the number of steps.
         """
         equations = strategy.residuals
-        origin, basis = affine(remaining, self.problem.one)
+        origin, basis = affine(remaining, self.problem.bias_functional)
         equations.place(origin, basis, self._without_found(equations.spans) if not strategy.widest else ())
         unknowns = basis.shape[1]
         starts = self.starts.number(equations, unknowns, first=strategy.new is None, matrices=strategy.matrices)
@@ -236,7 +238,7 @@ class Rounds:
         return drawn.to(self.problem.factors.left.device)
 
     def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
-        return self.network.replay(found.coordinates @ self.problem.of_coordinates.T, found.labels)
+        return self.network.replay(found.coordinates @ self.problem.coordinates_to_preactivations.T, found.labels)
 
 
 def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float) -> list[dict[str, float]]:

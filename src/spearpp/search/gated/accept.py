@@ -9,12 +9,12 @@ from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import independent
-from spearpp.search.gated.refine import silent_neurons
+from spearpp.search.gated.refine import inactive_neurons
 from spearpp.types import Bool, Float, Tensor
 
 AGREEMENT = 0.65
-"""Minimum share of the neurons that are silent for p on which L q must be zero. Measured: 90 % rejected 101 of 254 true
-directions, and 65 % rejected none. Wrong end points had at most 11 % (docs/lab/notebook.md, section "What made it
+"""Minimum share of the neurons that are inactive for p on which L q must be zero. Measured: 90 % rejected 101 of 254
+true directions, and 65 % rejected none. Wrong end points had at most 11 % (docs/lab/notebook.md, section "What made it
 work"). A mixture of two inputs has about half."""
 UNEXPLAINED = 0.1
 """Largest share of a column of D that the weights of the next layer may leave unexplained. Design choice: noise and
@@ -25,19 +25,19 @@ choice: an angle of 1.4e-6, far above the rounding of float64."""
 SOLVED_COSINE = 0.9999
 """Cosine above which two directions or inputs that have been solved for their zeros are the same. Design choice."""
 EXCESS = 0.3
-"""Minimum number of zeros, on a scale where 0 stands for the b-1 zeros of any vertex and 1 for all silent neurons.
-Design choice: well below 1, because p is only near the input, so some neurons may be silent for p but not for the
+"""Minimum number of zeros, on a scale where 0 stands for the b-1 zeros of any vertex and 1 for all inactive neurons.
+Design choice: well below 1, because p is only near the input, so some neurons may be inactive for p but not for the
 input."""
 
 
 def acceptable(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
-    """Return whether each unit direction q has enough zeros for an input, at the neurons that are silent for its p."""
+    """Return whether each unit direction q has enough zeros for an input, at neurons that are inactive for its p."""
     zeros = problem.zeros(directions) & problem.factors.live
-    silent = silent_neurons(problem, points)
-    expected = silent.sum(1)
+    inactive = inactive_neurons(problem, points)
+    expected = inactive.sum(1)
     free = problem.batch_size - 1
     enough = zeros.sum(1) >= free + EXCESS * (expected - free)
-    agree = (zeros & silent).sum(1) >= AGREEMENT * expected
+    agree = (zeros & inactive).sum(1) >= AGREEMENT * expected
     accepted = enough & agree & (expected > free) & (zeros.sum(1) >= problem.tolerance.least_zeros)
     return accepted if problem.outputs is None else accepted & sent_back(problem, problem.outputs, directions)
 

@@ -21,7 +21,7 @@ from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, Ends, descend
 from spearpp.search.gated.objective import Gates
-from spearpp.search.gated.refine import promising, refine, silent_neurons
+from spearpp.search.gated.refine import inactive_neurons, promising, refine
 from spearpp.types import Bool, Float, Tensor, to_device
 
 EMPTY_ROUNDS = 4
@@ -205,7 +205,7 @@ class OneLayerRounds:
         points = self._with_signs(inverse)
         directions = self.found.repeat(len(points) // len(self.found), 1)
         zeros = self.problem.zeros(directions)
-        differ = ((zeros & self.problem.factors.live) != silent_neurons(self.problem, points)).any(1)
+        differ = ((zeros & self.problem.factors.live) != inactive_neurons(self.problem, points)).any(1)
         refined = refine(self.problem, points[differ], directions[differ])
         return refined[acceptable(self.problem, points[differ], refined)]
 

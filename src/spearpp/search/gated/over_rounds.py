@@ -73,17 +73,17 @@ class BackwardOverRounds(BackwardRounds):
 
         def step() -> None:
             projected_d, projected_e, projected_z = (d @ rows) @ rows.T, signals.project(e), (z @ gates) @ gates.T
-            # The reflected point, times -1. In each neuron it is moved to the nearer case: firing, or silent.
+            # The reflected point, times -1. In each neuron it is moved to the nearer case: active, or inactive.
             minus_d = torch.sub(d, projected_d, alpha=2)
             minus_e = torch.sub(e, projected_e, alpha=2)
             minus_z = torch.sub(z, projected_z, alpha=2)
             nearer = torch.sub(minus_d, minus_e, alpha=ALPHA).square_().div_(1 + ALPHA**2)
             nearer.addcmul_(minus_d, minus_d, value=-1).addcmul_(minus_z, minus_z.abs(), value=GAMMA**2)
-            fires = (nearer < 0).to(d)
-            both = minus_e.add(minus_d, alpha=ALPHA).mul_(fires).div_(-1 - ALPHA**2)
+            active = (nearer < 0).to(d)
+            both = minus_e.add(minus_d, alpha=ALPHA).mul_(active).div_(-1 - ALPHA**2)
             d.sub_(projected_d).add_(both, alpha=ALPHA)
-            e.sub_(projected_e).add_(both).sub_(minus_e.mul_(1 - fires))
-            z.sub_(projected_z).sub_(minus_z.mul_(fires == (minus_z < 0)))
+            e.sub_(projected_e).add_(both).sub_(minus_e.mul_(1 - active))
+            z.sub_(projected_z).sub_(minus_z.mul_(active == (minus_z < 0)))
             norm = torch.hypot(*(torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (d, e)))
             d.div_(norm)
             e.div_(norm)
@@ -117,19 +117,19 @@ def _ends(
     """Return the direction q and the signal e of each point, in the scale of a unit d = L q, and which are good."""
     q = sphere.retract(d @ rows)
     d, e = q @ rows.T, ALPHA * signals.project(e) / sphere.norm(d @ rows)[:, None]
-    firing = d.abs() > 0.5 * e.abs()
-    return q, e, torch.linalg.vector_norm(d - firing * e, dim=1) <= MISMATCH * torch.linalg.vector_norm(d, dim=1)
+    active = d.abs() > 0.5 * e.abs()
+    return q, e, torch.linalg.vector_norm(d - active * e, dim=1) <= MISMATCH * torch.linalg.vector_norm(d, dim=1)
 
 
 def solve_columns(
     problem: Problem, outputs: FewOutputs, directions: Float[Tensor, "k b"], signals: Float[Tensor, "k m"]
 ) -> Float[Tensor, "k b"]:
-    """Solve q and the signal e of each column, and decide which neurons fire.
+    """Solve q and the signal e of each column, and decide which neurons are active.
 
     Minimise Σ_k min(|ℓ_k·q|, |ℓ_k·q - e_k|) by iteratively reweighted least squares, where e lies in the span that the
     weights of the next layer allow, with one r_t for every round. The weights are 1/max(residual, δ), where δ shrinks.
     Neurons with a wrong sign therefore lose their influence. Local steps turn columns out of the span, but leave their
-    zeros, so q is finally solved for the silent neurons alone. ``directions`` and ``signals`` are q and e near a
+    zeros, so q is finally solved for the inactive neurons alone. ``directions`` and ``signals`` are q and e near a
     sample, in the scale of L q for a unit q.
     """
     if not len(directions):
@@ -138,8 +138,8 @@ def solve_columns(
     system = torch.cat([left, -outputs.span], 1)
     q = sphere.retract(directions)
     for part in torch.arange(len(q), device=q.device).split(chunk_size(q.device, 8 * system.numel())):
-        solved, firing = _solve_columns(system, left.shape[1], live, q[part], signals[part])
-        q[part] = concentrated(problem, ~firing & live, solved)[0]
+        solved, active = _solve_columns(system, left.shape[1], live, q[part], signals[part])
+        q[part] = concentrated(problem, ~active & live, solved)[0]
     return q
 
 
@@ -152,7 +152,7 @@ def _solve_columns(
 ) -> tuple[Float[Tensor, "k b"], Bool[Tensor, "k m"]]:
     """Run the iterations of ``solve_columns`` for one chunk."""
     left, span = system[:, :b], -system[:, b:]
-    firing, delta = torch.zeros_like(e, dtype=torch.bool), e.new_zeros(len(e), 1)
+    active, delta = torch.zeros_like(e, dtype=torch.bool), e.new_zeros(len(e), 1)
     unchanged = torch.zeros(len(e), dtype=torch.long, device=e.device)
     for iteration in range(REWEIGHTINGS):
         check_time()
@@ -161,20 +161,20 @@ def _solve_columns(
             break
         d = q[open_] @ left.T
         difference = (d - e[open_]).abs()
-        fires = (difference < d.abs()) & live
-        residual = torch.where(fires, difference, d.abs())
+        now_active = (difference < d.abs()) & live
+        residual = torch.where(now_active, difference, d.abs())
         if iteration == 0:
             delta = residual.quantile(LARGE_RESIDUALS, dim=1, keepdim=True)
         weight = live / torch.maximum(residual, SHRINK**iteration * delta[open_]).clamp_min(1e-300)
         rows = system * weight.sqrt()[:, :, None]
-        rows[:, :, b:] *= fires[:, :, None]
-        start = torch.cat([q[open_], (d * fires) @ span], 1)
+        rows[:, :, b:] *= now_active[:, :, None]
+        start = torch.cat([q[open_], (d * now_active) @ span], 1)
         solved = _inverse_step(rows.mT @ rows, start)
         size = torch.linalg.vector_norm(solved[:, :b], dim=1, keepdim=True).clamp_min(1e-300)
         q[open_], e[open_] = solved[:, :b] / size, (solved[:, b:] / size) @ span.T
-        unchanged[open_] = torch.where((fires != firing[open_]).any(1), 0, unchanged[open_] + 1)
-        firing[open_] = fires
-    return q, firing
+        unchanged[open_] = torch.where((now_active != active[open_]).any(1), 0, unchanged[open_] + 1)
+        active[open_] = now_active
+    return q, active
 
 
 def _inverse_step(gram: Float[Tensor, "k u u"], start: Float[Tensor, "k u"]) -> Float[Tensor, "k u"]:

@@ -8,7 +8,7 @@ constraint alone is easy:
 
 Descent on the distance gets stuck in local minima. The relaxed reflections (difference map, RRR)
 
-    x ← x + β (P_mask(2 P_sub x - x) - P_sub x)
+    x ← x + θ (P_mask(2 P_sub x - x) - P_sub x)
 
 do not stop at a point that is not a solution. Both sets are cones, so x is kept at unit norm. The metric weights y by
 α = m/d, clipped to ``ALPHAS``, where d is the number of dimensions that remain.
@@ -32,7 +32,7 @@ from spearpp.types import Float, Tensor, join_rows, select_rows
 PROMISING = 0.15
 """Largest share of relu(z) outside span(V) for which an end point is solved exactly. Design choice: such an end point
 has most of its mask right."""
-POLISHES = 8
+MAX_SOLVES = 8
 """Maximum number of times an end point is solved for its mask, until the mask no longer changes. Design choice."""
 REMAINING_RESIDUAL = 1e-4
 """Smallest allowed residual in subspaces from which earlier inputs were removed, even without noise. Design choice:
@@ -59,8 +59,8 @@ END_COSINE = 0.99
 """Cosine above which two end points are the same input, before they are solved exactly. Design choice."""
 MIN_YIELD = 0.05
 """Minimum share of the starts of a round that yield new inputs, without more starts next time. Design choice."""
-BETA = 1.4
-"""β. Measured: more starts succeed than with β = 1 at b=90, m=200 and at b=400, m=1000 (same table of the notebook)."""
+THETA = 1.4
+"""θ. Measured: more starts succeed than with θ = 1 at b=90, m=200 and at b=400, m=1000 (same table of the notebook)."""
 ALPHAS = 2.0, 8.0
 """Smallest and largest α. Measured: with smaller values fewer starts succeed, and with α = 1 none at b=90, m=200 (same
 table). Larger values were not tried."""
@@ -133,7 +133,7 @@ class TwoLayerRounds:
             starts = sphere.uniform(size, dimension, generator, dtype=self.dtype, device=spaces.to_p.device)
             bases = spaces.preactivations.to(self.dtype), spaces.activations.to(self.dtype)
             ends, steps = reflect(*bases, starts, REFLECTIONS[self.more_reflections])
-        new = self._accept(spaces, self._polish(spaces, ends.double()))
+        new = self._accept(spaces, self._solve_for_masks(spaces, ends.double()))
         self.found = join_rows(self.found, new)
         self._adapt(len(new), size)
         return Proposals(new.directions, starts=size, steps=steps * size, matches=new)
@@ -147,7 +147,7 @@ class TwoLayerRounds:
             preactivations=basis, activations=self.next_layer.activations @ c, to_p=p @ torch.linalg.inv(triangle)
         )
 
-    def _polish(self, spaces: _Spaces, ends: Float[Tensor, "k d"]) -> Float[Tensor, "kept d"]:
+    def _solve_for_masks(self, spaces: _Spaces, ends: Float[Tensor, "k d"]) -> Float[Tensor, "kept d"]:
         """Solve each end point for its own mask, in float64. Keep the solutions that fit, each once."""
         residual = outside(ends @ spaces.preactivations.T, spaces.activations)
         order = residual.argsort(stable=True)
@@ -155,7 +155,7 @@ class TwoLayerRounds:
         x = x[sphere.first_of_each(x, END_COSINE, signed=True)]
         masks, norms = x @ spaces.preactivations.T > 0, x.new_zeros(len(x), 2)
         changed = torch.arange(len(x), device=x.device)
-        for _ in range(POLISHES):
+        for _ in range(MAX_SOLVES):
             block, norms[changed] = min_masked_residual(masks[changed], spaces.preactivations, spaces.activations)
             x[changed] = block[:, :, 0] * (block[:, :, 0] * x[changed]).sum(1, keepdim=True).sign()
             new_masks = x @ spaces.preactivations.T > 0
@@ -218,7 +218,7 @@ def reflect(
     most: int,
     *,
     alpha: float | None = None,
-    beta: float = BETA,
+    theta: float = THETA,
 ) -> tuple[Float[Tensor, "starts d"], int]:
     """Reflect all starts until half of them have converged, or until the maximum number of reflections.
 
@@ -232,12 +232,12 @@ def reflect(
     def step() -> None:
         projected_z, projected_y = (z @ span) @ span.T, (y @ activations) @ activations.T
         reflected_z, reflected_y = 2 * projected_z - z, 2 * projected_y - y
-        firing = ((reflected_z + alpha * reflected_y) / (1 + alpha**2)).clamp_min(0)
-        silent = reflected_z.clamp_max(0)
-        to_firing = (reflected_z - firing).square() + (reflected_y - alpha * firing).square()
-        fires = to_firing < (reflected_z - silent).square() + reflected_y**2
-        z.add_(beta * (torch.where(fires, firing, silent) - projected_z))
-        y.add_(beta * (torch.where(fires, alpha * firing, 0.0) - projected_y))
+        if_active = ((reflected_z + alpha * reflected_y) / (1 + alpha**2)).clamp_min(0)
+        if_inactive = reflected_z.clamp_max(0)
+        to_active = (reflected_z - if_active).square() + (reflected_y - alpha * if_active).square()
+        active = to_active < (reflected_z - if_inactive).square() + reflected_y**2
+        z.add_(theta * (torch.where(active, if_active, if_inactive) - projected_z))
+        y.add_(theta * (torch.where(active, alpha * if_active, 0.0) - projected_y))
         size = (z.square().sum(1, keepdim=True) + y.square().sum(1, keepdim=True)).sqrt_()
         z.div_(size)
         y.div_(size)
