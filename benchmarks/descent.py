@@ -25,7 +25,7 @@ import torch
 from benchmarks import command
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import padded
-from spearpp.search.gated.descent import EPSILON, TENSOR_CORE_RIDGE, Effort, _schedule, _step_by_step
+from spearpp.search.gated.descent import EPSILON, MIN_TENSOR_CORE_RIDGE, Effort, _schedule, _step_by_step
 from spearpp.search.gated.objective import Gates
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def plans(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
     from spearpp.linalg.kernels.gated.persistent import Plan, plan
 
     width = padded(b)
-    chosen = plan(m, width, effort.ridge < TENSOR_CORE_RIDGE)
+    chosen = plan(m, width, effort.ridge < MIN_TENSOR_CORE_RIDGE)
     yield chosen
     others = [
         Plan(starts, block, warps, parted=False, whole=False, stages=2 if block * width > 2**13 else 3)
@@ -121,7 +121,7 @@ def in_one_kernel(given: Problem, effort: Effort, plan: "Plan") -> tuple[torch.T
             iterations=effort.iterations,
             ridge=effort.ridge,
             least=EPSILON,
-            exact=effort.ridge < TENSOR_CORE_RIDGE,
+            exact=effort.ridge < MIN_TENSOR_CORE_RIDGE,
             cut=plan,
         )
 

@@ -14,7 +14,7 @@ import spearpp
 from clients import weighted
 from conftest import Client, MakeClient, batch_and_model, present
 from spearpp import simulate
-from spearpp.inversion.evidence import EXACT, UNLUCKY, chance_of_zeros, most_by_chance
+from spearpp.inversion.evidence import CHANCE_OF_LOST_CERTIFICATE, EXACT, chance_of_zeros, most_by_chance
 from spearpp.inversion.evidence.one_layer import certify
 from spearpp.inversion.evidence.patterns import widened
 from spearpp.inversion.problem import Problem
@@ -252,8 +252,8 @@ def test_the_neuron_that_drift_was_taken_from_is_within_it(z: float, slack: floa
 @given(mean=st.floats(0, 300))
 def test_what_may_be_hidden_is_the_poisson_quantile(mean: float) -> None:
     most = int(most_by_chance(torch.tensor([mean], dtype=torch.float64)))
-    assert poisson.sf(most, mean) <= UNLUCKY * (1 + 1e-6)
-    assert most == 0 or poisson.sf(most - 1, mean) >= UNLUCKY * (1 - 1e-6)
+    assert poisson.sf(most, mean) <= CHANCE_OF_LOST_CERTIFICATE * (1 + 1e-6)
+    assert most == 0 or poisson.sf(most - 1, mean) >= CHANCE_OF_LOST_CERTIFICATE * (1 - 1e-6)
 
 
 def test_evidence_has_one_row_for_each_input(client: Client) -> None:

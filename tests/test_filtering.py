@@ -103,7 +103,7 @@ def test_how_many_swaps_are_scored_at_a_time_changes_nothing(client: Client, mon
     pool = pool_of(problem, torch.cat([random_directions(60, 5), client.true_directions(problem)[:4]]))
     chosen = []
     for size in (1, 2**30):
-        monkeypatch.setattr("spearpp.linalg.chunks.CACHE_BYTES", size)
+        monkeypatch.setattr("spearpp.linalg.chunks.SMALL_HOST_BYTES", size)
         chosen.append(select(problem, pool))
     one_by_one, at_once = chosen
     assert torch.equal(one_by_one.directions, at_once.directions)

@@ -28,7 +28,7 @@ from spearpp.types import LayerTensors
 
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
-(``search.equations.starts.TRIAL``), so that no activation takes long."""
+(``search.equations.starts.FIRST_STARTS``), so that no activation takes long."""
 FIRST_STARTS, STARTS_PER_SAMPLE = 512, 4
 """Number of starts of the first search of a ReLU layer, in total or for each sample if these are more, when the
 equations of the network can follow. Measured (``docs/lab/notebook.md``, "ReLU: which search comes first"): with 256

@@ -21,15 +21,15 @@ from spearpp.inversion.selection import (
     refit_to_patterns,
     select,
 )
-from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, pattern_agrees
+from spearpp.inversion.solutions import MAX_CONFLICTS, Pairs, Solutions, pattern_agrees
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
 from spearpp.types import Bool, Tensor, select_rows
 
-NEAR_ZERO = 0.02
+MAX_UNCLEAR_SIZE = 0.02
 """Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
 that is off by 2 % changes a pre-activation by about as much."""
-SAME_SAMPLE = 0.9
+SAME_SAMPLE_COSINE = 0.9
 """Cosine above which two directions belong to the same sample. Design choice: the directions of different samples may
 have large cosines too, but such an input is only left out of the inputs that are not proved."""
 
@@ -67,10 +67,10 @@ class Recovered:
         if problem.seen.has_bias:
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
         z = inputs @ weight.T
-        inactive = live & (z < -NEAR_ZERO * z.square().mean(1, keepdim=True).sqrt())
+        inactive = live & (z < -MAX_UNCLEAR_SIZE * z.square().mean(1, keepdim=True).sqrt())
         zeros = problem.zeros(self.directions) & live
         bits = chance_in_bits(live.sum(), zeros.sum(1), (inactive & zeros).sum(1), problem.batch_size - 1)
-        conflicts = (inactive & ~zeros).sum(1) <= CONFLICTS * live.sum()
+        conflicts = (inactive & ~zeros).sum(1) <= MAX_CONFLICTS * live.sum()
         found[: len(z)] = conflicts & (bits >= math.log2(problem.batch_size / RARE))
         return found
 
@@ -154,7 +154,7 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
 def _with_unproved(problem: Problem, proved: Recovered, others: Recovered) -> Recovered:
     """Return proved inputs, followed by those of other inputs that fit the gradient and have other directions."""
     cosines = (others.directions @ proved.directions.T).abs().amax(1)
-    fits = others.fits(problem)[: len(cosines)] & (cosines < SAME_SAMPLE)
+    fits = others.fits(problem)[: len(cosines)] & (cosines < SAME_SAMPLE_COSINE)
     more = torch.nonzero(fits)[: problem.batch_size - len(proved.inputs), 0]
     return Recovered(
         inputs=torch.cat([proved.inputs, others.inputs[more]]),

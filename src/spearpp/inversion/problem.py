@@ -19,12 +19,13 @@ from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement_of_basis
 from spearpp.types import Bool, Float, Tensor, to_device
 
-REPEATED_SINE, REPEATED_NOISE = 1e-3, 100.0
-"""Two rows of L repeat each other if the sine of the angle between them is at most ``REPEATED_SINE``, or at most
-``REPEATED_NOISE`` times the sine that noise explains. The first number is a design choice. Measured: if the server
-changes its weights between the rounds, the smallest sine was 0.09 (docs/results/rounds.md). The second number is
-derived: an entry of up to about 60 standard deviations may count as noise (``tolerance``: a bound of 5, widened by 3,
-and by 4 in ``evidence.patterns``). Only rows that differ by more can contradict a wrong direction."""
+MAX_REPEATED_SINE = 1e-3
+"""Largest sine of the angle between two rows of L that repeat each other. Design choice. Measured: if the server
+changes its weights between the rounds, the smallest sine was 0.09 (docs/results/rounds.md)."""
+MAX_REPEATED_NOISE = 100.0
+"""Rows also repeat each other if the sine is at most this many times the sine that noise explains. Derived: an entry of
+up to about 60 standard deviations may count as noise (``tolerance``: a bound of 5, widened by 3, and by 4 in
+``evidence.patterns``). Only rows that differ by more can contradict a wrong direction."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Problem:
         parts = repeated.reshape(self.rounds, -1)
         for index in range(1, self.rounds):
             sine = (1 - (rows[:index] * rows[index]).sum(-1).square()).clamp_min(0).sqrt()
-            parts[index] = (sine <= (REPEATED_NOISE * noise[index]).clamp_min(REPEATED_SINE)).any(0)
+            parts[index] = (sine <= (MAX_REPEATED_NOISE * noise[index]).clamp_min(MAX_REPEATED_SINE)).any(0)
         return parts.flatten()
 
 

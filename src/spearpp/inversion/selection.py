@@ -13,7 +13,7 @@ import torch
 
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.tolerance import INDEPENDENT
+from spearpp.inversion.tolerance import MIN_INDEPENDENT_DISTANCE
 from spearpp.linalg.chunks import chunk_size, small_chunk_size
 from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
 from spearpp.linalg.time_limit import check_time
@@ -60,7 +60,7 @@ def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int
     ``order`` has the indices of the candidates in the order in which they are considered; None is the sparsest first.
     """
     order = pool.sparsest_first() if order is None else order
-    return order[independent(pool.directions[order], INDEPENDENT)]
+    return order[independent(pool.directions[order], MIN_INDEPENDENT_DISTANCE)]
 
 
 def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
@@ -242,7 +242,7 @@ def refit_to_patterns(problem: Problem, chosen: Selection) -> Selection:
         directions = chosen.directions.clone()
         chunks = (gather_weighted(rows, chunk.to(rows)) for chunk in confirmed[usable].split(size))
         directions[usable] = torch.cat([smallest_eigenvector(chunk.mT @ chunk) for chunk in chunks])
-        if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
+        if int(torch.linalg.matrix_rank(directions.cpu(), rtol=MIN_INDEPENDENT_DISTANCE)) < len(directions):
             return chosen
         zeros = problem.zeros(directions)
         chosen = Selection.of(problem, directions, zeros)

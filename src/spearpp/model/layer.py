@@ -43,8 +43,9 @@ class Layer:
     features: int
     """Number of inputs of the layer."""
     qualifies: bool
-    """Whether the layer can be inverted: a ReLU follows it, or the equations of the network can be solved; and the
-    update holds a gradient for it."""
+    """Whether the structure of the model allows an inversion: a ReLU follows the layer, or the equations of the network
+    can be solved; and the update holds a gradient for it. The audit may leave out such a layer, for example because it
+    needs too much memory (``LayerAudit.feasible``)."""
     reason: str
     """Why the layer qualifies, or why it does not."""
     sees: Sees | str = Sees.FEATURES

@@ -19,13 +19,13 @@ EXACT = 1e-3
 """The definition of an exact input: the largest stated error, relative to the norm of the input. A design choice: an
 error of a thousandth of the norm cannot be seen in an ordinary picture. (Half a grey level is 2e-3 of the range of a
 picture, but the norm of a dark picture is smaller.) All other modules import this value."""
-ABOVE_NOISE = 10.0
-"""An equation counts only if wrong solutions violate it by at least this many times the noise. For one layer, the
-equations of an input are its zero rows, and the image of every vector other than its direction must be this much larger
-than the noise. A design choice: ten times the bound that noise exceeds with probability 1e-3."""
-UNLUCKY = 1e-6
-"""Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
-choice: such a sample only loses its certificate. No certificate becomes wrong, so this probability may be larger than
+MIN_VIOLATION = 10.0
+"""Equations determine an input only if they leave a residual of at least this many times the noise for every vector
+that is not its direction (one layer) or its point (several layers). A design choice: ten times the bound that noise
+exceeds with probability 1e-3."""
+CHANCE_OF_LOST_CERTIFICATE = 1e-6
+"""Accepted probability that a sample of the batch loses its certificate, because noise hides the gradients of more of
+its active neurons than allowed. Design choice: no certificate becomes wrong, so this probability may be larger than
 ``tolerance.RARE``."""
 
 
@@ -109,10 +109,12 @@ def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:
 
 
 def most_by_chance(mean: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-    """Return the smallest count that a Poisson variable with this mean exceeds with probability at most ``UNLUCKY``."""
+    """Return the smallest count that a Poisson variable with this mean exceeds with probability at most
+    ``CHANCE_OF_LOST_CERTIFICATE``.
+    """
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
     exceeds = torch.special.gammainc((counts + 1).to(mean), mean[:, None])  # P(N > count)
-    return (exceeds > UNLUCKY).sum(1)
+    return (exceeds > CHANCE_OF_LOST_CERTIFICATE).sum(1)
 
 
 def chance_in_bits(
@@ -140,13 +142,13 @@ def chance_in_bits(
 def chance_of_zeros(
     zeros: Int[Tensor, "b"], relative: Float[Tensor, "b m"], live: Bool[Tensor, "m"], batch_size: int
 ) -> Float[Tensor, "b"]:
-    """Return a bound on the probability that a wrong vertex has as many zeros by chance.
+    """Return a bound on the probability that a wrong direction has as many zeros by chance.
 
     It is Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
 
-    A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are modelled as Gaussian with the root
-    mean square of L q. Each is below its bound, ``relative`` to the root mean square, with probability
-    π = erf(relative/√2) on average.
+    Every vertex, a vector q for which b-1 independent rows of L give zero, has b-1 zeros by construction. Its n = m -
+    (b-1) other entries are modelled as Gaussian with the root mean square of L q. Each is below its bound, ``relative``
+    to the root mean square, with probability π = erf(relative/√2) on average.
     """
     free = batch_size - 1
     if free == 0:  # the only direction cannot be found by chance

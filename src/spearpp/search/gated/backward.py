@@ -26,7 +26,7 @@ ALPHA = 2.0
 """α: weight of d relative to e in the metric. Design choice."""
 SOLVES = 3
 """How often each column is solved for its mask, and its mask updated. Design choice."""
-RESIDUAL = 1e-4
+MAX_SHARE_OUTSIDE = 1e-4
 """Largest share of S ∘ (B t) outside span(L) of an accepted column, unless noise allows more. Design choice."""
 MIN_NEW = 0.02
 """Share of the starts of a round that must yield new directions for another round to follow. Design choice."""
@@ -104,4 +104,4 @@ class BackwardRounds:
             masks = ((q @ rows.T).abs() > 0.5 * e.abs()) & live
         q = sphere.retract(q) @ self.basis.T
         noise = problem.tolerance.noise * problem.tolerance.amplification(q) * len(rows) ** 0.5
-        return q[share <= (SIGMAS * noise).clamp_min(RESIDUAL)]
+        return q[share <= (SIGMAS * noise).clamp_min(MAX_SHARE_OUTSIDE)]

@@ -21,7 +21,7 @@ BETAS = 0.9, 0.999
 """β₁ and β₂ of Adam: the usual defaults."""
 EPSILON = 1e-12
 """ε of Adam. Design choice: it only prevents a division by zero."""
-TENSOR_CORE_RIDGE = 1e-4
+MIN_TENSOR_CORE_RIDGE = 1e-4
 """Smallest ``ridge`` of the objective for which products may use tensor cores, which round factors to ten bits. Design
 choice: this rounding has a relative error of 5e-4, whose square is far below this number."""
 WARM_UP = 2
@@ -32,7 +32,7 @@ DEDUPLICATION_TIMES = 0.3, 0.6
 as before and 8 to 49 % fewer evaluations (docs/lab/notebook.md, section "Speed")."""
 DUPLICATE_COSINE = 0.95
 """Cosine of two directions above which their starts count as duplicates. Measured together with the times above."""
-SHRINK_SHARE = 0.8
+MAX_KEPT_SHARE = 0.8
 """Largest share of remaining starts for which new, smaller tensors pay off. Design choice."""
 
 
@@ -79,7 +79,11 @@ def _in_one_kernel(gates: Gates, points: Tensor, effort: Effort, rate: float) ->
         return None
     with torch.cuda.device(points.device):
         schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
-        options = {"iterations": effort.iterations, "ridge": effort.ridge, "exact": effort.ridge < TENSOR_CORE_RIDGE}
+        options = {
+            "iterations": effort.iterations,
+            "ridge": effort.ridge,
+            "exact": effort.ridge < MIN_TENSOR_CORE_RIDGE,
+        }
         tensors = (each[None] for each in (gates.rows, gates.gates, gates.basis, points))
         directions = persistent.descend(*tensors, schedule, **options, least=EPSILON)
         return None if directions is None else directions[0]
@@ -92,7 +96,7 @@ def _step_by_step(
     schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
     counter = torch.zeros(1, dtype=torch.long, device=points.device)
     here = torch.cuda.device(points.device) if points.is_cuda else nullcontext()
-    with here, tensor_cores(points.is_cuda and effort.ridge >= TENSOR_CORE_RIDGE):
+    with here, tensor_cores(points.is_cuda and effort.ridge >= MIN_TENSOR_CORE_RIDGE):
         starts, done, start_steps = _Starts(gates, points, effort), 0, 0
         for stop in (*(WARM_UP + int(share * effort.steps) for share in halts), len(schedule)):
             repeat(partial(starts.step, schedule, counter), stop - done, points.device)
@@ -130,7 +134,7 @@ class _Starts:
         order = self.objective.value[:, 0].argsort(stable=True)
         unit = sphere.retract(self.objective.direction[order])
         kept = order[sphere.first_of_each(unit, DUPLICATE_COSINE)].sort().values
-        if len(kept) > SHRINK_SHARE * len(self):
+        if len(kept) > MAX_KEPT_SHARE * len(self):
             return self
         fewer = _Starts(self.gates, self.points[kept], self.effort)
         fewer.objective.solution.copy_(self.objective.solution[kept])

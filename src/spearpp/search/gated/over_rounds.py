@@ -26,22 +26,25 @@ true column, and 9 with α = 2 (docs/lab/notebook.md, section "Reflections over 
 GAMMA = 0.6
 """γ: weight of z relative to e in the metric. Measured: with half of 300 samples known, 128 starts ended near 21 new
 columns, with γ = 1 near 6, and with γ = 1.5 near none (same section)."""
-REFLECTIONS, BLOCK, ENOUGH_GOOD = 200, 50, 0.1
-"""Largest number of reflections per start, number of reflections between two checks, and share of good end points at
-which the reflections stop. Measured: with b=300, m=200, 50 reflections find as many columns as 200; with local steps,
-200 find twice as many as 100 (same section)."""
-MISMATCH = 0.28
+MAX_REFLECTIONS = 200
+"""Largest number of reflections per start. Measured: with b=300, m=200, 50 reflections find as many columns as 200;
+with local steps, 200 find twice as many as 100 (same section)."""
+REFLECTIONS_PER_CHECK = 50
+"""Number of reflections between two checks whether to stop. Measured together with ``MAX_REFLECTIONS``."""
+MIN_GOOD_SHARE = 0.1
+"""Share of good end points at which the reflections stop. Measured together with ``MAX_REFLECTIONS``."""
+MAX_MISMATCH = 0.28
 """An end point is solved further if the relative difference between d and the masked e is at most this number. Measured
 on three clients: 0.08 to 0.28 for all but four of 138 end points near a true column, and 0.25 or more for other end
 points."""
-REWEIGHTINGS, SHRINK = 12, 0.4
-"""Iterations of ``solve_columns``, and the factor by which δ shrinks in each. Measured: 30 of 31
-end points near a sample were solved, where solving each mask exactly gave 4 of 15 (same section)."""
-STABLE = 3
+REWEIGHTINGS, DELTA_FACTOR = 12, 0.4
+"""Iterations of ``solve_columns``, and the factor by which δ shrinks in each of them. Measured: 30 of 31 end points
+near a sample were solved, where solving each mask exactly gave 4 of 15 (same section)."""
+STABLE_ITERATIONS = 3
 """Iterations without a changed mask after which a column is solved. Design choice."""
-LARGE_RESIDUALS = 0.9
+FIRST_DELTA_QUANTILE = 0.9
 """Quantile of the residuals at which δ starts. Design choice: a tenth of the neurons counts less than the others."""
-PATIENCE = 3
+MAX_EMPTY_ROUNDS = 3
 """Successive rounds of reflections without a new column after which the search ends. Design choice."""
 
 
@@ -53,7 +56,7 @@ class BackwardOverRounds(BackwardRounds):
     @property
     def over(self) -> bool:
         """Whether no further round should follow. All other directions determine the p of the last sample."""
-        return len(self.known) >= self.problem.batch_size - 1 or self.poor_rounds == PATIENCE
+        return len(self.known) >= self.problem.batch_size - 1 or self.poor_rounds == MAX_EMPTY_ROUNDS
 
     def _columns(self, size: int, generator: torch.Generator) -> tuple[Float[Tensor, "k b"], int]:
         ends, signals, reflections = self._reflect(size, generator)
@@ -90,9 +93,9 @@ class BackwardOverRounds(BackwardRounds):
             z.div_(torch.linalg.vector_norm(z, dim=1, keepdim=True))
 
         done, ends = 0, (d, e, torch.zeros(size, dtype=torch.bool, device=d.device))
-        while done < REFLECTIONS and float(ends[2].float().mean()) < ENOUGH_GOOD:
-            repeat(step, BLOCK, rows.device)
-            done += BLOCK
+        while done < MAX_REFLECTIONS and float(ends[2].float().mean()) < MIN_GOOD_SHARE:
+            repeat(step, REFLECTIONS_PER_CHECK, rows.device)
+            done += REFLECTIONS_PER_CHECK
             ends = _ends(d, e, rows, signals)
         q, e, good = ends
         return q[good].double() @ self.basis.T, e[good].double(), done
@@ -118,7 +121,7 @@ def _ends(
     q = sphere.retract(d @ rows)
     d, e = q @ rows.T, ALPHA * signals.project(e) / sphere.norm(d @ rows)[:, None]
     active = d.abs() > 0.5 * e.abs()
-    return q, e, torch.linalg.vector_norm(d - active * e, dim=1) <= MISMATCH * torch.linalg.vector_norm(d, dim=1)
+    return q, e, torch.linalg.vector_norm(d - active * e, dim=1) <= MAX_MISMATCH * torch.linalg.vector_norm(d, dim=1)
 
 
 def solve_columns(
@@ -156,7 +159,7 @@ def _solve_columns(
     unchanged = torch.zeros(len(e), dtype=torch.long, device=e.device)
     for iteration in range(REWEIGHTINGS):
         check_time()
-        open_ = torch.nonzero(unchanged < STABLE)[:, 0]
+        open_ = torch.nonzero(unchanged < STABLE_ITERATIONS)[:, 0]
         if not len(open_):
             break
         d = q[open_] @ left.T
@@ -164,8 +167,8 @@ def _solve_columns(
         now_active = (difference < d.abs()) & live
         residual = torch.where(now_active, difference, d.abs())
         if iteration == 0:
-            delta = residual.quantile(LARGE_RESIDUALS, dim=1, keepdim=True)
-        weight = live / torch.maximum(residual, SHRINK**iteration * delta[open_]).clamp_min(1e-300)
+            delta = residual.quantile(FIRST_DELTA_QUANTILE, dim=1, keepdim=True)
+        weight = live / torch.maximum(residual, DELTA_FACTOR**iteration * delta[open_]).clamp_min(1e-300)
         rows = system * weight.sqrt()[:, :, None]
         rows[:, :, b:] *= now_active[:, :, None]
         start = torch.cat([q[open_], (d * now_active) @ span], 1)

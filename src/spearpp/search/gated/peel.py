@@ -15,11 +15,11 @@ import torch
 from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import ILL_CONDITIONED, Pairs, no_pairs, pattern_agrees
+from spearpp.inversion.solutions import MAX_CONDITION, Pairs, no_pairs, pattern_agrees
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import gather_weighted, independent, kernel_vectors
-from spearpp.search.gated.accept import SAME
+from spearpp.search.gated.accept import SAME_COSINE
 from spearpp.search.gated.refine import inactive_neurons
 from spearpp.types import Float, Tensor
 
@@ -29,13 +29,13 @@ active more often almost never have a row with a single sample. The rows themsel
 share."""
 SAMPLED_ROWS = 256
 """Number of rows that estimate how often neurons are active. Design choice: the standard error is then at most 0.03."""
-ZEROS_PER_UNKNOWN, EXTRA_ZEROS = 1.15, 8
-"""Minimum number of inactive rows: 1.15 b + 8 for b unknowns. With just b inactive rows, any row has a direction.
-Measured: with b inactive rows 38 of 245 pairs were wrong, with these values none of 97 (docs/lab/notebook.md, section
-"The weights of an output layer")."""
-DETERMINED = 1e-3
-"""Minimum second singular value of the inactive rows. Measured together with ``ZEROS_PER_UNKNOWN``."""
-SINGULAR_RATIO = 0.05
+MIN_ZEROS_PER_UNKNOWN, MIN_EXTRA_ZEROS = 1.15, 8
+"""Numbers c and d of the smallest number c b + d of inactive rows for b unknowns. With just b inactive rows, any row
+has a direction. Measured: with b inactive rows 38 of 245 pairs were wrong, with these values none of 97
+(docs/lab/notebook.md, section "The weights of an output layer")."""
+MIN_SECOND_SINGULAR_VALUE = 1e-3
+"""Minimum second singular value of the inactive rows. Measured together with ``MIN_ZEROS_PER_UNKNOWN``."""
+MAX_SINGULAR_RATIO = 0.05
 """Largest ratio of the first to the second singular value of the inactive rows. Design choice: the first is noise."""
 
 
@@ -70,7 +70,7 @@ def _candidates(problem: Problem, pairs: Pairs) -> Float[Tensor, "k b"]:
     sample = points[:: max(1, -(-len(points) // SAMPLED_ROWS))]
     active_share = (sample @ problem.preactivations[significant].T > 0).double().mean(0)
     points = points[active_share <= MAX_ACTIVE_SHARE]
-    return points[sphere.first_of_each(points, SAME, signed=True)]
+    return points[sphere.first_of_each(points, SAME_COSINE, signed=True)]
 
 
 def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tensor, "s b"], Float[Tensor, "s b"]]:
@@ -78,14 +78,14 @@ def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tens
     left = problem.factors.left
     m, b = left.shape
     inactive = inactive_neurons(problem, points)
-    enough = inactive.sum(1) >= ZEROS_PER_UNKNOWN * b + EXTRA_ZEROS
+    enough = inactive.sum(1) >= MIN_ZEROS_PER_UNKNOWN * b + MIN_EXTRA_ZEROS
     points, inactive = points[enough], inactive[enough]
     parts = inactive.split(chunk_size(left.device, 16 * m * b))
     kernels = [kernel_vectors(gather_weighted(left, part.to(left))) for part in parts]
     solved, values = (torch.cat(each) for each in zip(*kernels, strict=True))
-    determined = (values[:, 1] >= DETERMINED) & (values[:, 0] <= SINGULAR_RATIO * values[:, 1])
+    determined = (values[:, 1] >= MIN_SECOND_SINGULAR_VALUE) & (values[:, 0] <= MAX_SINGULAR_RATIO * values[:, 1])
     points, directions = points[determined], refit(problem, solved[determined])
     zeros = problem.zeros(directions)
     scale = (points * directions).sum(1, keepdim=True)
-    single = pattern_agrees(problem, points, zeros) & (scale[:, 0].abs() * ILL_CONDITIONED >= 1)
+    single = pattern_agrees(problem, points, zeros) & (scale[:, 0].abs() * MAX_CONDITION >= 1)
     return points[single], directions[single] / scale[single]

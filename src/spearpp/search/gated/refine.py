@@ -14,19 +14,19 @@ DUPLICATE_COSINE = 0.9
 """Cosine above which two end points count as the same direction. Measured: no direction was lost, and different true
 directions had a cosine of at most 0.61 (docs/lab/notebook.md, section "Speed"). If a direction is lost here, later
 rounds can still find it."""
-PROMISING = 0.5
+MIN_PROMISING_SHARE = 0.5
 """Minimum share of the inactive rows on which L q must be small for an end point to be refined. Design choice: near an
 input, most of these rows are small at the end of a descent."""
-SMALL_ENTRY = 0.1
+MAX_SMALL_ENTRY = 0.1
 """Largest size of a small entry of L q, relative to the root mean square of L q. Design choice:
 Gaussian entries are below it with a probability of 8 %, so half of the inactive rows are rarely below it by chance."""
-ROWS_PER_UNKNOWN = 3.0
+MIN_ROWS_PER_UNKNOWN = 3.0
 """Minimum number of inactive rows per unknown for which the smallest rows alone are solved. Measured: with fewer rows,
 concentration steps accept mixtures of similar samples (docs/lab/notebook.md, section "Speed")."""
 TRIMMED_SHARES = (0.6, 0.8)
 """Shares of the inactive rows that the successive concentration steps solve. Measured: one or three steps found 19 and
 20 inputs instead of 29 (docs/lab/notebook.md, section "Speed"). The shares are a design choice."""
-DETERMINED = 0.1
+MIN_SECOND_SINGULAR_VALUE = 0.1
 """Minimum second singular value of the solved rows. Below, the rows allow more than one direction. Measured: below this
 value, mixtures of similar samples were accepted (docs/lab/notebook.md, section "Speed")."""
 _REWEIGHTINGS = 12
@@ -47,11 +47,11 @@ def promising(problem: Problem, points: Float[Tensor, "k b"], directions: Float[
     inactive for p. It is a duplicate if its direction is nearly parallel to that of a more promising end point.
     """
     left, unit = problem.factors.left, sphere.retract(directions)
-    small = (unit @ left.T).abs() <= SMALL_ENTRY / len(left) ** 0.5
+    small = (unit @ left.T).abs() <= MAX_SMALL_ENTRY / len(left) ** 0.5
     inactive = inactive_neurons(problem, points)
     share = (small & inactive).sum(1) / inactive.sum(1).clamp_min(1)
     share, order = share.sort(descending=True, stable=True)
-    order = order[share >= PROMISING]
+    order = order[share >= MIN_PROMISING_SHARE]
     return order[sphere.first_of_each(unit[order], DUPLICATE_COSINE)]
 
 
@@ -72,13 +72,13 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     size = chunk_size(points.device, 8 * m * b)
     solved = sphere.retract(directions)
     inactive = inactive_neurons(problem, points)
-    ambiguous = inactive.sum(1) < ROWS_PER_UNKNOWN * b
+    ambiguous = inactive.sum(1) < MIN_ROWS_PER_UNKNOWN * b
     for part in _chunks(~ambiguous, size):
         check_time()
         inactive_here = inactive[part]
         found, determined = concentrated(problem, inactive_here, solved[part])
         zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & inactive_here
-        kept = (zeros.sum(1) >= PROMISING * inactive_here.sum(1)).nonzero()[:, 0]
+        kept = (zeros.sum(1) >= MIN_PROMISING_SHARE * inactive_here.sum(1)).nonzero()[:, 0]
         part, determined, found = part[kept], determined[kept], refit(problem, found[kept])
         unclear = (~determined).nonzero()[:, 0]
         if len(unclear):
@@ -114,7 +114,7 @@ def concentrated(
     rows = _smallest(problem, inactive, directions, TRIMMED_SHARES[-1])
     first_two = two_smallest_eigenvectors(rows.mT @ rows)
     second = torch.linalg.vector_norm((rows @ first_two[:, :, 1:])[:, :, 0], dim=1)
-    return first_two[:, :, 0], second >= DETERMINED
+    return first_two[:, :, 0], second >= MIN_SECOND_SINGULAR_VALUE
 
 
 def _determined_by_zeros(problem: Problem, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
@@ -122,7 +122,7 @@ def _determined_by_zeros(problem: Problem, directions: Float[Tensor, "k b"]) -> 
     left = problem.factors.left
     zeros = problem.zeros(directions) & problem.factors.live
     _, values = kernel_vectors(gather_weighted(left, zeros.to(left)))
-    return values[:, 1] >= DETERMINED
+    return values[:, 1] >= MIN_SECOND_SINGULAR_VALUE
 
 
 def _smallest(problem: Problem, inactive: Tensor, directions: Tensor, share: float) -> Float[Tensor, "k r b"]:

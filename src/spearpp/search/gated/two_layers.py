@@ -29,7 +29,7 @@ from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import SOLVED_COSINE
 from spearpp.types import Float, Tensor, join_rows, select_rows
 
-PROMISING = 0.15
+MAX_PROMISING_SHARE = 0.15
 """Largest share of relu(z) outside span(V) for which an end point is solved exactly. Design choice: such an end point
 has most of its mask right."""
 MAX_SOLVES = 8
@@ -47,12 +47,12 @@ MAX_NOISE = 0.05
 """Relative noise above which the next layer carries no usable information. Design choice."""
 MAX_STARTS = 2048
 """Maximum number of starts of a round. Design choice: it bounds the memory."""
-REFLECTIONS = (1600, 3200)
+MAX_REFLECTIONS = (1600, 3200)
 """Maximum number of reflections: at first, and after a round that found little. Measured: up to b=90, m=200, enough
 starts converge within 1600 (docs/lab/notebook.md, section "Reflections against descent")."""
-EMPTY_ROUNDS = 3
+MAX_EMPTY_ROUNDS = 3
 """Number of successive rounds without a new input after which the search ends. Design choice."""
-ONE_LAYER_SHARE = 0.3
+MAX_ONE_LAYER_SHARE = 0.3
 """Largest ratio of samples to neurons for which the first layer alone may be enough. Measured: the first layer alone
 recovers at most 0.25 m samples (docs/lab/notebook.md, section "The next layer")."""
 END_COSINE = 0.99
@@ -64,9 +64,9 @@ THETA = 1.4
 ALPHAS = 2.0, 8.0
 """Smallest and largest α. Measured: with smaller values fewer starts succeed, and with α = 1 none at b=90, m=200 (same
 table). Larger values were not tried."""
-BLOCK = 200
+REFLECTIONS_PER_CHECK = 200
 """Reflections between two checks of how many starts have converged. Design choice: a check makes a GPU wait."""
-CONVERGED = 0.02
+MAX_CONVERGED_SHARE = 0.02
 """Largest share of relu(z) outside span(V) for which a start counts as converged. Design choice: far below the share at
 a random point, and far above rounding in float32."""
 
@@ -105,13 +105,13 @@ class TwoLayerRounds:
         If the first layer alone may be enough, a single round without a new input ends the search. Local training
         changes the inputs of the next layer, so its gradient may only contain the first mini-batch.
         """
-        patience = EMPTY_ROUNDS if self.beyond_one_layer else 1
+        patience = MAX_EMPTY_ROUNDS if self.beyond_one_layer else 1
         return self.missing == 0 or self.empty_rounds >= patience
 
     @property
     def beyond_one_layer(self) -> bool:
         """Whether the first layer alone cannot recover this number of samples."""
-        return self.problem.batch_size > ONE_LAYER_SHARE * self.problem.factors.live_neurons
+        return self.problem.batch_size > MAX_ONE_LAYER_SHARE * self.problem.factors.live_neurons
 
     @property
     def size(self) -> int:
@@ -132,7 +132,7 @@ class TwoLayerRounds:
         else:
             starts = sphere.uniform(size, dimension, generator, dtype=self.dtype, device=spaces.to_p.device)
             bases = spaces.preactivations.to(self.dtype), spaces.activations.to(self.dtype)
-            ends, steps = reflect(*bases, starts, REFLECTIONS[self.more_reflections])
+            ends, steps = reflect(*bases, starts, MAX_REFLECTIONS[self.more_reflections])
         new = self._accept(spaces, self._solve_for_masks(spaces, ends.double()))
         self.found = join_rows(self.found, new)
         self._adapt(len(new), size)
@@ -151,7 +151,7 @@ class TwoLayerRounds:
         """Solve each end point for its own mask, in float64. Keep the solutions that fit, each once."""
         residual = outside(ends @ spaces.preactivations.T, spaces.activations)
         order = residual.argsort(stable=True)
-        x = ends[order[residual[order] < PROMISING]]
+        x = ends[order[residual[order] < MAX_PROMISING_SHARE]]
         x = x[sphere.first_of_each(x, END_COSINE, signed=True)]
         masks, norms = x @ spaces.preactivations.T > 0, x.new_zeros(len(x), 2)
         changed = torch.arange(len(x), device=x.device)
@@ -244,9 +244,9 @@ def reflect(
 
     done = 0
     while done < most:
-        repeat(step, BLOCK, z.device)
-        done += BLOCK
+        repeat(step, REFLECTIONS_PER_CHECK, z.device)
+        done += REFLECTIONS_PER_CHECK
         ends = z @ span
-        if bool((outside(ends @ span.T, activations) < CONVERGED).float().mean() >= 0.5):
+        if bool((outside(ends @ span.T, activations) < MAX_CONVERGED_SHARE).float().mean() >= 0.5):
             break
     return sphere.retract(ends), done
