@@ -90,9 +90,8 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     if whole and (bool(best.certified.all()) or not outcome.matches):
         return best
     if not whole:
-        chosen = refit_to_patterns(
-            problem, select(problem, outcome.pool, order=least_noisy_first(problem, outcome.pool))
-        )
+        order = least_noisy_first(problem, outcome.pool)
+        chosen = refit_to_patterns(problem, select(problem, outcome.pool, order=order))
         best = max(best, _together(problem, chosen), key=lambda each: int(each.certified.sum()))
         if outcome.pairs is not None and best.evidence is None:
             best = _peeled(problem, outcome.pairs, chosen.score) or best

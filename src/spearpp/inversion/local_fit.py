@@ -234,10 +234,8 @@ def _gauss_newton(
     normal, slope = jacobian @ jacobian.T, jacobian @ residuals
     known = by_point[..., 0].numel() + 1
     if any_mixing:
-        precision = (
-            variance
-            / torch.full_like(mixing[0], MIXING_DEVIATION).fill_diagonal_(OWN_MIXING_DEVIATION).square().flatten()
-        )
+        deviation = torch.full_like(mixing[0], MIXING_DEVIATION).fill_diagonal_(OWN_MIXING_DEVIATION)
+        precision = variance / deviation.square().flatten()
         usual = torch.full_like(mixing[0], MIXING_MEAN).fill_diagonal_(0)
         normal.diagonal()[known:] += precision
         slope[known:] -= precision * (mixing[0] - usual).flatten()

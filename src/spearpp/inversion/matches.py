@@ -21,7 +21,7 @@ WORST_DIRECTION_FACTOR = 4.0
 """Factor between the error along the direction of p that is determined worst and the error along all directions.
 Measured: with a factor of 1, two of 7,168 certified inputs were slightly wrong, and with 4 none of 3,559
 (``docs/lab/notebook.md``, "FedAvg certificates")."""
-MAX_NEURONS_TRIED_BOTH_WAYS = 3
+MAX_TRIED_BOTH_WAYS = 3
 """Largest number of neurons without a clear sign that are tried as active and as inactive. Design choice: eight
 solutions for each input."""
 SIGMAS = 5.0
@@ -157,16 +157,15 @@ def _smallest_gap(
 ) -> Float[Tensor, "k"]:
     """Return the smallest residual of the second best p over all signs of the neurons without a clear sign.
 
-    The result is zero for an input with more than ``MAX_NEURONS_TRIED_BOTH_WAYS`` such neurons. A mixture of two
-    samples with the
-    same activation pattern may lie exactly on z_k = 0. It is the only solution if neuron k is inactive, but not if
+    The result is zero for an input with more than ``MAX_TRIED_BOTH_WAYS`` such neurons. A mixture of two samples with
+    the same activation pattern may lie exactly on z_k = 0. It is the only solution if neuron k is inactive, but not if
     neuron k is active.
     """
-    gap = torch.where(no_clear_sign.sum(1) > MAX_NEURONS_TRIED_BOTH_WAYS, 0.0, gap)
+    gap = torch.where(no_clear_sign.sum(1) > MAX_TRIED_BOTH_WAYS, 0.0, gap)
     rows = torch.nonzero(no_clear_sign.any(1) & (gap > 0))[:, 0]
     if not len(rows):
         return gap
-    neurons = no_clear_sign[rows].int().argsort(dim=1, descending=True, stable=True)[:, :MAX_NEURONS_TRIED_BOTH_WAYS]
+    neurons = no_clear_sign[rows].int().argsort(dim=1, descending=True, stable=True)[:, :MAX_TRIED_BOTH_WAYS]
     for tried in _with_either_sign(masks[rows], no_clear_sign[rows], neurons):
         known = others.directions, weights[rows]
         _, norms = _solve_masked(problem.preactivations, tried, next_layer.activations, *known)
@@ -226,7 +225,7 @@ def confirm(problem: Problem, next_layer: NextLayer, solved: SolvedInputs, other
     best = _confirm(problem, next_layer, z > 0, known)
     no_clear_sign = unclear(problem, next_layer, solved)
     rows = torch.nonzero(no_clear_sign.any(1) & ~best.fits)[:, 0]
-    nearest = z[rows].abs().argsort(dim=1)[:, :MAX_NEURONS_TRIED_BOTH_WAYS]
+    nearest = z[rows].abs().argsort(dim=1)[:, :MAX_TRIED_BOTH_WAYS]
     for masks in _with_either_sign(z[rows] > 0, no_clear_sign[rows], nearest):
         tried = _confirm(problem, next_layer, masks, known)
         better = tried.left_over < best.left_over[rows]

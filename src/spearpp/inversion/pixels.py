@@ -169,10 +169,8 @@ def _same_from_elsewhere(
     for row, point in zip(rows.split(1), points.double().split(1), strict=True):
         other = _finish(front, point, features[row], float(noise[row]))
         distance = torch.linalg.vector_norm(other.inputs - found.inputs[row])
-        if bool(
-            (other.residual <= MAX_SOLVED_RESIDUAL)
-            & (distance > MIN_DIFFERENT_DISTANCE * torch.linalg.vector_norm(found.inputs[row]))
-        ):
+        different = distance > MIN_DIFFERENT_DISTANCE * torch.linalg.vector_norm(found.inputs[row])
+        if bool((other.residual <= MAX_SOLVED_RESIDUAL) & different):
             return False
     return not time_is_up()
 

@@ -12,7 +12,7 @@ rounding. Differential privacy and local training add noise of their own. For a 
 - **two directions are the same** if the sine of their angle is at most 1e-6, or at most the angle by which noise can
   turn a direction: 4 σ ‖Σ⁻¹q‖ √(b/τ), where τ is the smallest share of zeros in L q (``Tolerance.angle``);
 - **directions are independent** if each has a distance of at least ``MIN_INDEPENDENT_DISTANCE`` from the span of the
-others;
+  others;
 - **a pre-activation has no clear sign** if |z_k| ≤ c (σ ‖p‖ + ε ‖x̂‖) ‖ŵ_k‖: noise in x̂ = Rᵀp, and the rounding ε of
   the client's own arithmetic, could change the sign (``Tolerance.preactivation``).
 """

@@ -33,7 +33,7 @@ from spearpp.update.names import plain
 PROBE_SAMPLES = 3
 """Number of random samples that test whether each sample is computed on its own. Design choice: two would
 show it, and a third costs nothing."""
-EQUAL_TOLERANCE = 1e-9
+TOLERANCE = 1e-9
 """Largest difference, relative and absolute, between two float64 results that count as equal. Design choice: 1e7 times
 the rounding error."""
 
@@ -223,7 +223,7 @@ class Rest(TracedPart):
         except Exception:  # the operations are user code and may raise anything
             return False
         self.outputs = pairs[-1][0].shape[1] if last == "output" and pairs[-1][0].ndim == 2 else 0
-        return all(a.ndim == 2 and torch.allclose(a, b, EQUAL_TOLERANCE, EQUAL_TOLERANCE) for a, b in pairs)
+        return all(a.ndim == 2 and torch.allclose(a, b, TOLERANCE, TOLERANCE) for a, b in pairs)
 
     def _differentiate(self, probe: Float[Tensor, "k m"], last: str) -> None:
         """Compute a second derivative as the equations of the network need it. Some operations do not allow this."""

@@ -73,9 +73,8 @@ class RiemannianAdam(Descent):
         steps, rate = [], changes[0]
         for done in range(self.steps):
             rate = changes.get(done, rate)
-            steps.append(
-                (rate < MIN_TENSOR_CORE_RATE, (rate / (1 - first ** (done + 1)), 1 / (1 - second ** (done + 1))))
-            )
+            numbers = rate / (1 - first ** (done + 1)), 1 / (1 - second ** (done + 1))
+            steps.append((rate < MIN_TENSOR_CORE_RATE, numbers))
         for fine, stage in groupby(steps, key=lambda step: step[0]):
             yield like.new_tensor([numbers for _, numbers in stage]), fine
 

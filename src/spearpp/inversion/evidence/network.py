@@ -5,8 +5,8 @@ and each signal in the column space. The input or signal is a *vector*, and the 
 Noise moves a vector out of its space: the *level* is the share of the vector outside its space that noise explains
 (``spearpp.inversion.network``). For every input:
 
-- **holds**: the share of every vector outside its space is at most ``SIGMAS`` times its level. A wrong point
-  would have to satisfy all equations beyond the unknowns by chance: the probability that s equations hold to within a
+- **holds**: the share of every vector outside its space is at most ``SIGMAS`` times its level. A wrong point would
+  have to satisfy all equations beyond the unknowns by chance: the probability that s equations hold to within a
   relative residual r is of the order of r^s (``effective_equations`` counts s). No other sample may share the signal of
   the input by chance (``_same_signal``);
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by

@@ -8,7 +8,7 @@ import torch
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Bool, Float, Int, Tensor
 
-PRIOR_DEGREES_OF_FREEDOM = 8.0
+PRIOR_WEIGHT = 8.0
 """Weight of the mean noise of all rows in the estimate for one row, in degrees of freedom. Design choice: it matters
 only for rows whose own residual has few degrees of freedom."""
 DECOMPOSITION_NOISE = 8.0
@@ -64,9 +64,7 @@ class Factors:
         return float(torch.linalg.vector_norm(self.row_noise[self.live])) / max(1, self.live_neurons) ** 0.5
 
     def shares(self, directions: Float[Tensor, "k b"], coordinates: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
-        """Return ‖d_i‖ ‖x̂_i‖ over the norm of the gradient; not finite if an input has no gradient in its
-        direction.
-        """
+        """Return ‖d_i‖ ‖x̂_i‖ over the norm of the gradient; not finite if an input has no gradient in its direction."""
         product = (directions * coordinates / self.singular_values).sum(1, keepdim=True)
         signals = torch.linalg.vector_norm((directions / product) @ self.left.T, dim=1)
         inputs = torch.linalg.vector_norm(coordinates @ self.rows, dim=1)
@@ -102,9 +100,9 @@ def row_noise(
     """Return σ_k, the standard deviation of the noise in each row of Ĝ that is not zero.
 
     The residual of row k has (columns - b) (1 - ‖ℓ_k‖²) degrees of freedom. Its mean square is combined with the mean
-    square of all rows, which counts as ``PRIOR_DEGREES_OF_FREEDOM`` degrees of freedom. The result is never below the
-    rounding of the dtype in which the gradient was passed: rounding is uniform within half a spacing, so its standard
-    deviation is ε/√12 relative to the entry. The result is also never below the float64 error of the decomposition.
+    square of all rows, which counts as ``PRIOR_WEIGHT`` degrees of freedom. The result is never below the rounding of
+    the dtype in which the gradient was passed: rounding is uniform within half a spacing, so its standard deviation is
+    ε/√12 relative to the entry. The result is also never below the float64 error of the decomposition.
 
     Args:
         sizes: number of rows and of columns of Ĝ that are not zero.
@@ -118,7 +116,7 @@ def row_noise(
     b = left.shape[1]
     mean_square = squares.sum() / ((rows - b) * (columns - b)).clamp_min(1)
     freedom = (columns - b) * (1 - left.square().sum(1)).clamp_min(0)
-    measured = ((squares + PRIOR_DEGREES_OF_FREEDOM * mean_square) / (freedom + PRIOR_DEGREES_OF_FREEDOM)).sqrt()
+    measured = ((squares + PRIOR_WEIGHT * mean_square) / (freedom + PRIOR_WEIGHT)).sqrt()
     rounding = epsilon / 12**0.5 * norms / columns.clamp_min(1).sqrt()
     unit = torch.finfo(torch.float64).eps * singular_values[:1] / torch.minimum(rows, columns).clamp_min(1).sqrt()
     return torch.maximum(torch.maximum(measured, rounding), DECOMPOSITION_NOISE * unit)

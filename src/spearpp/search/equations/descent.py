@@ -55,9 +55,8 @@ def descend(
     def squared(points: Tensor, which: Tensor) -> Tensor:
         return equations.squared(points, *chosen(which))
 
-    dense = t.shape[1] < MIN_UNKNOWNS_FOR_PRODUCTS or (
-        t.is_cuda and equations.multiplications(*t.shape) <= MAX_RECORDED_WORK
-    )
+    recorded = t.is_cuda and equations.multiplications(*t.shape) <= MAX_RECORDED_WORK
+    dense = recorded or t.shape[1] < MIN_UNKNOWNS_FOR_PRODUCTS
     factor = None if dense else _preconditioner(equations, t, labels, weights)
     if factor is None:
         t = t if dense else t[:most]

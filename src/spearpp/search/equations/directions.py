@@ -37,10 +37,8 @@ def directions_of(
         common = torch.linalg.qr(_sent_back(network, z, following.basis))[0].T @ left
         _, cosines, right = torch.linalg.svd(common)
         sines = (1 - cosines.clamp(max=1).square()).sqrt()
-        found[row], known[row] = (
-            right[0],
-            (sines[0] <= MAX_COMMON_SINE) & (len(sines) < 2 or bool(sines[1] >= MIN_SECOND_SINE)),
-        )
+        found[row], known[row] = right[0], sines[0] <= MAX_COMMON_SINE
+        known[row] &= len(sines) < 2 or bool(sines[1] >= MIN_SECOND_SINE)
     return found, known
 
 

@@ -55,8 +55,8 @@ the time."""
 LAST_WIDTH = 0.02
 """Smallest width of the smoothed activations, before the exact activations. Measured together with the factor."""
 WIDTH_FACTOR = 0.5
-"""Factor between two widths. Measured: a factor of 0.6 with 15 steps
-finds the same samples at three times the cost."""
+"""Factor between two widths. Measured: a factor of 0.6 with 15 steps finds the same samples at three times
+the cost."""
 MAX_RESIDUAL = 1e-3
 """Largest norm of the residual of a candidate. Design choice: above the error that found directions cause, and far
 below the residual of local minima, which is 1e-2 or more."""

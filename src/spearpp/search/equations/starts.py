@@ -28,9 +28,8 @@ MAX_STARTS_PER_UNKNOWN, MAX_STARTS_PER_UNKNOWN_ON_GPU = 6, 30
 GPU, and a further round is not."""
 LARGEST_NORM = 4.0
 """Norm of the last start of a round with more than ``STARTS_PER_ROUND`` starts, relative to that of the first ones.
-Measured with
-b = 40 and m = 200: 600 starts find 33 to 40 samples if all have the norm of a sample, and 39 or 40 with norms of up to
-four times as much."""
+Measured with b = 40 and m = 200: 600 starts find 33 to 40 samples if all have the norm of a sample, and 39 or 40 with
+norms of up to four times as much."""
 MANY_REACHED, FEW_REACHED, SPREAD_FACTOR = 0.9, 0.6, 1.25
 """If at least the share ``MANY_REACHED`` of the starts reach a solution, but many reach the same one, the spread of the
 next starts is multiplied by ``SPREAD_FACTOR``. If less than the share ``FEW_REACHED`` reach a solution, it is divided
@@ -84,9 +83,8 @@ class Starts:
         norm = spread * (float(norms.median()) if len(norms) else self._norm)
         norm *= 2.0 ** ((empty + 1) // 2 * (-1 if empty % 2 else 1))
         drawn = torch.randn(count, len(basis), generator=self._generator, device=self._generator.device)
-        drawn[STARTS_PER_ROUND:] *= torch.linspace(
-            1, LARGEST_NORM, max(0, count - STARTS_PER_ROUND), device=drawn.device
-        )[:, None]
+        farther = max(0, count - STARTS_PER_ROUND)
+        drawn[STARTS_PER_ROUND:] *= torch.linspace(1, LARGEST_NORM, farther, device=drawn.device)[:, None]
         shape = self._sizes[:, None] * basis
         return norm / torch.linalg.matrix_norm(shape) * (drawn.to(basis) @ shape)
 

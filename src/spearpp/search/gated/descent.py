@@ -79,11 +79,8 @@ def _in_one_kernel(gates: Gates, points: Tensor, effort: Effort, rate: float) ->
         return None
     with torch.cuda.device(points.device):
         schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
-        options = {
-            "iterations": effort.iterations,
-            "ridge": effort.ridge,
-            "exact": effort.ridge < MIN_TENSOR_CORE_RIDGE,
-        }
+        exact = effort.ridge < MIN_TENSOR_CORE_RIDGE
+        options = {"iterations": effort.iterations, "ridge": effort.ridge, "exact": exact}
         tensors = (each[None] for each in (gates.rows, gates.gates, gates.basis, points))
         directions = persistent.descend(*tensors, schedule, **options, least=EPSILON)
         return None if directions is None else directions[0]
