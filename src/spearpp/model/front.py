@@ -25,7 +25,7 @@ from spearpp.model.operations import (
     label,
     module_of,
 )
-from spearpp.model.rest import EQUAL_TOLERANCE, PROBE_SAMPLES, TracedPart, device_of
+from spearpp.model.rest import PROBE_SAMPLES, TOLERANCE, TracedPart, device_of
 from spearpp.model.smoothing import max_pooling_of, smoothed, smoothed_max_pool
 from spearpp.types import Float, Tensor
 
@@ -162,11 +162,10 @@ class FrontEnd(TracedPart):
         if together.shape != (PROBE_SAMPLES, self.features):
             shape = "x".join(map(str, self.shape))
             raise OptionError(f"an input of shape {shape} does not give one row of {self.features} features")
-        if not torch.allclose(together, alone, EQUAL_TOLERANCE, EQUAL_TOLERANCE):
+        if not torch.allclose(together, alone, TOLERANCE, TOLERANCE):
             raise OptionError("the operations before the layer mix the samples of a batch")
         if not all(
-            each.shape == together.shape and torch.allclose(each, together, EQUAL_TOLERANCE, EQUAL_TOLERANCE)
-            for each in seen
+            each.shape == together.shape and torch.allclose(each, together, TOLERANCE, TOLERANCE) for each in seen
         ):
             raise OptionError("the operations before the layer are random, or differ between training and evaluation")
 
