@@ -109,9 +109,7 @@ def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:
 
 
 def most_by_chance(mean: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-    """Return the smallest count that a Poisson variable with this mean exceeds with probability at most
-    ``CHANCE_OF_LOST_CERTIFICATE``.
-    """
+    """Return the smallest count that a Poisson variable exceeds with at most ``CHANCE_OF_LOST_CERTIFICATE``."""
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
     exceeds = torch.special.gammainc((counts + 1).to(mean), mean[:, None])  # P(N > count)
     return (exceeds > CHANCE_OF_LOST_CERTIFICATE).sum(1)
