@@ -25,7 +25,7 @@ import torch
 from benchmarks import command
 from spearpp.linalg import sphere
 from spearpp.linalg.kernels import padded
-from spearpp.search.gated.descent import EPSILON, ROUGH, Effort, _schedule, _step_by_step
+from spearpp.search.gated.descent import EPSILON, MIN_TENSOR_CORE_RIDGE, Effort, _schedule, _step_by_step
 from spearpp.search.gated.objective import Gates
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def plans(b: int, m: int, effort: Effort) -> Iterator["Plan"]:
     from spearpp.linalg.kernels.gated.persistent import Plan, plan
 
     width = padded(b)
-    chosen = plan(m, width, effort.epsilon < ROUGH)
+    chosen = plan(m, width, effort.ridge < MIN_TENSOR_CORE_RIDGE)
     yield chosen
     others = [
         Plan(starts, block, warps, parted=False, whole=False, stages=2 if block * width > 2**13 else 3)
@@ -119,9 +119,9 @@ def in_one_kernel(given: Problem, effort: Effort, plan: "Plan") -> tuple[torch.T
             points,
             schedule,
             iterations=effort.iterations,
-            epsilon=effort.epsilon,
+            ridge=effort.ridge,
             least=EPSILON,
-            exact=effort.epsilon < ROUGH,
+            exact=effort.ridge < MIN_TENSOR_CORE_RIDGE,
             cut=plan,
         )
 
@@ -195,7 +195,7 @@ def main() -> int:
     for b, m, starts in SIZES:
         given = problem(b, m, starts)
         for effort in (EFFORT, CAREFUL):
-            print(f"b={b} m={m} starts={starts} ε={effort.epsilon:g}: the chosen plan")
+            print(f"b={b} m={m} starts={starts} ridge={effort.ridge:g}: the chosen plan")
             expected = reference(given, effort)
             print(stepwise(given, effort, expected))
             print(measured(given, effort, next(plans(b, m, effort)), expected), flush=True)

@@ -70,7 +70,7 @@ def rows(name: str) -> list[Setting]:
 
 def weights(data: str | None, device: torch.device) -> None:
     """Print how many of 64 starts reach an input, and in parentheses how many inputs they reach, by α and β."""
-    print("\n    m    b  reflections  beta " + "".join(f"{'alpha ' + format(a, 'g'):>12}" for a in ALPHAS))
+    print("\n    m    b  reflections theta " + "".join(f"{'alpha ' + format(a, 'g'):>12}" for a in ALPHAS))
     for m, b, steps in ((200, 75, 1600), (200, 90, 1600), (1000, 150, 400), (1000, 400, 800)):
         batch, (seen, following, *_) = attack(Setting("weights", b, m, Gated()), data).prepare(FIRST_SEED, device)
         problem = pose(observe(*seen), batch_size=b)
@@ -79,16 +79,16 @@ def weights(data: str | None, device: torch.device) -> None:
         inputs = torch.cat([batch.inputs.double(), torch.ones(b, 1)], dim=1).to(device)
         span = torch.linalg.qr(problem.preactivations)[0]
         truth = sphere.retract(inputs @ torch.linalg.pinv(problem.factors.right) @ problem.preactivations.T) @ span
-        for beta in (0.5, 1.0, 1.4):
+        for theta in (0.5, 1.0, 1.4):
             cells = []
             for alpha in ALPHAS:
                 starts = sphere.uniform(64, b, torch.Generator().manual_seed(0), device=device)
                 bases = span.float(), next_layer.activations.float()
-                ends, _ = reflect(*bases, starts, steps, alpha=alpha, beta=beta)
+                ends, _ = reflect(*bases, starts, steps, alpha=alpha, theta=theta)
                 cosine, which = (ends.double() @ truth.T).max(1)
                 hit = cosine > 0.99  # the angle to the input is below about 8 degrees
                 cells.append(f"{int(hit.sum()):>7} ({len(which[hit].unique())})".rjust(12))
-            print(f"{m:>5}{b:>5}{steps:>13}{beta:>6} " + "".join(cells), flush=True)
+            print(f"{m:>5}{b:>5}{steps:>13}{theta:>6} " + "".join(cells), flush=True)
 
 
 @dataclass(frozen=True)

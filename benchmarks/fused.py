@@ -23,7 +23,7 @@ from spearpp.inversion.observation import observe
 from spearpp.inversion.pool import admit, empty_pool
 from spearpp.inversion.problem import Problem, pose
 from spearpp.linalg import sphere
-from spearpp.linalg.chunks import BUSY_BYTES
+from spearpp.linalg.chunks import SMALL_DEVICE_BYTES
 from spearpp.linalg.kernels import padded
 from spearpp.linalg.kernels.paper import for_descent, reference
 from spearpp.linalg.tensor_cores import tensor_cores
@@ -233,7 +233,7 @@ def _rows(device: torch.device) -> Iterator[Row]:
 
 def _size(b: int, m: int, device: torch.device, peaks: _Peaks) -> Iterator[Row]:
     """Time both implementations of the whole search, and then the kernel with all block sizes."""
-    starts = BUSY_BYTES // (4 * m)
+    starts = SMALL_DEVICE_BYTES // (4 * m)
     rows, points, *_ = _problem(b, m, starts, 1, device)
     wide = padded(b)
     search = RiemannianAdam()

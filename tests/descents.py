@@ -13,7 +13,7 @@ from spearpp.search.gated.objective import Gates
 
 RATE = 0.1
 FULL = 1e-6
-"""ε small enough for the kernel to be asked for whole float32 products."""
+"""A ``ridge`` small enough for the kernel to be asked for whole float32 products."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class Case:
     starts: int
     cut: tuple[int, int, int, bool, bool, int, bool] | None = None
     """A ``Plan``; None for the one that the kernel makes for the size."""
-    epsilon: float = FULL
+    ridge: float = FULL
     steps: int = 4
 
 
 CASES = {
     "kept, all sizes odd": Case(1, 171, 13, 13, 21),
-    "kept, as in a first round": Case(1, 200, 20, 20, 16, epsilon=1e-4),
+    "kept, as in a first round": Case(1, 200, 20, 20, 16, ridge=1e-4),
     "kept, three updates, fewer points than directions": Case(3, 170, 13, 9, 5),
     "one direction left of two": Case(1, 5, 2, 1, 3),
     "by blocks of parted neurons": Case(2, 150, 9, 5, 17, (16, 128, 8, True, False, 2, True), steps=2),
     "by blocks": Case(2, 70, 5, 5, 33, (32, 32, 4, False, False, 3, False), steps=2),
     "kept and shared": Case(1, 190, 12, 12, 33, (16, 256, 4, False, True, 3, False)),
     "wide": Case(1, 150, 40, 25, 5, steps=2),
-    "widest": Case(1, 150, 100, 100, 2, epsilon=1e-4, steps=2),
+    "widest": Case(1, 150, 100, 100, 2, ridge=1e-4, steps=2),
     "no step": Case(1, 140, 6, 6, 4, steps=0),
 }
 
@@ -61,7 +61,7 @@ def far(case: Case, device: torch.device) -> tuple[float, float, float]:
     from spearpp.linalg.kernels.gated import persistent
 
     rows, gates, basis, points = problem(case)
-    effort = Effort(case.steps, 4, case.epsilon)
+    effort = Effort(case.steps, 4, case.ridge)
     updates = zip(rows, gates, basis, points.clone(), strict=True)
     stepwise = [_step_by_step(Gates(*each), starts, effort, RATE) for *each, starts in updates]
     expected = torch.stack([each.points for each in stepwise])
@@ -74,7 +74,7 @@ def far(case: Case, device: torch.device) -> tuple[float, float, float]:
         ends,
         _schedule(case.steps, RATE, torch.float32).to(device),
         iterations=effort.iterations,
-        epsilon=case.epsilon,
+        ridge=case.ridge,
         least=EPSILON,
         exact=True,
         cut=case.cut and persistent.Plan(*case.cut),

@@ -40,7 +40,7 @@ def test_a_rough_proposal_is_solved_to_full_precision(client: Client) -> None:
 
 
 def test_refit_is_not_spoilt_by_a_row_that_only_looks_zero(make_client: MakeClient) -> None:
-    """Among many samples some firing entry is always small; it must not count as a zero."""
+    """Among many samples some entry of an active neuron is always small; it must not count as a zero."""
     spoilt = 0
     for seed in range(10):
         client = make_client(16, 200, 100, seed=seed)

@@ -14,7 +14,7 @@ import spearpp
 from clients import weighted
 from conftest import Client, MakeClient, batch_and_model, present
 from spearpp import simulate
-from spearpp.inversion.evidence import EXACT, UNLUCKY, chance_of_zeros, most_by_chance
+from spearpp.inversion.evidence import CHANCE_OF_LOST_CERTIFICATE, EXACT, chance_of_zeros, most_by_chance
 from spearpp.inversion.evidence.one_layer import certify
 from spearpp.inversion.evidence.patterns import widened
 from spearpp.inversion.problem import Problem
@@ -130,7 +130,7 @@ def test_weak_samples_are_certified_only_if_exact(weight: float) -> None:
 
 
 def test_a_scaled_copy_does_not_pass_for_a_sample() -> None:
-    """With zero bias x and 3 x fire the same neurons, and their directions mix without a trace in λ.
+    """With zero bias x and 3 x activate the same neurons, and their directions mix without a trace in λ.
 
     The other samples do not depend on which mixture was found.
     """
@@ -234,7 +234,7 @@ def test_local_steps_do_not_cost_exact_inputs_their_certificate() -> None:
         seen = simulate.linear_layers(model, simulate.FedAvg(3, 7, 1e-2)(model, batch, generator))[0]
         result = spearpp.invert(*seen, search=LITTLE)
         assert result.evidence is not None
-        assert result.evidence.layers == 1
+        assert result.evidence.scope == "one layer"
         assert bool(result.certified.all())
         drifted += result.evidence.numbers["drift"] > 0
     assert drifted >= 5
@@ -252,14 +252,14 @@ def test_the_neuron_that_drift_was_taken_from_is_within_it(z: float, slack: floa
 @given(mean=st.floats(0, 300))
 def test_what_may_be_hidden_is_the_poisson_quantile(mean: float) -> None:
     most = int(most_by_chance(torch.tensor([mean], dtype=torch.float64)))
-    assert poisson.sf(most, mean) <= UNLUCKY * (1 + 1e-6)
-    assert most == 0 or poisson.sf(most - 1, mean) >= UNLUCKY * (1 - 1e-6)
+    assert poisson.sf(most, mean) <= CHANCE_OF_LOST_CERTIFICATE * (1 + 1e-6)
+    assert most == 0 or poisson.sf(most - 1, mean) >= CHANCE_OF_LOST_CERTIFICATE * (1 - 1e-6)
 
 
 def test_evidence_has_one_row_for_each_input(client: Client) -> None:
     result = spearpp.invert(*client.seen)
     assert result.evidence is not None
-    assert result.evidence.layers == 1
+    assert result.evidence.scope == "one layer"
     assert torch.equal(result.certified, result.evidence.exact)
     assert len(result.evidence.details["zeros"]) == 6
     assert float(result.evidence.details["chance"].max()) < 1e-9
@@ -311,7 +311,7 @@ def test_two_samples_with_one_mask_are_not_certified_by_each_other(seed: int) ->
 
 
 def test_weights_of_another_network_are_no_error() -> None:
-    """Negated weights leave a direction without a single silent zero row, and drift."""
+    """Negated weights leave a direction without a single zero row at an inactive neuron, and drift."""
     generator = torch.Generator().manual_seed(0)
     model = simulate.mlp(30, [40, 40], 10, generator=generator)
     seen = simulate.fedsgd(model, simulate.random_batch(3, features=30, generator=generator))[0]

@@ -14,7 +14,7 @@ from spearpp import search, simulate
 from spearpp.auditing import ClaimKind, Verdict
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import joint
-from spearpp.inversion.evidence.spread import SKETCH, moved_from_outside
+from spearpp.inversion.evidence.spread import MIN_SKETCH_VECTORS, moved_from_outside
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import pose
 from spearpp.inversion.result import Inversion
@@ -236,8 +236,8 @@ def test_certified_samples_determine_samples_with_few_active_neurons(monkeypatch
         model[0].get_parameter("bias").sub_(0.2)
     first, *later = simulate.fedsgd(model, batch)
     results = []
-    for passes in (0, joint.PASSES):
-        monkeypatch.setattr(joint, "PASSES", passes)
+    for passes in (0, joint.MAX_PASSES):
+        monkeypatch.setattr(joint, "MAX_PASSES", passes)
         results.append(spearpp.invert(*first, following=Following.of_layers("relu", later)))
     alone, together = results
     assert int(alone.certified.sum()) < int(together.certified.sum()) == 20
@@ -285,9 +285,9 @@ def test_random_vectors_stand_for_the_noise_outside_of_the_row_space(features: i
     rows, weight = problem.factors.rows, problem.seen.weight.double()
     outside = weight - (weight @ rows.T) @ rows
     found = moved_from_outside(problem)
-    assert found.shape[1] == min(features + 1, SKETCH)
+    assert found.shape[1] == min(features + 1, MIN_SKETCH_VECTORS)
     trace, expected = found.square().sum(), outside.square().sum()
-    torch.testing.assert_close(trace, expected, rtol=1e-9 if features < SKETCH else 0.2, atol=0.0)
+    torch.testing.assert_close(trace, expected, rtol=1e-9 if features < MIN_SKETCH_VECTORS else 0.2, atol=0.0)
 
 
 def test_one_seed_gives_one_result() -> None:

@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from clients import distances
 from spearpp import ClientUpdate, simulate
 from spearpp.auditing import judge as judging
 from spearpp.auditing.claims import ClaimKind
-from spearpp.errors import DataError
+from spearpp.errors import DataError, OptionError
 from spearpp.search import RiemannianAdam, Search
 from spearpp.simulate import Batch
 from spearpp.types import Tensor
@@ -31,7 +32,8 @@ from test_docs import ROOT, blocks
 def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The names that the Python blocks of the page define."""
     names: dict[str, Any] = {"__name__": "architecture"}
-    with contextlib.chdir(tmp_path_factory.mktemp("page")), contextlib.redirect_stdout(io.StringIO()):
+    quiet, folder = contextlib.redirect_stdout(io.StringIO()), tmp_path_factory.mktemp("page")
+    with contextlib.chdir(folder), quiet, patch.dict(READERS):
         for block in blocks(ROOT / "docs" / "architecture.md"):
             if block.language == "python":
                 exec(block.code, names)  # noqa: S102
@@ -62,6 +64,8 @@ def test_a_new_loss_drives_riemannian_adam(page: dict[str, Any]) -> None:
 def test_a_new_search_recovers_a_batch_and_serves_an_audit(page: dict[str, Any]) -> None:
     search = page["Reweighted"]()
     assert isinstance(search, Search)
+    with pytest.raises(OptionError, match="at least one start"):
+        page["Reweighted"](starts=0)
     model, batch = model_and_batch(5, 90)
     result = spearpp.invert(*simulate.fedsgd(model, batch)[0], search=search)
     assert result.missing == 0
@@ -92,6 +96,12 @@ def test_a_new_kind_of_client_is_audited(page: dict[str, Any]) -> None:
     client = page["FedProx"]
     update = client(steps=3, rate=1e-3, proximal=0.1)(model, batch)
     assert update.steps == 3
+    frozen, _ = model_and_batch(6, 90, 90)
+    frozen[0].requires_grad_(False)
+    moved = {
+        name for name, each in client(steps=2, rate=1e-3, proximal=0.1)(frozen, batch).gradients.items() if each.any()
+    }
+    assert moved == set(update.gradients) - {"0.weight", "0.bias"}
     result = spearpp.audit(update, model)
     assert result.verdict is spearpp.Verdict.LEAKS
     assert recovers(result.inputs, batch)

@@ -15,7 +15,7 @@ from spearpp.inversion.selection import (
     greedy_filt,
     init_filt,
     inputs_at,
-    polish,
+    refit_to_patterns,
     select,
     swap_scores,
 )
@@ -103,7 +103,7 @@ def test_how_many_swaps_are_scored_at_a_time_changes_nothing(client: Client, mon
     pool = pool_of(problem, torch.cat([random_directions(60, 5), client.true_directions(problem)[:4]]))
     chosen = []
     for size in (1, 2**30):
-        monkeypatch.setattr("spearpp.linalg.chunks.CACHE_BYTES", size)
+        monkeypatch.setattr("spearpp.linalg.chunks.SMALL_HOST_BYTES", size)
         chosen.append(select(problem, pool))
     one_by_one, at_once = chosen
     assert torch.equal(one_by_one.directions, at_once.directions)
@@ -144,19 +144,19 @@ def test_a_wrong_candidate_that_looks_sparsest_is_swapped_out(client: Client) ->
     assert float((chosen.directions @ wrong.T).abs().max()) < 1 - 1e-9
 
 
-def test_polishing_drops_rows_that_the_input_fires(client: Client) -> None:
+def test_refitting_to_patterns_drops_rows_of_active_neurons(client: Client) -> None:
     problem = client.problem
     true = client.true_directions(problem)
     exact = select(problem, pool_of(problem, true))
-    assert polish(problem, exact) is exact
+    assert refit_to_patterns(problem, exact) is exact
     spoilt = exact.zeros.clone()
-    fires = torch.nonzero(~spoilt[0])[:3, 0]
-    spoilt[0, fires] = True
+    active = torch.nonzero(~spoilt[0])[:3, 0]
+    spoilt[0, active] = True
     off = exact.directions.clone()
     off[0] = torch.nn.functional.normalize(off[0] + 1e-9, dim=0)
-    polished = polish(problem, Selection.of(problem, off, spoilt))
-    assert polished.score == 1.0
-    assert float((1 - (polished.directions * exact.directions).sum(1).abs()).max()) < 1e-12
+    refitted = refit_to_patterns(problem, Selection.of(problem, off, spoilt))
+    assert refitted.score == 1.0
+    assert float((1 - (refitted.directions * exact.directions).sum(1).abs()).max()) < 1e-12
 
 
 def test_the_first_choice_is_the_sparsest_independent_one(client: Client) -> None:
@@ -178,7 +178,7 @@ def test_the_complement_is_orthonormal_and_orthogonal(b: int, data: st.DataObjec
     torch.testing.assert_close(rest @ found.T, torch.zeros(b - k, k, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["random", "swapped", "negative", "silent", "nearly swapped", "whole"])
+@pytest.mark.parametrize("kind", ["random", "swapped", "negative", "inactive", "nearly swapped", "whole"])
 def test_the_complement_of_a_basis_is_orthonormal(kind: str) -> None:
     """Also where I + B₁ is singular, nearly singular or zero."""
     d, b = 12, 12 if kind == "whole" else 4
@@ -187,7 +187,7 @@ def test_the_complement_of_a_basis_is_orthonormal(kind: str) -> None:
         "random": torch.linalg.qr(random_directions(b, d).T)[0],
         "swapped": swapped,
         "negative": -torch.eye(d, dtype=torch.float64)[:, :b],
-        "silent": torch.eye(d, dtype=torch.float64)[:, -b:],
+        "inactive": torch.eye(d, dtype=torch.float64)[:, -b:],
         "nearly swapped": torch.linalg.qr(swapped + 1e-9 * random_directions(4, d).T)[0],
         "whole": torch.linalg.qr(random_directions(b, d).T)[0],
     }[kind]

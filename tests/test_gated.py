@@ -60,13 +60,13 @@ def true_points(problem: Problem, q: torch.Tensor) -> torch.Tensor:
     return sphere.retract(inverse * scale.sign()[:, None])
 
 
-def dense_value(gates: Gates, points: torch.Tensor, epsilon: float) -> torch.Tensor:
+def dense_value(gates: Gates, points: torch.Tensor, ridge: float) -> torch.Tensor:
     """f(p) as it is written, with M formed and inverted."""
     p = points @ gates.basis.T
-    silence = torch.relu(-points @ gates.gates.T)
-    weight = silence.square() * gates.rows.shape[0] / silence.square().sum(1, keepdim=True)
+    inactivity = torch.relu(-points @ gates.gates.T)
+    weight = inactivity.square() * gates.rows.shape[0] / inactivity.square().sum(1, keepdim=True)
     m = torch.einsum("nk,ki,kj->nij", weight, gates.rows, gates.rows)
-    m = m + epsilon * torch.eye(gates.rows.shape[1], dtype=m.dtype)
+    m = m + ridge * torch.eye(gates.rows.shape[1], dtype=m.dtype)
     return 1 / torch.einsum("ni,nij,nj->n", p, torch.linalg.inv(m), p)
 
 
@@ -77,7 +77,7 @@ def test_value_and_gradient_are_those_of_the_formula(problem: Problem) -> None:
     expected = dense_value(gates, points, 1e-3)
     (gradient,) = torch.autograd.grad(expected.log().sum(), points)
     with torch.no_grad():
-        ours = Objective(gates, points.detach(), epsilon=1e-3, iterations=60)
+        ours = Objective(gates, points.detach(), ridge=1e-3, iterations=60)
         ours.evaluate()
     found = sphere.tangent(points, ours.through_gates / ours.value - 2 * ours.through_basis)
     torch.testing.assert_close(ours.value[:, 0], expected.detach(), rtol=1e-6, atol=0)
@@ -92,7 +92,7 @@ def test_the_objective_is_least_at_the_inputs(client: Client, problem: Problem) 
     gates = gates_of(problem)
     at_inputs, elsewhere = (dense_value(gates, p, 1e-9) for p in (points, random))
     assert float(at_inputs.max()) < 1e-6 < 1e-3 < float(elsewhere.min())
-    objective = Objective(gates, points, epsilon=1e-9, iterations=200)
+    objective = Objective(gates, points, ridge=1e-9, iterations=200)
     objective.evaluate()
     overlap = (sphere.retract(objective.direction) * q).sum(1).abs()
     torch.testing.assert_close(overlap, torch.ones(8, dtype=torch.float64), atol=1e-6, rtol=0)
@@ -133,8 +133,8 @@ def test_refining_survives_neurons_that_p_has_wrong(client: Client, problem: Pro
     points = true_points(problem, q)
     noise = torch.randn(points.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     off = sphere.retract(points + 0.1 * sphere.retract(noise))
-    silent, wrong = (p @ problem.preactivations.T <= 0 for p in (points, off))
-    assert int((silent != wrong).sum()) > 8
+    inactive, wrong = (p @ problem.preactivations.T <= 0 for p in (points, off))
+    assert int((inactive != wrong).sum()) > 8
     refined = refine(problem, off, q + 0.05 * noise)
     assert float((1 - (refined * q).sum(1).abs()).max()) < 1e-10
 
@@ -297,7 +297,7 @@ class TestNoise:
         assert score.exact
         assert bool(result.certified.all())
         assert result.evidence is not None
-        assert result.evidence.layers == 1
+        assert result.evidence.scope == "one layer"
         assert 0 < result.evidence.numbers["drift"] < 0.03  # what the three local epochs moved, in units of the update
 
     def test_dp_noise_costs_what_the_true_masks_cost(self) -> None:
@@ -368,7 +368,7 @@ class TestSamplesAlikeUnderLocalTraining:
         assert score.exact
 
     def test_a_mixture_that_drift_would_excuse_is_not_certified(self) -> None:
-        """Samples 3 and 16 fire the same neurons but for eleven, which drift may have moved."""
+        """Samples 3 and 16 activate the same neurons but for eleven, which drift may have moved."""
         for seed in (3, 1005):
             result, score = local_training(seed, simulate.FedAvg(1, 6, 0.03), next_layer=False)
             near = torch.full((len(result.inputs),), 0.0)

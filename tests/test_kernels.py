@@ -92,12 +92,12 @@ def test_all_steps_in_one_kernel_end_there_on_a_gpu_too(name: str, cuda: torch.d
 
 @pytest.mark.gpu
 def test_the_kernel_for_all_steps_is_taken_for_small_problems_and_gives_one_result(cuda: torch.device) -> None:
-    case = Case(1, 200, 20, 20, 130, steps=50, epsilon=1e-4)
+    case = Case(1, 200, 20, 20, 130, steps=50, ridge=1e-4)
     rows, gates, basis, points = (each[0].float().to(cuda) for each in problem(case))
     assert kernels.for_all_steps(points, 200, 20) is not None
     assert kernels.for_all_steps(points, 4000, 200) is None
     assert kernels.for_all_steps(points.double(), 200, 20) is None
-    effort = Effort(case.steps, 4, case.epsilon)
+    effort = Effort(case.steps, 4, case.ridge)
     first, again = (descend(Gates(rows, gates, basis), points.clone(), effort, RATE) for _ in range(2))
     assert torch.equal(first.points, again.points)
     assert torch.equal(first.directions, again.directions)

@@ -97,7 +97,7 @@ class TestReading:
     def test_it_is_the_same_to_the_last_bit(
         self, tmp_path: Path, kind: str, numbers: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(lazy, "NUMBERS", numbers)
+        monkeypatch.setattr(lazy, "NUMBERS_PER_BLOCK", numbers)
         whole, update = ClientUpdate.from_weights(*sent(), lr=RATE), saved(tmp_path, kind)
         order = {name: name for name in update.weights}
         assert set(order) == set(whole.weights)

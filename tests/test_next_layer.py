@@ -138,7 +138,7 @@ class TestStages:
     def test_a_neuron_that_noise_hides_is_decided_backwards(self) -> None:
         batch, model = batch_and_model(40, 150, [100, 100], seed=4)
         first = next(module for module in model.modules() if isinstance(module, torch.nn.Linear))
-        with torch.no_grad():  # input i is at the kink of neuron i: rounding decides whether it fires
+        with torch.no_grad():  # input i is at the kink of neuron i: rounding decides whether it is active
             first.bias[:40] = -(first.weight[:40].double() * batch.inputs.double()).sum(1).float()
         truth = Pair(batch, simulate.fedsgd(model, batch))
         on = (first(batch.inputs) > 0).detach()
@@ -183,7 +183,7 @@ class TestRecovery:
     def test_each_input_is_exact_without_the_others(self) -> None:
         truth = pair(45, 100)
         result = truth.invert(Gated(starts=64, round_starts=64))
-        assert present(result.evidence).layers == 2
+        assert present(result.evidence).scope == "two layers"
         found = len(result.inputs)
         assert 3 <= found < 45
         assert result.missing == 45 - int(result.certified.sum())
@@ -320,7 +320,7 @@ class TestNoNextLayer:
         result = truth.invert(Gated(starts=1024))
         assert (result.next_layer == "used") == (kind == "plain")
         assert truth.score(result).exact
-        assert present(result.evidence).layers == 1
+        assert present(result.evidence).scope == "one layer"
 
     @pytest.mark.parametrize("width", [8, 12, 14])
     def test_a_narrow_layer_is_none(self, width: int) -> None:

@@ -51,9 +51,9 @@ def test_lines_keeps_just_the_lines(make_client: MakeClient) -> None:
     client = make_client(6, 80, 40)
     problem = client.problem
     q = client.true_directions(problem)
-    silent = problem.tolerance.zeros(q @ problem.factors.left.T, q)
-    one = problem.factors.left[silent[0]][:6]
-    both = problem.factors.left[silent[0] & silent[1]][:6]
+    zeros = problem.tolerance.zeros(q @ problem.factors.left.T, q)
+    one = problem.factors.left[zeros[0]][:6]
+    both = problem.factors.left[zeros[0] & zeros[1]][:6]
     none = problem.factors.left[:6]
     found = one_dimensional_kernels(problem, torch.stack([one, both, none]))
     assert len(found) == 1

@@ -18,7 +18,7 @@ from spearpp.search.gated.peel import peel_samples
 
 
 def bright(b: int, m: int, seed: int = 0, *, common: float = 1.0, bias: bool = True) -> Client:
-    """Inputs with a large common part, as pixels in [0, 1] have: neurons fire for nearly all of them or nearly none."""
+    """Inputs with a large common part, as pixels in [0, 1] have: a neuron is active for nearly all or nearly none."""
     batch, model = batch_and_model(b, 200, [m, m], seed=seed, dtype=torch.float64, bias=bias)
     batch = replace(batch, inputs=batch.inputs.abs() + common)
     return Client(batch, simulate.fedsgd(model, batch)[0])

@@ -31,7 +31,7 @@ CLASSES = 6
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pictures need fewer steps."""
-    monkeypatch.setattr(pixels, "STEPS", 300)
+    monkeypatch.setattr(pixels, "ADAM_STEPS", 300)
 
 
 def cnn(*front: nn.Module, hidden: int = 80, features: int = 16 * 36, seed: int = 0) -> nn.Sequential:
@@ -123,11 +123,11 @@ def test_features_of_known_pictures_give_the_pictures(name: str) -> None:
 
 
 def test_later_attempts_go_on_where_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixels, "STEPS", 60)
+    monkeypatch.setattr(pixels, "ADAM_STEPS", 60)
     front = FrontEnd(pooled(), "4", (1, SIDE, SIDE))
     features, noise = front(pictures(2).flatten(1).double()), torch.full((2,), 1e-9)
     assert bool((solve(front, features, noise, generator=generator()).residual <= 1e-9).all())
-    monkeypatch.setattr(pixels, "ATTEMPTS", 1)
+    monkeypatch.setattr(pixels, "MAX_ATTEMPTS", 1)
     assert bool((solve(front, features, noise, generator=generator()).residual > 1e-3).all()), (
         "one attempt is too short"
     )
@@ -147,7 +147,7 @@ def test_the_stated_error_follows_the_noise_of_the_features() -> None:
 
 
 def test_the_mean_of_two_feature_vectors_has_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixels, "ATTEMPTS", 1)
+    monkeypatch.setattr(pixels, "MAX_ATTEMPTS", 1)
     front = FrontEnd(pooled(), "4", (1, SIDE, SIDE))
     both = front(pictures(2).flatten(1).double())
     found = solve(front, both.mean(0, keepdim=True), torch.full((1,), 1e-6), generator=generator())
@@ -198,7 +198,7 @@ def test_a_front_end_with_a_symmetry_determines_nothing(
     # same weights are combined would refuse these front ends before anything is solved.
     monkeypatch.setattr(pixels, "_same_from_elsewhere", lambda *_: True)
     monkeypatch.setattr("spearpp.model.front.first_exchangeable", lambda *_: None)
-    monkeypatch.setattr(pixels, "STEPS", 200)
+    monkeypatch.setattr(pixels, "ADAM_STEPS", 200)
     side = 4
     psi = FrontEnd(cnn(*front, features=16 * 4), str(len(front) + 1), (1, side, side))
     features = psi(pictures(1, side=side).flatten(1).double())
@@ -280,13 +280,13 @@ class TestAudit:
         frozen = spearpp.audit(update_of(model, inputs), model, input_shape=(1, SIDE, SIDE))
         assert bool((distances(frozen, inputs) < 1e-3).all())
         assert len(frozen.inputs) == 3
-        monkeypatch.setattr(pixels, "ATTEMPTS", 1)
+        monkeypatch.setattr(pixels, "MAX_ATTEMPTS", 1)
         result = spearpp.audit(update_of(model, inputs, train=True), model, input_shape=(1, SIDE, SIDE))
         assert not from_features(result)
         assert "mixes the samples of a batch" in result.layers[0].reason
 
     def test_an_input_of_another_shape_is_not_claimed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pixels, "ATTEMPTS", 1)
+        monkeypatch.setattr(pixels, "MAX_ATTEMPTS", 1)
         model, inputs = pooled(), pictures(3, side=SIDE + 1)
         result = spearpp.audit(update_of(model, inputs), model)
         assert not from_features(result)

@@ -74,7 +74,7 @@ def test_the_model_is_not_changed() -> None:
 
 
 def test_inputs_that_follow_from_features_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pixels, "STEPS", 200)
+    monkeypatch.setattr(pixels, "ADAM_STEPS", 200)
     torch.manual_seed(0)
     front = (nn.Conv2d(1, 16, 3, padding=1), nn.ReLU())
     wide = nn.Sequential(*front, nn.Flatten(), nn.Linear(256, 60), nn.ReLU(), nn.Linear(60, 5))

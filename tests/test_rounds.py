@@ -264,7 +264,7 @@ def test_columns_are_solved_from_end_points_with_wrong_signs(columns: tuple[Prob
     noise = torch.randn(true.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     near = sphere.retract(true + 0.2 * sphere.retract(noise))
     values = near @ problem.factors.left.T
-    signals = 2 * (values @ outputs.span) @ outputs.span.T  # half of the neurons fire
+    signals = 2 * (values @ outputs.span) @ outputs.span.T  # half of the neurons are active
     exact = true @ problem.factors.left.T
     wrong = ((values - signals).abs() < values.abs()) != (exact.abs() > 1e-6)
     assert int(wrong.sum(1).min()) >= 10

@@ -111,10 +111,10 @@ def test_kernel_sampling_succeeds_as_often_as_counting_says(make_client: MakeCli
     draws = 4000
     (proposals,) = KernelSampling(starts=draws, chunk=draws).propose(problem, torch.Generator().manual_seed(0))
     hits = int(((proposals.directions @ q.T).abs() > 1 - 1e-9).any(1).sum())
-    silent = problem.tolerance.zeros(q @ problem.factors.left.T, q)[:, problem.factors.live]
-    # A line needs b-1 = 4 rows that are silent for one sample and for no other.
-    subsets = random_subsets(100_000, silent.shape[1], 4, torch.Generator().manual_seed(1))
-    chance = float((silent[:, subsets].all(2).sum(0) == 1).double().mean())
+    zeros = problem.tolerance.zeros(q @ problem.factors.left.T, q)[:, problem.factors.live]
+    # A line needs b-1 = 4 rows that are inactive for one sample and for no other.
+    subsets = random_subsets(100_000, zeros.shape[1], 4, torch.Generator().manual_seed(1))
+    chance = float((zeros[:, subsets].all(2).sum(0) == 1).double().mean())
     assert abs(hits - draws * chance) < 5 * (draws * chance) ** 0.5
 
 

@@ -34,8 +34,8 @@ def test_the_gradient_is_d_times_x_transposed(b: int, n: int, hidden: list[int],
     seen = simulate.fedsgd(model, batch)[0]
     d = kept[-1]
     torch.testing.assert_close(seen.grad_weight, d.T @ inputs.detach())
-    silent = model[0](inputs) <= 0
-    assert bool((d[silent] == 0).all())
+    inactive = model[0](inputs) <= 0
+    assert bool((d[inactive] == 0).all())
     if bias:
         torch.testing.assert_close(seen.grad_bias, d.sum(0))
     else:

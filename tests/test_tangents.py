@@ -156,7 +156,7 @@ def test_other_networks(model: type[nn.Module]) -> None:
 
 
 def test_conjugate_gradients_find_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descent, "WIDE", 4)
+    monkeypatch.setattr(descent, "MIN_UNKNOWNS_FOR_PRODUCTS", 4)
     model = nn.Sequential(nn.Linear(40, 60), nn.GELU(), nn.Linear(60, 60), nn.GELU(), nn.Linear(60, 10))
     batch = simulate.random_batch(15, features=40, generator=torch.Generator().manual_seed(1))
     first, *later = simulate.fedsgd(model, batch)

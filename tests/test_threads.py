@@ -10,7 +10,7 @@ from torch import nn
 import spearpp
 from spearpp import auditing, simulate
 from spearpp.auditing.plan import Plan, make_plan
-from spearpp.linalg.chunks import WORTH, single_thread_if_small
+from spearpp.linalg.chunks import MIN_ENTRIES_FOR_THREADS, single_thread_if_small
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ class TestThreads:
             raise ValueError("inside")
         assert torch.get_num_threads() == 2
 
-    @pytest.mark.parametrize(("entries", "device"), [(WORTH, "cpu"), (10, "cuda")])
+    @pytest.mark.parametrize(("entries", "device"), [(MIN_ENTRIES_FOR_THREADS, "cpu"), (10, "cuda")])
     def test_large_layers_and_gpus_are_left_alone(self, entries: int, device: str) -> None:
         with single_thread_if_small(entries, torch.device(device)):
             assert torch.get_num_threads() == 2

@@ -24,13 +24,13 @@ def test_zeros_of_the_true_directions_are_the_silent_neurons(
         client = make_client(b, 100, 60, seed=seed, dtype=dtype)
         problem = client.problem
         q = client.true_directions(problem)
-        silent = client.preactivations <= 0
-        assert torch.equal(problem.tolerance.zeros(q @ problem.factors.left.T, q), silent)
+        inactive = client.preactivations <= 0
+        assert torch.equal(problem.tolerance.zeros(q @ problem.factors.left.T, q), inactive)
 
 
 @pytest.mark.parametrize("noise", [1e-7, 1e-6, 1e-5])
 def test_silent_neurons_stay_zero_under_noise(make_client: MakeClient, noise: float) -> None:
-    """Planted Gaussian noise: of all silent entries none may show, and few firing ones may hide."""
+    """Planted Gaussian noise: of all inactive entries none may show, and few active ones may hide."""
     client = make_client(8, 200, 100, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     grad_weight, grad_bias = (
@@ -40,9 +40,9 @@ def test_silent_neurons_stay_zero_under_noise(make_client: MakeClient, noise: fl
     problem = pose(observe(grad_weight, grad_bias, client.seen.weight, client.seen.bias))
     q = client.true_directions(problem)
     zeros = problem.tolerance.zeros(q @ problem.factors.left.T, q)
-    silent = client.preactivations <= 0
-    assert bool(zeros[silent].all())
-    assert float(zeros[~silent].double().mean()) < 0.02 + 2e3 * noise
+    inactive = client.preactivations <= 0
+    assert bool(zeros[inactive].all())
+    assert float(zeros[~inactive].double().mean()) < 0.02 + 2e3 * noise
 
 
 def test_noise_widens_what_counts_as_the_same_direction(make_client: MakeClient) -> None:

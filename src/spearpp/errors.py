@@ -25,7 +25,7 @@ class ShapeError(SpearError):
 
 
 class DtypeError(SpearError):
-    """A value is not a floating-point tensor, or tensors are on different devices."""
+    """A tensor has the wrong dtype or device: it is no floating-point tensor, or the others are on another device."""
 
 
 class NonFiniteError(SpearError):

@@ -32,7 +32,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from spearpp.auditing.signals import MATCHED_UP_TO, Signals
 from spearpp.auditing.task import Task
-from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK, pattern_distances
+from spearpp.inversion.evidence import EXACT, Scope, pattern_distances
 from spearpp.inversion.evidence.spread import row_deviation
 from spearpp.inversion.result import Inversion
 from spearpp.inversion.tolerance import RARE
@@ -332,7 +332,7 @@ def _layer_evidence(inversion: Inversion, patterns: Bool[Tensor, "k m"], known: 
     own_pattern = rows == 1 or bool((distances >= MIN_PATTERN_NEURONS).all())
     all_found = known.batch_size == inversion.batch_size == rows and bool(consistent.all()) and known.one_row_each
     # Activation patterns say nothing about samples before other activations than ReLU.
-    from_network = evidence is not None and evidence.layers == WHOLE_NETWORK
+    from_network = evidence is not None and evidence.scope is Scope.NETWORK
     complete = all_found and own_pattern and not from_network
     return [
         _LayerEvidence(

@@ -11,7 +11,7 @@ from spearpp.auditing.estimate import Estimate
 from spearpp.auditing.replay import Replay
 from spearpp.auditing.result import AuditResult, History, LayerAudit, RoundSummary, Verdict
 from spearpp.auditing.vocabulary import Vocabulary
-from spearpp.inversion.evidence import COLUMNS, WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence import COLUMNS, Evidence, Scope
 from spearpp.inversion.result import Inversion, Stats
 from spearpp.model import Layer
 from spearpp.types import Tensor
@@ -19,8 +19,6 @@ from spearpp.types import Tensor
 SCHEMA = "spearpp-report"
 VERSION = 3
 """Version of the format. It increases if a field changes its meaning or is removed, not if a field is added."""
-EVIDENCE_KINDS = {1: "one layer", 2: "two layers", WHOLE_NETWORK: "the whole network"}
-"""The name of the evidence in ``report.json``, by the number of layers that the evidence comes from."""
 TENSORS = ("inputs", "certified", "directions", "spectrum", "zeros", "fits")
 """The tensors of an inversion in ``recovered.safetensors``."""
 
@@ -77,7 +75,7 @@ def _inversion(audited: LayerAudit, inversion: Inversion) -> dict[str, Any]:
         "next_layer": inversion.next_layer,
         "stats": asdict(inversion.stats),
         "spectrum": inversion.spectrum.tolist(),
-        "evidence": None if evidence is None else EVIDENCE_KINDS[evidence.layers],
+        "evidence": None if evidence is None else str(evidence.scope),
         "batch_evidence": {} if evidence is None else evidence.numbers,
         "samples": [_sample(audited, inversion, row) for row in range(len(inversion.inputs))],
     }
@@ -167,7 +165,7 @@ def _read_layer(content: Mapping[str, Any], prefix: str, tensors: Mapping[str, T
     if found["evidence"] is not None:
         evidence = Evidence(
             **{name: columns[name] for name in COLUMNS},
-            layers={kind: layers for layers, kind in EVIDENCE_KINDS.items()}[found["evidence"]],
+            scope=Scope(found["evidence"]),
             details={name: each for name, each in columns.items() if name not in COLUMNS},
             numbers={name: _number(value) for name, value in found["batch_evidence"].items()},
         )

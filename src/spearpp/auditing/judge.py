@@ -17,7 +17,7 @@ from spearpp.auditing.result import LayerAudit, whole_batches
 from spearpp.auditing.signals import WRONG_MISMATCH, Signals, replay_alone
 from spearpp.auditing.task import Task
 from spearpp.errors import OptionError
-from spearpp.inversion.evidence import EXACT, WHOLE_NETWORK
+from spearpp.inversion.evidence import EXACT, Scope
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError, time_is_up, time_limit
 from spearpp.model import Layer, Sees, assumed_networks
@@ -201,7 +201,7 @@ def _with_proof(audited: LayerAudit, replayed: Replay, signals: Signals | None, 
     error = torch.maximum(ERROR_FACTOR * average_error, noise)
     proved = signals.mismatch <= min(WRONG_MISMATCH, DIFFERENCE_FACTOR * replayed.difference)
     proved &= error <= MAX_UNREPLAYED_ERROR
-    if found.evidence is not None and found.evidence.layers == WHOLE_NETWORK:
+    if found.evidence is not None and found.evidence.scope is Scope.NETWORK:
         proved &= found.evidence.consistent  # the replay repeats the equations, so it proves nothing more
     if update.one_gradient:
         proved &= signals.mismatch.clamp_min(replayed.difference) <= NOISE_FACTOR * signals.noise

@@ -23,7 +23,7 @@ from spearpp.auditing.estimate import WEIGHT_ROUNDING
 from spearpp.auditing.replay import as_sent
 from spearpp.auditing.task import Budget, Task
 from spearpp.errors import OptionError, RankError
-from spearpp.inversion.evidence import WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence import Evidence, Scope
 from spearpp.inversion.levels import halfway_network
 from spearpp.inversion.local_fit import LocalFit, Seen, fit_training
 from spearpp.inversion.network import SIGMAS, Network
@@ -192,7 +192,7 @@ def _inversion(posed: _Posed, fit: LocalFit, starts: int, seconds: float) -> Inv
         determined=torch.isfinite(error),
         error=error,
         share=factors.shares(directions, fit.points),
-        layers=WHOLE_NETWORK,
+        scope=Scope.NETWORK,
         numbers={"residual": fit.residual},
     )
     stopped = f"repeating the local training reproduces the update up to {fit.residual:.1e} of its size"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.factors.rank import ROUNDING, numerical_rank
-from spearpp.linalg.chunks import WORTH_DECOMPOSING, single_thread_if_small
+from spearpp.linalg.chunks import MIN_GRAM_ENTRIES_FOR_THREADS, single_thread_if_small
 from spearpp.types import Float, Tensor
 from spearpp.update import ClientUpdate
-from spearpp.update.lazy import NUMBERS, Named, blocks, tensor_specs
+from spearpp.update.lazy import NUMBERS_PER_BLOCK, Named, blocks, tensor_specs
 
 SAMPLED_ENTRIES = 200_000
 """Number of entries of a gradient that are examined for its number format. A design choice: 200,000 entries show each
@@ -143,7 +143,7 @@ def _spectrum(
     wide = whole.shape[0] <= whole.shape[1]
     core = whole.double() if wide else whole.double().T
     epsilon = max(torch.finfo(gradient.dtype).eps, torch.finfo(torch.float32).eps)
-    with single_thread_if_small(core.shape[0] ** 2, core.device, WORTH_DECOMPOSING):
+    with single_thread_if_small(core.shape[0] ** 2, core.device, MIN_GRAM_ENTRIES_FOR_THREADS):
         gram = core @ core.T
         values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(0)
     rank = numerical_rank(values, (core.shape[0], core.shape[1]), epsilon)
@@ -176,7 +176,7 @@ def _decay(
     few rows at a time, to save memory.
     """
     product, weight_square, tail_square = 0.0, 0.0, 0.0
-    for some in tail.T.split(max(1, NUMBERS // core.shape[1])):
+    for some in tail.T.split(max(1, NUMBERS_PER_BLOCK // core.shape[1])):
         rest, weight_rest = some @ core, some @ weight
         weight_rest -= (weight_rest @ leading) @ leading.T
         product += float((rest * weight_rest).sum())

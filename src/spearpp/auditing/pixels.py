@@ -24,7 +24,7 @@ from spearpp.auditing.task import Task
 from spearpp.errors import OptionError
 from spearpp.inversion.evidence import EXACT, Evidence
 from spearpp.inversion.loop import OUT_OF_TIME
-from spearpp.inversion.pixels import NEAR, Pictures, solve
+from spearpp.inversion.pixels import MAX_SOLVED_RESIDUAL, Pictures, solve
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError, time_is_up
 from spearpp.model import Sees, unwrapped
@@ -108,7 +108,7 @@ def _from_features(
     few, claimed, errors, features = int((~enough).sum()), claimed[enough], errors[enough], features[enough]
     if time_is_up():
         raise OptionError(OUT_OF_TIME)
-    noise = (SAFETY_FACTOR * errors).clamp(MIN_NOISE, NEAR).to(features)
+    noise = (SAFETY_FACTOR * errors).clamp(MIN_NOISE, MAX_SOLVED_RESIDUAL).to(features)
     pictures = solve(front, features, noise, generator=task.generator)
     solved = pictures.residual <= noise
     good = (solved & torch.isfinite(pictures.slope)).cpu()

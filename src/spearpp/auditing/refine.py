@@ -19,7 +19,7 @@ from spearpp.auditing.claims import Claim, ClaimKind
 from spearpp.auditing.replay import as_sent, forward
 from spearpp.auditing.result import LayerAudit
 from spearpp.errors import OptionError
-from spearpp.inversion.evidence import WHOLE_NETWORK
+from spearpp.inversion.evidence import Scope
 from spearpp.inversion.result import Inversion
 from spearpp.linalg.time_limit import OutOfTimeError, check_time
 from spearpp.model import Layer
@@ -74,7 +74,7 @@ def refine(audits: list[LayerAudit], update: ClientUpdate, model: nn.Module | No
 
 def _refined(audited: LayerAudit, update: ClientUpdate, model: nn.Module) -> LayerAudit:
     found, labels = audited.inversion, audited.labels
-    if found is None or labels is None or found.evidence is None or found.evidence.layers != WHOLE_NETWORK:
+    if found is None or labels is None or found.evidence is None or found.evidence.scope is not Scope.NETWORK:
         return audited
     missing = found.batch_size - len(found.inputs)
     consistent = bool(found.evidence.consistent.all()) and bool((labels >= 0).all())

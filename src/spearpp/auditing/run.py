@@ -17,7 +17,7 @@ from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import LayerAudit
 from spearpp.auditing.task import MIN_SECONDS, Budget, Task
 from spearpp.errors import OptionError, RankError, SpearError
-from spearpp.inversion.evidence import WHOLE_NETWORK
+from spearpp.inversion.evidence import Scope
 from spearpp.inversion.invert import invert
 from spearpp.inversion.loop import OUT_OF_TIME
 from spearpp.inversion.result import Inversion, Progress
@@ -28,7 +28,7 @@ from spearpp.types import LayerTensors
 
 TRIAL_STARTS = 64
 """Number of starts with each activation that is tried. A design choice: four first rounds on a CPU
-(``search.equations.starts.TRIAL``), so that no activation takes long."""
+(``search.equations.starts.FIRST_STARTS``), so that no activation takes long."""
 FIRST_STARTS = 512
 """Smallest number of starts of the first search of a ReLU layer with a next layer. Measured (``docs/lab/notebook.md``,
 "ReLU: which search comes first"): with 256 starts, fresh networks take 1.6 to 2.2 times as long. With 1024 starts,
@@ -92,7 +92,7 @@ def _recovered(found: Inversion) -> int:
 
 def _by_network(found: Inversion) -> bool:
     """Return whether the equations of the whole network determine the inputs."""
-    return found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
+    return found.evidence is not None and found.evidence.scope is Scope.NETWORK
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +291,7 @@ def _outcome(layer: Layer, result: Inversion) -> str:
         outcome = outcome.replace("the whole batch was found", "every input has a candidate")
         outcome += f"; {certified} of {result.batch_size} inputs are certified"
     evidence = result.evidence
-    if evidence is None or evidence.layers != WHOLE_NETWORK or "forward" not in evidence.numbers:
+    if evidence is None or evidence.scope is not Scope.NETWORK or "forward" not in evidence.numbers:
         return outcome  # ``stopped`` already describes a repeated local training
     forward, backward = (int(evidence.numbers[each]) for each in ("forward", "backward"))
     parts = [f"{forward} forward"] if forward else []

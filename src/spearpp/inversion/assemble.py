@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from spearpp.inversion.evidence import WHOLE_NETWORK, Evidence, chance_in_bits
+from spearpp.inversion.evidence import Evidence, Scope, chance_in_bits
 from spearpp.inversion.evidence.joint import certify_together
 from spearpp.inversion.evidence.one_layer import certify
 from spearpp.inversion.evidence.two_layers import agreement, certify_two_layers
@@ -18,18 +18,18 @@ from spearpp.inversion.selection import (
     fix_scale,
     inputs_at,
     least_noisy_first,
-    polish,
+    refit_to_patterns,
     select,
 )
-from spearpp.inversion.solutions import CONFLICTS, Pairs, Solutions, pattern_agrees
+from spearpp.inversion.solutions import MAX_CONFLICTS, Pairs, Solutions, pattern_agrees
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg import sphere
 from spearpp.types import Bool, Tensor, select_rows
 
-NEAR_ZERO = 0.02
+MAX_UNCLEAR_SIZE = 0.02
 """Pre-activations below this share of their root mean square have an unclear sign if the input is approximate: an input
 that is off by 2 % changes a pre-activation by about as much."""
-SAME_SAMPLE = 0.9
+SAME_SAMPLE_COSINE = 0.9
 """Cosine above which two directions belong to the same sample. Design choice: the directions of different samples may
 have large cosines too, but such an input is only left out of the inputs that are not proved."""
 
@@ -57,7 +57,7 @@ class Recovered:
         explains. Inputs can fit despite Dropout, noise and samples that were not found.
         """
         alone = problem.batch_size == 1  # the only input that the gradient allows
-        if self.evidence is not None and (alone or self.evidence.layers == WHOLE_NETWORK):
+        if self.evidence is not None and (alone or self.evidence.scope is Scope.NETWORK):
             return self.evidence.holds
         found = torch.zeros(len(self.inputs), dtype=torch.bool, device=self.inputs.device)
         if alone or not len(self.directions):
@@ -67,10 +67,10 @@ class Recovered:
         if problem.seen.has_bias:
             inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
         z = inputs @ weight.T
-        silent = live & (z < -NEAR_ZERO * z.square().mean(1, keepdim=True).sqrt())
+        inactive = live & (z < -MAX_UNCLEAR_SIZE * z.square().mean(1, keepdim=True).sqrt())
         zeros = problem.zeros(self.directions) & live
-        bits = chance_in_bits(live.sum(), zeros.sum(1), (silent & zeros).sum(1), problem.batch_size - 1)
-        conflicts = (silent & ~zeros).sum(1) <= CONFLICTS * live.sum()
+        bits = chance_in_bits(live.sum(), zeros.sum(1), (inactive & zeros).sum(1), problem.batch_size - 1)
+        conflicts = (inactive & ~zeros).sum(1) <= MAX_CONFLICTS * live.sum()
         found[: len(z)] = conflicts & (bits >= math.log2(problem.batch_size / RARE))
         return found
 
@@ -82,7 +82,7 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     """
     if outcome.solutions is not None and problem.network is not None:
         return _solved(problem, problem.network, outcome.solutions)
-    chosen = outcome.selection or polish(problem, select(problem, outcome.pool))
+    chosen = outcome.selection or refit_to_patterns(problem, select(problem, outcome.pool))
     best = _together(problem, chosen, outcome.evidence)
     if problem.batch_size == 1 and problem.network is not None:
         return best.unproved()  # later layers contradict the only input
@@ -90,7 +90,8 @@ def assemble(problem: Problem, outcome: SearchOutcome) -> Recovered:
     if whole and (bool(best.certified.all()) or not outcome.matches):
         return best
     if not whole:
-        chosen = polish(problem, select(problem, outcome.pool, order=least_noisy_first(problem, outcome.pool)))
+        order = least_noisy_first(problem, outcome.pool)
+        chosen = refit_to_patterns(problem, select(problem, outcome.pool, order=order))
         best = max(best, _together(problem, chosen), key=lambda each: int(each.certified.sum()))
         if outcome.pairs is not None and best.evidence is None:
             best = _peeled(problem, outcome.pairs, chosen.score) or best
@@ -152,7 +153,7 @@ def _peeled(problem: Problem, pairs: Pairs, score: float) -> Recovered | None:
 def _with_unproved(problem: Problem, proved: Recovered, others: Recovered) -> Recovered:
     """Return proved inputs, followed by those of other inputs that fit the gradient and have other directions."""
     cosines = (others.directions @ proved.directions.T).abs().amax(1)
-    fits = others.fits(problem)[: len(cosines)] & (cosines < SAME_SAMPLE)
+    fits = others.fits(problem)[: len(cosines)] & (cosines < SAME_SAMPLE_COSINE)
     more = torch.nonzero(fits)[: problem.batch_size - len(proved.inputs), 0]
     return Recovered(
         inputs=torch.cat([proved.inputs, others.inputs[more]]),

@@ -18,7 +18,7 @@ from spearpp.inversion.next_layer import read_next_layer
 from spearpp.inversion.observation import observe
 from spearpp.inversion.problem import Problem, pose
 from spearpp.inversion.result import Clock, Inversion, Progress, Stats
-from spearpp.linalg.chunks import WORTH_DECOMPOSING, single_thread_if_small
+from spearpp.linalg.chunks import MIN_GRAM_ENTRIES_FOR_THREADS, single_thread_if_small
 from spearpp.linalg.time_limit import time_limit
 from spearpp.model.following import Following
 from spearpp.search import Equations, Gated, Search
@@ -46,12 +46,12 @@ def invert(
     """Recover the inputs of a Linear layer from its gradient.
 
     If a ReLU follows the layer, the gradient is D Xᵀ, and about half of the entries of D are zero. For any
-    factorisation L R of the gradient there is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. Its columns are the directions
-    q that make L q sparse. ``search`` proposes such directions, and the pool keeps the sparse ones. The weights of the
-    layer decide which b of them belong together, by the score λ. ``spearpp.inversion.loop`` says when the search stops.
-    If the search ends before the whole batch is found, an orthonormal basis of the complement takes the place of the
-    missing directions, and all inputs are returned without certificates. But if single rows of the gradient revealed
-    some inputs, only these inputs are returned.
+    factorisation L R of the gradient there is one matrix Q with D = L Q and Xᵀ = Q⁻¹ R. The columns of Q are the
+    directions q for which L q is sparse. ``search`` proposes such directions, and the pool keeps the sparse ones. The
+    weights of the layer decide which b of them belong together, by the score λ. ``spearpp.inversion.loop`` says when
+    the search stops. If the search ends before the whole batch is found, an orthonormal basis of the complement takes
+    the place of the missing directions, and all inputs are returned without certificates. But if single rows of the
+    gradient revealed some inputs, only these inputs are returned.
 
     If the ReLU feeds another Linear layer, the gradient of that layer gives a second set of equations
     (``spearpp.inversion.next_layer``). Batches of nearly m/2 samples are then recovered, and each input is certified on
@@ -117,7 +117,7 @@ def invert(
     clock = Clock()
     with clock("decompose"):
         seen = observe(grad_weight, grad_bias, weight, bias)
-        with single_thread_if_small(min(seen.gradient.shape) ** 2, seen.device, WORTH_DECOMPOSING):
+        with single_thread_if_small(min(seen.gradient.shape) ** 2, seen.device, MIN_GRAM_ENTRIES_FOR_THREADS):
             problem = pose(seen, batch_size=batch_size, sparsity=search.sparsity)
             reading = read_next_layer(next_grad_weight, next_weight, problem.preactivations, rounds)
             problem = replace(problem, next_layer=reading.next_layer, outputs=reading.outputs)

@@ -19,25 +19,25 @@ from dataclasses import replace
 import torch
 
 from spearpp.inversion.factors import Factors
-from spearpp.inversion.network import ROUNDING, Network
+from spearpp.inversion.network import CLIENT_ROUNDING, Network
 from spearpp.inversion.observation import Observation, observe
 from spearpp.inversion.spans import Span
 from spearpp.linalg import sphere
 from spearpp.model.following import Following
 from spearpp.types import Float, Int, Tensor
 
-POINTS = 32
+MEASURED_POINTS = 32
 """Number of points at which noise or movement is measured. Design choice: a median needs a few."""
-BEYOND_ROUNDING = 10.0
+MIN_NOISE_OVER_ROUNDING = 10.0
 """How many times the rounding of its dtype the noise of a gradient must be. Design choice: below, the noise is the
 rounding itself, which ``Span.rounding`` covers."""
-STEP = 1e-3
+NOISE_STEP = 1e-3
 """Noise in the entries of an input, over their root mean square, with which the effect of noise is measured. Design
 choice: small enough that the effect is proportional to the noise."""
-WHITE = 1.3
+MAX_WHITE_NOISE_RATIO = 1.3
 """Largest singular value beyond the batch size, over that of white noise. Derived: σ(√m + √n) for white noise of an
 (m, n) matrix. The rest that local steps leave is not white, and exceeds it many times."""
-OUTSIDE = 0.2
+MOVEMENT_OUTSIDE = 0.2
 """Share of a vector outside its space because of the movement, over the change of the vector by the whole movement.
 Measured: with 0.1, one of three batches lacked samples; with 0.2, none of five
 (``docs/lab/notebook.md``, "Local training with any activation")."""
@@ -48,12 +48,12 @@ def with_input_noise(network: Network, own: Factors, seen: Observation) -> Netwo
     noise = own.entry_noise
     size = float(torch.linalg.vector_norm(own.row_norms)) / seen.gradient.numel() ** 0.5
     edge = noise * sum(length**0.5 for length in seen.gradient.shape)
-    white = bool((own.spectrum[own.batch_size :] <= WHITE * edge).all())
-    if len(network.rests) > 1 or not white or noise <= BEYOND_ROUNDING * seen.gradient_epsilon * size:
+    white = bool((own.spectrum[own.batch_size :] <= MAX_WHITE_NOISE_RATIO * edge).all())
+    if len(network.rests) > 1 or not white or noise <= MIN_NOISE_OVER_ROUNDING * seen.gradient_epsilon * size:
         return network
     inputs, labels = _typical_samples(seen, network.label_count)
     draw = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
-    step = STEP * float(inputs.square().mean().sqrt())
+    step = NOISE_STEP * float(inputs.square().mean().sqrt())
     if not step:  # no row has a bias gradient, as before BatchNorm in training mode
         return network
     spans = network.usable_spans
@@ -80,7 +80,7 @@ def _typical_samples(seen: Observation, labels: int) -> tuple[Float[Tensor, "k c
     size = rows[:, -1:] if seen.has_bias else norms / rows.shape[1] ** 0.5
     inputs = rows / torch.where(size == 0, torch.nan, size)
     order = torch.nan_to_num(torch.linalg.vector_norm(inputs, dim=1), nan=torch.inf).argsort()
-    inputs = torch.nan_to_num(inputs[order[:POINTS]])
+    inputs = torch.nan_to_num(inputs[order[:MEASURED_POINTS]])
     return inputs, torch.arange(len(inputs), device=inputs.device) % max(1, labels)
 
 
@@ -93,11 +93,11 @@ def halfway_network(path: Sequence[tuple[Observation, Following]], own: Factors)
     b, rest = own.batch_size, halfway.rest
     spans = []
     if own.left.shape[0] > b:
-        spans.append(Span(0, True, own.left, own.singular_values, 0.0, ROUNDING * seen.gradient_epsilon))
+        spans.append(Span(0, True, own.left, own.singular_values, 0.0, CLIENT_ROUNDING * seen.gradient_epsilon))
     gradient_of_outputs = None
     for index, name in enumerate(rest.layers, start=1):
         later = observe(*halfway.layers[name], prefix=f"{name}: ")
-        rounding = ROUNDING * later.gradient_epsilon
+        rounding = CLIENT_ROUNDING * later.gradient_epsilon
         left, values, right = torch.linalg.svd(later.gradient, full_matrices=False)
         if later.has_bias and index == len(rest.layers):
             gradient_of_outputs = later.gradient[:, -1]
@@ -114,7 +114,7 @@ def halfway_network(path: Sequence[tuple[Observation, Following]], own: Factors)
         weights = {name: each.rest.weight(name) for name in rest.layers}
         networks.append(Network((each.rest,), each.loss, each.outputs, tuple(spans), weights, gradient_of_outputs))
     changes = _changes(networks, [each for each, _ in path])
-    moved = tuple(replace(span, drift=OUTSIDE * each) for span, each in zip(spans, changes, strict=True))
+    moved = tuple(replace(span, drift=MOVEMENT_OUTSIDE * each) for span, each in zip(spans, changes, strict=True))
     return replace(networks[1], spans=moved)
 
 

@@ -23,21 +23,21 @@ from spearpp.inversion.training import LocalTraining, Visits, likely_orders, mix
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
-VECTORS = 3
+VECTORS_PER_SAMPLE = 3
 """Number of singular vectors of each layer, over the batch size, in which the update is seen. Derived: with three
 epochs, b samples have 3 b inputs and 3 b signals in every layer."""
-STEPS = 15
+MAX_STEPS = 15
 """Largest number of Gauss-Newton steps. Measured: four to six until the residual stays the same."""
-PROGRESS = 0.98
+MAX_PROGRESS_RATIO = 0.98
 """Factor of the residual up to which a step, or a change of the order, counts as progress. Design choice."""
-USUAL_MIXING, SPREAD = 0.4, 0.3
+MIXING_MEAN, MIXING_DEVIATION = 0.4, 0.3
 """Mean and standard deviation of the mixing of two samples before anything is known. Derived: with S mini-batches the
 mean is (S - 1) / 2S, and over three epochs the standard deviation is 0.28 for S = 4."""
-OWN_SPREAD = 1e-3
+OWN_MIXING_DEVIATION = 1e-3
 """Standard deviation of the mixing of a sample with itself, which is 0. Design choice: any small number fixes it."""
-ORDERS = 4
+MAX_EXACT_ORDERS = 4
 """Number of likely orders that are repeated exactly, each with all orders of its epochs. Design choice."""
-PERMUTATIONS = 24
+MAX_PERMUTATIONS = 24
 """Largest number of orders of the epochs that are tried. Derived: all of four epochs."""
 
 
@@ -56,8 +56,8 @@ class Seen:
         left, right, parts, scales = [], [], [], []
         for each in movements:
             u, _, vt = torch.linalg.svd(each)
-            left.append(u[:, : VECTORS * batch_size])
-            right.append(vt[: VECTORS * batch_size].T)
+            left.append(u[:, : VECTORS_PER_SAMPLE * batch_size])
+            right.append(vt[: VECTORS_PER_SAMPLE * batch_size].T)
             scales.append(1 / max(float(torch.linalg.vector_norm(each)), torch.finfo(each.dtype).tiny))
             parts.append(scales[-1] * (left[-1].T @ each @ right[-1]).flatten())
         return cls(left, right, torch.cat(parts), scales)
@@ -114,8 +114,8 @@ def fit_training(
     training = replace(training, passes=count)
     expected = rounding * (epochs * count) ** 0.5
     trials = _Trials(training, seen, relaxed)
-    orders = likely_orders(relaxed.mixing[0], epochs, count, ORDERS, generator)
-    tried = [order[list(rows)] for order in orders for rows in islice(permutations(range(epochs)), PERMUTATIONS)]
+    orders = likely_orders(relaxed.mixing[0], epochs, count, MAX_EXACT_ORDERS, generator)
+    tried = [order[list(rows)] for order in orders for rows in islice(permutations(range(epochs)), MAX_PERMUTATIONS)]
     order = trials.improve(min(tried, key=trials.residual), expected)
     return replace(_solve(training, seen, trials.fit(order), basis, any_mixing=False), expected=expected)
 
@@ -124,7 +124,7 @@ def _start(training: LocalTraining, seen: Seen, points: Tensor, epochs: int) -> 
     """Return the points with the size that fits best if the weights do not move, and with the usual mixing."""
     b = len(points)
     sizes = points.new_zeros(epochs, b)
-    mixing = points.new_full((b, b), USUAL_MIXING).fill_diagonal_(0).expand(epochs, b, b)
+    mixing = points.new_full((b, b), MIXING_MEAN).fill_diagonal_(0).expand(epochs, b, b)
     total = _outer(seen, training.run(points, sizes, mixing)).sum((0, 1))
     size = float(total @ seen.observed) / max(float(total @ total), torch.finfo(points.dtype).tiny)
     return LocalFit(points, sizes + size, mixing)
@@ -179,7 +179,7 @@ class _Trials:
             improved = False
             for changed in _neighbours(order, self.training.passes):
                 value = self.residual(changed)
-                if value < PROGRESS * best:
+                if value < MAX_PROGRESS_RATIO * best:
                     order, best, improved = changed, value, True
                     break
         return order
@@ -208,10 +208,10 @@ def _solve(
 ) -> LocalFit:
     """Take Gauss-Newton steps as long as they lower the residual."""
     best, state = start, start
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         check_time()
         fit, state = _gauss_newton(training, seen, state, basis, any_mixing)
-        progress = fit.residual < PROGRESS * best.residual
+        progress = fit.residual < MAX_PROGRESS_RATIO * best.residual
         best = fit if fit.residual < best.residual else best
         if not progress:
             break
@@ -234,8 +234,9 @@ def _gauss_newton(
     normal, slope = jacobian @ jacobian.T, jacobian @ residuals
     known = by_point[..., 0].numel() + 1
     if any_mixing:
-        precision = variance / torch.full_like(mixing[0], SPREAD).fill_diagonal_(OWN_SPREAD).square().flatten()
-        usual = torch.full_like(mixing[0], USUAL_MIXING).fill_diagonal_(0)
+        deviation = torch.full_like(mixing[0], MIXING_DEVIATION).fill_diagonal_(OWN_MIXING_DEVIATION)
+        precision = variance / deviation.square().flatten()
+        usual = torch.full_like(mixing[0], MIXING_MEAN).fill_diagonal_(0)
         normal.diagonal()[known:] += precision
         slope[known:] -= precision * (mixing[0] - usual).flatten()
     normal.diagonal().add_(torch.finfo(normal.dtype).eps * normal.diagonal().mean())

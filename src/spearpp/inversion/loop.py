@@ -19,7 +19,7 @@ from spearpp.inversion.network import Network
 from spearpp.inversion.pool import Pool, admit, empty_pool
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.result import Clock, Progress
-from spearpp.inversion.selection import Selection, initial, polish, select
+from spearpp.inversion.selection import Selection, initial, refit_to_patterns, select
 from spearpp.inversion.solutions import Pairs, Solutions, no_solutions
 from spearpp.linalg.time_limit import OutOfTimeError
 from spearpp.search import Proposals, Search
@@ -27,7 +27,7 @@ from spearpp.types import join_rows
 
 INTERRUPTED = "the search was interrupted"
 OUT_OF_TIME = "the time budget was spent"
-UNRELATED = 0.7
+MIN_UNRELATED_SHARE = 0.7
 """Share of a later layer's input outside the row space of the layer's gradient above which input and gradient are
 unrelated. Design choice: above this share, at most about half of the squared norm of the input is inside. A random
 vector is nearly completely outside."""
@@ -51,6 +51,7 @@ class SearchOutcome:
     solutions: Solutions | None = None
     """Inputs that satisfy the equations of the whole network; None if the search did not use them."""
     rounds: int = 0
+    """Number of passes of the search, each with one ``Proposals``."""
     interrupted: bool = False
     evidence: Evidence | None = None
     """Evidence for the selection, if it ended the search."""
@@ -131,11 +132,11 @@ def contradicts(network: Network, problem: Problem) -> bool:
     wrong activation function in the model can, for example tanh instead of sigmoid.
     """
     spans = [span for span in network.spans if not span.signals]
-    if problem.one is None or not spans:  # without a bias, the scale of the input is unknown
+    if problem.bias_functional is None or not spans:  # without a bias, the scale of the input is unknown
         return False
-    z = (problem.of_coordinates / problem.one).T
+    z = (problem.coordinates_to_preactivations / problem.bias_functional).T
     vectors = network.vectors(z, torch.zeros_like(z[:, 0], dtype=torch.long), spans)
-    return any(float(span.share_outside(each)) > UNRELATED for span, each in zip(spans, vectors, strict=True))
+    return any(float(span.share_outside(each)) > MIN_UNRELATED_SHARE for span, each in zip(spans, vectors, strict=True))
 
 
 def without_search(problem: Problem) -> SearchOutcome:
@@ -159,13 +160,14 @@ def _choose(problem: Problem, pool: Pool, before: Selection | None) -> tuple[Sel
     The sparsest candidates are usually the right ones. They are selected at once if their evidence holds, or if there
     are no other candidates.
     """
-    first = polish(problem, initial(problem, pool)[0])
+    first = refit_to_patterns(problem, initial(problem, pool)[0])
     final = _final_evidence(problem, first)
-    # With drift, a wrong direction can look consistent, so the other candidates are tried as well.
+    # If local training seems to have moved the weights (drift), a wrong direction can look consistent, so the other
+    # candidates are tried as well.
     holds = final is not None and (first.score == 1.0 or final.numbers["drift"] == 0)
     if holds or (first.full and len(pool) == problem.batch_size):
         return first, final
-    chosen = polish(problem, select(problem, pool, before))
+    chosen = refit_to_patterns(problem, select(problem, pool, before))
     return chosen, _final_evidence(problem, chosen)
 
 

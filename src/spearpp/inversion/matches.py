@@ -17,11 +17,11 @@ from spearpp.linalg.nullspace import min_masked_residual
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor, replace_rows, select_rows
 
-SPREAD = 4.0
+WORST_DIRECTION_FACTOR = 4.0
 """Factor between the error along the direction of p that is determined worst and the error along all directions.
 Measured: with a factor of 1, two of 7,168 certified inputs were slightly wrong, and with 4 none of 3,559
 (``docs/lab/notebook.md``, "FedAvg certificates")."""
-TRIED_BOTH_WAYS = 3
+MAX_TRIED_BOTH_WAYS = 3
 """Largest number of neurons without a clear sign that are tried as active and as inactive. Design choice: eight
 solutions for each input."""
 SIGMAS = 5.0
@@ -44,7 +44,7 @@ class Matches:
     backs: Float[Tensor, "k b"]
     """t, with d = S ∘ (B t) up to scale."""
     masks: Bool[Tensor, "k m"]
-    """S, the activation pattern: which neurons fire."""
+    """S, the activation pattern: which neurons are active."""
     turned: Float[Tensor, "k"]
     """Angle by which noise may have turned q: the noise of an entry of d divided by the residual of the second best
     t."""
@@ -157,15 +157,15 @@ def _smallest_gap(
 ) -> Float[Tensor, "k"]:
     """Return the smallest residual of the second best p over all signs of the neurons without a clear sign.
 
-    The result is zero for an input with more than ``TRIED_BOTH_WAYS`` such neurons. A mixture of two samples with the
-    same activation pattern may lie exactly on z_k = 0. It is the only solution if neuron k is inactive, but not if
+    The result is zero for an input with more than ``MAX_TRIED_BOTH_WAYS`` such neurons. A mixture of two samples with
+    the same activation pattern may lie exactly on z_k = 0. It is the only solution if neuron k is inactive, but not if
     neuron k is active.
     """
-    gap = torch.where(no_clear_sign.sum(1) > TRIED_BOTH_WAYS, 0.0, gap)
+    gap = torch.where(no_clear_sign.sum(1) > MAX_TRIED_BOTH_WAYS, 0.0, gap)
     rows = torch.nonzero(no_clear_sign.any(1) & (gap > 0))[:, 0]
     if not len(rows):
         return gap
-    neurons = no_clear_sign[rows].int().argsort(dim=1, descending=True, stable=True)[:, :TRIED_BOTH_WAYS]
+    neurons = no_clear_sign[rows].int().argsort(dim=1, descending=True, stable=True)[:, :MAX_TRIED_BOTH_WAYS]
     for tried in _with_either_sign(masks[rows], no_clear_sign[rows], neurons):
         known = others.directions, weights[rows]
         _, norms = _solve_masked(problem.preactivations, tried, next_layer.activations, *known)
@@ -187,7 +187,7 @@ def unclear(problem: Problem, next_layer: NextLayer, solved: SolvedInputs) -> Bo
     """Return which pre-activations have no clear sign, given their own noise and the error of p."""
     z = solved.points @ problem.preactivations.T
     loose = torch.linalg.vector_norm(solved.loose @ problem.preactivations.T, dim=1) / z.shape[1] ** 0.5
-    noise = entry_noise(problem, next_layer, solved.points) + SPREAD * solved.turned * loose
+    noise = entry_noise(problem, next_layer, solved.points) + WORST_DIRECTION_FACTOR * solved.turned * loose
     return z.abs() <= SIGMAS * noise[:, None]
 
 
@@ -200,7 +200,7 @@ class Confirmation:
     backs: Float[Tensor, "k b"]
     """t, with d = S ∘ (B t) of unit norm."""
     masks: Bool[Tensor, "k m"]
-    """S, the activation pattern: which neurons fire."""
+    """S, the activation pattern: which neurons are active."""
     left_over: Float[Tensor, "k"]
     """Share of d outside span(L)."""
     noise: Float[Tensor, "k"]
@@ -225,7 +225,7 @@ def confirm(problem: Problem, next_layer: NextLayer, solved: SolvedInputs, other
     best = _confirm(problem, next_layer, z > 0, known)
     no_clear_sign = unclear(problem, next_layer, solved)
     rows = torch.nonzero(no_clear_sign.any(1) & ~best.fits)[:, 0]
-    nearest = z[rows].abs().argsort(dim=1)[:, :TRIED_BOTH_WAYS]
+    nearest = z[rows].abs().argsort(dim=1)[:, :MAX_TRIED_BOTH_WAYS]
     for masks in _with_either_sign(z[rows] > 0, no_clear_sign[rows], nearest):
         tried = _confirm(problem, next_layer, masks, known)
         better = tried.left_over < best.left_over[rows]

@@ -39,18 +39,18 @@ SIGMAS = 5.0
 """Number of standard deviations of noise that are accepted. A point satisfies an equation if the share of its vector
 outside the space is at most this many times the level. The stated error uses the same number (``Spread.reach``).
 Measured: in float32 networks with three hidden layers, the shares of true samples are 0.6 to 1.4 times their levels."""
-DOUBTFUL = 1.5
+MIN_DOUBTFUL_RATIO = 1.5
 """Ratio of a share to its level above which a point is examined again: it may be a local minimum, or a neuron may be at
 a kink of its activation. Measured: the largest ratio is 0.2 to 1.4 for nearly all samples, and it was 1.75 for a local
 minimum beside two samples that differ by 1 %."""
-ROUNDING = 3.0
+CLIENT_ROUNDING = 3.0
 """Relative rounding error of the vectors that the client computes for a sample, in units of the machine epsilon of the
 gradient. Measured together with ``SIGMAS``: with this rounding in the levels, true samples have the ratios given
 there."""
-TRIES = 6
+JITTERED_POINTS = 6
 """Number of points within rounding of a sample that are tried. Design choice: if one neuron is at a kink, half of the
 points are on the right side, and six tries all fail with a probability of 1/64."""
-JITTER = 1e-6
+JITTER_SIZE = 1e-6
 """Size of the change of each pre-activation at these points, relative to the root mean square of the pre-activations.
 Derived: about ten times the rounding of float32."""
 
@@ -152,7 +152,7 @@ class Network:
         return self.rests[0].scales(preactivations.chunk(len(self.rests), dim=1)[0])
 
     def levels(
-        self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"], tolerated: float = DOUBTFUL
+        self, preactivations: Float[Tensor, "k m"], labels: Int[Tensor, "k"], tolerated: float = MIN_DOUBTFUL_RATIO
     ) -> tuple[Float[Tensor, "s k"], Float[Tensor, "s k"]]:
         """Return the share of each sample's vectors outside the ``usable_spans``, and what noise explains.
 
@@ -168,11 +168,11 @@ class Network:
         if not len(rows):
             return shares, levels
         generator = torch.Generator().manual_seed(0)
-        shift = torch.randn(TRIES, 1, preactivations.shape[1], generator=generator, dtype=torch.float64)
-        size = JITTER * preactivations[rows].square().mean(1, keepdim=True).sqrt()
+        shift = torch.randn(JITTERED_POINTS, 1, preactivations.shape[1], generator=generator, dtype=torch.float64)
+        size = JITTER_SIZE * preactivations[rows].square().mean(1, keepdim=True).sqrt()
         tried = (preactivations[rows] + size * shift.to(preactivations)).flatten(0, 1)
-        _, *found = self.vectors_with_levels(tried, labels[rows].repeat(TRIES))
-        moved = [each.unflatten(1, (TRIES, -1)) for each in found]
+        _, *found = self.vectors_with_levels(tried, labels[rows].repeat(JITTERED_POINTS))
+        moved = [each.unflatten(1, (JITTERED_POINTS, -1)) for each in found]
         ratios = torch.cat([(shares / levels)[:, None, rows], moved[0] / moved[1]], dim=1).amax(0)
         best = ratios.argmin(0)
         for kept, each in zip((shares, levels), moved, strict=True):
@@ -277,12 +277,12 @@ def network_equations(rounds: Sequence[Following], own: Factors, seen: Observati
         if factors is None:
             notes.append(f"the gradient of {name} does not show the {own.batch_size} samples of the batch")
             continue
-        noise, rounding = factors.entry_noise, ROUNDING * later.gradient_epsilon
+        noise, rounding = factors.entry_noise, CLIENT_ROUNDING * later.gradient_epsilon
         rows = factors.rows.T.contiguous()
         values, left = factors.singular_values, factors.left
         spans.append(Span(index, False, rows, values, noise, rounding, left, later.has_bias))
         spans.append(Span(index, True, left, values, noise, rounding, rows))
-    rounding = ROUNDING * seen.gradient_epsilon
+    rounding = CLIENT_ROUNDING * seen.gradient_epsilon
     spans.append(Span(0, True, own.left, own.singular_values, own.entry_noise, rounding))
     spans = [span for span in spans if span.equations > 0]
     rests = tuple(each.rest for each in rounds)

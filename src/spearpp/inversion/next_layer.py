@@ -25,7 +25,7 @@ from spearpp.errors import DtypeError, RankError, ShapeError
 from spearpp.inversion.factors import Factors, decompose
 from spearpp.inversion.factors.rank import has_clear_gap
 from spearpp.inversion.observation import Observation, observe
-from spearpp.inversion.tolerance import INDEPENDENT
+from spearpp.inversion.tolerance import MIN_INDEPENDENT_DISTANCE
 from spearpp.linalg import sphere
 from spearpp.types import Float, Tensor
 
@@ -146,7 +146,7 @@ def read_next_layer(
     for name, matrix in (("the weights of this layer", preactivations), ("its weights", next_layer.back)):
         # The length of a column depends on how strong the gradients of the samples are, which does not matter here.
         pivots = torch.linalg.qr(sphere.retract(matrix.T).T)[1].diagonal().abs()
-        if bool(pivots.min() <= INDEPENDENT):
+        if bool(pivots.min() <= MIN_INDEPENDENT_DISTANCE):
             return Reading(f"not used: {name} do not distinguish {batch_size} samples")
     return Reading("used", next_layer)
 

@@ -30,50 +30,50 @@ from spearpp.linalg.time_limit import time_is_up
 from spearpp.model.front import FrontEnd
 from spearpp.types import Bool, Float, Int, Tensor, replace_rows
 
-STEPS = 700
+ADAM_STEPS = 700
 """Steps of Adam in an attempt. Measured: 700 steps solve most pictures of the CNN of the FedAvg paper
 (``docs/lab/notebook.md``, "Features to pixels")."""
-RATE = 0.2
-"""First step size of Adam, relative to the size of the inputs. It falls to zero as a cosine. Measured, as ``STEPS``:
-0.05 needs twice the steps."""
-WIDTH = 0.5
+ADAM_RATE = 0.2
+"""First step size of Adam, relative to the size of the inputs. It falls to zero as a cosine. Measured, as
+``ADAM_STEPS``: 0.05 needs twice the steps."""
+FIRST_WIDTH = 0.5
 """First width of the smoothed operations, relative to the standard deviation of their argument. It falls linearly to
-zero in the first half of the steps. Measured, as ``STEPS``: without smoothing one picture in eight is missed."""
-ATTEMPTS = 8
+zero in the first half of the steps. Measured, as ``ADAM_STEPS``: without smoothing one picture in eight is missed."""
+MAX_ATTEMPTS = 8
 """How often a picture is searched. Design choice: a second attempt found the four pictures of 96 that the first one
-missed (measured, as ``STEPS``)."""
-RANDOM = (2, 4, 6)
+missed (measured, as ``ADAM_STEPS``)."""
+RANDOM_ATTEMPTS = (2, 4, 6)
 """Attempts that start at a random picture. The others go on where the last one of them ended. Measured: of two pictures
 of LEAF's network that the first attempt missed, one was found by going on and not by seven of eight random starts, the
 other by random starts and not by going on ten times."""
-SHAKE = 0.1
+RANDOM_CHANGE = 0.1
 """Size of the random change before every attempt but the first, relative to the size of the inputs. Design choice: half
 of the first step of Adam, enough to leave a point where all derivatives are zero.
 """
-FINISH = 3
+MAX_GAUSS_NEWTON_STEPS = 3
 """Largest number of Gauss-Newton steps at the end. Derived: with the right signs of all ReLUs ψ is linear, and one step
 ends at the solution; the others correct the signs."""
-PROGRESS = 0.5
+MAX_REMAINING_SHARE = 0.5
 """A Gauss-Newton step that leaves more than this share of the residual is the last one: the rest is noise."""
-RANK = 1e-10
+MIN_PIVOT = 1e-10
 """Smallest pivot of JᵀJ, relative to the largest, of a matrix of full rank. Derived: a thousand times the rounding
 error of float64 for a thousand unknowns, and the square of the relative singular value 1e-5."""
 BETAS = (0.9, 0.99)
 """Decay of the averages of the gradient and of its square in Adam. Design choice: the usual values for short runs."""
-ON_CPU = 4
+PICTURES_ON_CPU = 4
 """Pictures that are solved at the same time on a CPU. Design choice: few are left half done if the time ends."""
-TIE = 0.01
+SIZE_PREFERENCE = 0.01
 """Preference for inputs of size one, in units of the logarithm, if the features hardly depend on the size of the
 inputs, as behind LayerNorm. Design choice: small beside the factor of two between two sizes."""
 SECOND_STARTS = 2
 """Number of solved pictures that are solved again from another start. Design choice: a symmetry of ψ holds for every
 picture, so few of them show it."""
-ELSEWHERE = 0.1
+MIN_DIFFERENT_DISTANCE = 0.1
 """Relative distance of two pictures from which they count as different solutions. Design choice: far above the error of
 a solved picture."""
-DRAWN = 8
+DRAWN_INPUTS = 8
 """Number of random inputs that the size of the inputs is estimated from. Design choice: a median needs a few."""
-NEAR = 1e-2
+MAX_SOLVED_RESIDUAL = 1e-2
 """Relative residual from which the steps in float64 are worth their time. Design choice: pictures that end in a local
 minimum have a relative residual of 1e-2 to 1e-1."""
 
@@ -126,16 +126,16 @@ def solve(
     ends = found.inputs.clone()
     with _full_precision():
         scale = _input_scale(front, norms, generator)
-        for attempt in range(ATTEMPTS):
+        for attempt in range(MAX_ATTEMPTS):
             rows = torch.nonzero(found.residual > noise.to(norms))[:, 0]
             if not len(rows) or time_is_up():
                 break
-            for some in rows.split(len(rows) if rows.is_cuda else ON_CPU):
+            for some in rows.split(len(rows) if rows.is_cuda else PICTURES_ON_CPU):
                 drawn = _draw(len(some), front, generator, features.device)
-                again = ends[some].nan_to_num() + (SHAKE * scale * drawn if attempt else 0)
-                start = scale * drawn if attempt in RANDOM else again
+                again = ends[some].nan_to_num() + (RANDOM_CHANGE * scale * drawn if attempt else 0)
+                start = scale * drawn if attempt in RANDOM_ATTEMPTS else again
                 points = _descend(front, features[some], start, scale).double()
-                ends[some] = ends[some] if attempt in RANDOM else points
+                ends[some] = ends[some] if attempt in RANDOM_ATTEMPTS else points
                 for row, point in zip(some.split(1), points.split(1), strict=True):
                     ended = _finish(front, point, features[row], float(noise[row]))
                     if bool(ended.residual < found.residual[row]):
@@ -169,7 +169,8 @@ def _same_from_elsewhere(
     for row, point in zip(rows.split(1), points.double().split(1), strict=True):
         other = _finish(front, point, features[row], float(noise[row]))
         distance = torch.linalg.vector_norm(other.inputs - found.inputs[row])
-        if bool((other.residual <= NEAR) & (distance > ELSEWHERE * torch.linalg.vector_norm(found.inputs[row]))):
+        different = distance > MIN_DIFFERENT_DISTANCE * torch.linalg.vector_norm(found.inputs[row])
+        if bool((other.residual <= MAX_SOLVED_RESIDUAL) & different):
             return False
     return not time_is_up()
 
@@ -188,9 +189,9 @@ def _has_symmetry(front: FrontEnd, features: Float[Tensor, "k m"], found: Pictur
     twice_mean = 2 * pictures.flatten(1).mean(1).reshape(-1, *(1 for _ in axes))
     for other in [*others, *(-each for each in others), *(twice_mean - each for each in others)]:
         moved = torch.linalg.vector_norm((other - pictures).flatten(1), dim=1)
-        apart = moved > ELSEWHERE * torch.linalg.vector_norm(pictures.flatten(1), dim=1)
+        apart = moved > MIN_DIFFERENT_DISTANCE * torch.linalg.vector_norm(pictures.flatten(1), dim=1)
         difference = torch.linalg.vector_norm(front(other.flatten(1)) - features[solved], dim=1)
-        alike = difference <= NEAR * torch.linalg.vector_norm(features[solved], dim=1)
+        alike = difference <= MAX_SOLVED_RESIDUAL * torch.linalg.vector_norm(features[solved], dim=1)
         if bool((apart & alike).any()):
             return True
     return False
@@ -208,14 +209,14 @@ def _descend(
 ) -> Float[Tensor, "k n"]:
     """Return the end points of Adam in single precision, for inputs of about the size ``scale``."""
     points = start.float()
-    widths = front.scales(scale * _draw(DRAWN, front, torch.Generator().manual_seed(0), features.device).float())
+    widths = front.scales(scale * _draw(DRAWN_INPUTS, front, torch.Generator().manual_seed(0), features.device).float())
     norms = torch.linalg.vector_norm(features, dim=1, keepdim=True).clamp_min(1e-300)
     target, norms = (features / norms).float(), norms.float()
     mean, square = torch.zeros_like(points), torch.zeros_like(points)
-    for step in range(STEPS):
+    for step in range(ADAM_STEPS):
         if time_is_up():
             break
-        width = WIDTH * (1 - 2 * step / STEPS)
+        width = FIRST_WIDTH * (1 - 2 * step / ADAM_STEPS)
         smooth = {name: width * each for name, each in widths.items() if each > 0} if width > 0 else None
         with torch.enable_grad():
             points.requires_grad_(True)
@@ -224,7 +225,7 @@ def _descend(
         mean = mean.lerp(slope, 1 - BETAS[0])
         square = square.lerp(slope.square(), 1 - BETAS[1])
         corrected = (square / (1 - BETAS[1] ** (step + 1))).sqrt().clamp_min(1e-30)
-        rate = scale * RATE * (1 + math.cos(math.pi * step / STEPS)) / 2
+        rate = scale * ADAM_RATE * (1 + math.cos(math.pi * step / ADAM_STEPS)) / 2
         points = points.detach() - rate / (1 - BETAS[0] ** (step + 1)) * mean / corrected
     return points
 
@@ -242,20 +243,20 @@ def _finish(front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor
     residual = residual_of(point)
     size = torch.linalg.vector_norm(residual)
     found = replace(_unsolved(front, features), inputs=point, residual=size[None])
-    for step in range(FINISH + 1):
-        if not bool(size <= NEAR) or time_is_up():
+    for step in range(MAX_GAUSS_NEWTON_STEPS + 1):
+        if not bool(size <= MAX_SOLVED_RESIDUAL) or time_is_up():
             break
         matrix = jacobian(front, point)[0] / norm
         equations = (matrix != 0).any(1).sum()
         factor, failed = torch.linalg.cholesky_ex(matrix.mT @ matrix)
         pivots = factor.diagonal().square()
         slope, full = torch.full_like(size, torch.inf), (failed == 0) & (equations > front.unknowns)
-        if bool(full & (pivots.min() > RANK * pivots.max())):
+        if bool(full & (pivots.min() > MIN_PIVOT * pivots.max())):
             trace = torch.cholesky_inverse(factor).diagonal().sum()
             slope = trace.sqrt() / torch.linalg.vector_norm(point).clamp_min(1e-300)
         error = size / (equations - front.unknowns).clamp_min(1).double().sqrt() * slope
         found = Pictures(point, size[None], equations[None], error[None], slope[None])
-        if not bool(torch.isfinite(slope)) or step == FINISH:
+        if not bool(torch.isfinite(slope)) or step == MAX_GAUSS_NEWTON_STEPS:
             break
         moved = point - torch.cholesky_solve((matrix.mT @ residual)[:, None], factor)[:, 0]
         after = residual_of(moved)
@@ -263,7 +264,7 @@ def _finish(front: FrontEnd, point: Float[Tensor, "1 n"], features: Float[Tensor
         if not bool(left < 1):
             break
         point, residual, size = moved, after, size * left
-        if bool((left > PROGRESS) | (size <= noise)):  # the matrix hardly changes
+        if bool((left > MAX_REMAINING_SHARE) | (size <= noise)):  # the matrix hardly changes
             found = replace(found, inputs=point, residual=size[None], error=error[None] * left)
             break
     return found
@@ -277,11 +278,11 @@ def _draw(count: int, front: FrontEnd, generator: torch.Generator, device: torch
 
 def _input_scale(front: FrontEnd, norms: Float[Tensor, "k"], generator: torch.Generator) -> float:
     """Return the power of two for which random inputs of this size have features as large as the given ones."""
-    drawn = _draw(DRAWN, front, generator, norms.device)
+    drawn = _draw(DRAWN_INPUTS, front, generator, norms.device)
     sizes = [2.0**power for power in range(-20, 21)]
     found = torch.stack([torch.linalg.vector_norm(front(size * drawn), dim=1).median() for size in sizes])
     distance = (found.clamp_min(1e-300).log() - norms.median().log()).abs()
-    distance += TIE * torch.tensor(sizes, device=norms.device).log().abs()
+    distance += SIZE_PREFERENCE * torch.tensor(sizes, device=norms.device).log().abs()
     return sizes[int(distance.nan_to_num(torch.inf).argmin())]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.tolerance import INDEPENDENT
+from spearpp.inversion.tolerance import MIN_INDEPENDENT_DISTANCE
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import distance_to_span, gather_weighted, smallest_eigenvector
@@ -45,9 +45,9 @@ class Pool:
     def rank(self) -> int:
         """Dimension of the span of all candidates."""
         directions = self.directions.cpu()
-        if len(self) <= directions.shape[1] and bool((distance_to_span(directions) > INDEPENDENT).all()):
+        if len(self) <= directions.shape[1] and bool((distance_to_span(directions) > MIN_INDEPENDENT_DISTANCE).all()):
             return len(self)  # The usual case: all candidates are independent.
-        return int(torch.linalg.matrix_rank(directions, rtol=INDEPENDENT)) if len(self) else 0
+        return int(torch.linalg.matrix_rank(directions, rtol=MIN_INDEPENDENT_DISTANCE)) if len(self) else 0
 
 
 def empty_pool(problem: Problem) -> Pool:
@@ -120,7 +120,7 @@ def _zero_weights(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[T
 
 def _solve_weighted(problem: Problem, weight: Float[Tensor, "k m"]) -> Float[Tensor, "k b"]:
     """Return the unit vector q that minimises Σ_k (w_k ℓ_k·q / σ_k)², for each row of weights."""
-    rows = gather_weighted(problem.certain_rows, weight)
+    rows = gather_weighted(problem.rows_per_noise, weight)
     return smallest_eigenvector(rows.mT @ rows)
 
 

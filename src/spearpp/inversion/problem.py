@@ -1,5 +1,8 @@
 """Everything that a search needs to know about one layer: the factors of its gradient, their noise, and the equations
 of later layers.
+
+The table of symbols in ``docs/method.md#symbols`` defines the letters. In short: a point p stands for the input
+x̂ = Rᵀp = V p̄, and p̄ = Σ p are the coordinates of this input.
 """
 
 from dataclasses import dataclass, replace
@@ -16,12 +19,13 @@ from spearpp.linalg import sphere
 from spearpp.linalg.nullspace import complement_of_basis
 from spearpp.types import Bool, Float, Tensor, to_device
 
-REPEATED_SINE, REPEATED_NOISE = 1e-3, 100.0
-"""Two rows of L repeat each other if the sine of the angle between them is at most ``REPEATED_SINE``, or at most
-``REPEATED_NOISE`` times the sine that noise explains. The first number is a design choice. Measured: if the server
-changes its weights between the rounds, the smallest sine was 0.09 (docs/results/rounds.md). The second number is
-derived: an entry of up to about 60 standard deviations may count as noise (``tolerance``: a bound of 5, widened by 3,
-and by 4 in ``evidence.patterns``). Only rows that differ by more can contradict a wrong direction."""
+MAX_REPEATED_SINE = 1e-3
+"""Largest sine of the angle between two rows of L that repeat each other. Design choice. Measured: if the server
+changes its weights between the rounds, the smallest sine was 0.09 (docs/results/rounds.md)."""
+MAX_REPEATED_NOISE = 100.0
+"""Rows also repeat each other if the sine is at most this many times the sine that noise explains. Derived: an entry of
+up to about 60 standard deviations may count as noise (``tolerance``: a bound of 5, widened by 3, and by 4 in
+``evidence.patterns``). Only rows that differ by more can contradict a wrong direction."""
 
 
 @dataclass(frozen=True)
@@ -76,24 +80,27 @@ class Problem:
         return self.factors.left[self.factors.live]
 
     @cached_property
-    def of_coordinates(self) -> Float[Tensor, "m b"]:
-        """Ŵ V, which maps the coordinates p̄ of a sample to its pre-activations z."""
+    def coordinates_to_preactivations(self) -> Float[Tensor, "m b"]:
+        """Ŵ V, which maps the coordinates p̄ of an input x̂ = V p̄ to its pre-activations z."""
         return self.preactivations / self.factors.singular_values
 
     @property
-    def one(self) -> Float[Tensor, "b"] | None:
-        """The vector e with e · p̄ = 1 for every sample, whose x̂ = V p̄ ends in 1; None for a layer without bias."""
+    def bias_functional(self) -> Float[Tensor, "b"] | None:
+        """The vector e for which e · p̄ is the last entry of x̂ = V p̄, which is 1; None for a layer without bias."""
         return self.factors.rows[:, -1] if self.seen.has_bias else None
 
     @cached_property
     def input_space(self) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
         """Origin and orthonormal basis of the coordinates of all inputs, p̄ = origin + basis · t (``affine``)."""
         left = self.factors.left
-        return affine(torch.eye(self.batch_size, dtype=left.dtype, device=left.device), self.one)
+        return affine(torch.eye(self.batch_size, dtype=left.dtype, device=left.device), self.bias_functional)
 
     @cached_property
-    def certain_rows(self) -> Float[Tensor, "m b"]:
-        """ℓ_k / σ_k, scaled so that the longest row has length 1; zero for neurons without a gradient."""
+    def rows_per_noise(self) -> Float[Tensor, "m b"]:
+        """ℓ_k / σ_k, the rows of L divided by their noise; zero for neurons without a gradient.
+
+        They are scaled so that the longest row has length 1.
+        """
         noise = torch.where(self.factors.live, self.factors.row_noise, 1.0)
         rows = self.factors.left / noise[:, None]
         return rows / sphere.norm(rows).max()
@@ -115,7 +122,7 @@ class Problem:
         parts = repeated.reshape(self.rounds, -1)
         for index in range(1, self.rounds):
             sine = (1 - (rows[:index] * rows[index]).sum(-1).square()).clamp_min(0).sqrt()
-            parts[index] = (sine <= (REPEATED_NOISE * noise[index]).clamp_min(REPEATED_SINE)).any(0)
+            parts[index] = (sine <= (MAX_REPEATED_NOISE * noise[index]).clamp_min(MAX_REPEATED_SINE)).any(0)
         return parts.flatten()
 
 
@@ -132,16 +139,16 @@ def pose(seen: Observation, *, batch_size: int | None = None, sparsity: float | 
 
 
 def affine(
-    space: Float[Tensor, "b k"], one: Float[Tensor, "b"] | None
+    space: Float[Tensor, "b k"], bias_functional: Float[Tensor, "b"] | None
 ) -> tuple[Float[Tensor, "b"], Float[Tensor, "b u"]]:
     """Return origin and basis of the coordinates p̄ in a space whose inputs end in 1: p̄ = origin + basis · t.
 
-    Both bases are orthonormal. ``one`` is the vector e with e · p̄ = 1; None for a layer without bias, whose
+    Both bases are orthonormal. ``bias_functional`` is that of the problem; None for a layer without bias, whose
     coordinates are not restricted.
     """
-    if one is None:
+    if bias_functional is None:
         return torch.zeros_like(space[:, 0]), space
-    end = space.T @ one
+    end = space.T @ bias_functional
     length = torch.linalg.vector_norm(end)
     unit = end / length
     return space @ (unit / length), space @ complement_of_basis(unit[:, None])

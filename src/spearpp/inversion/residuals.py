@@ -14,7 +14,7 @@ from spearpp.linalg.tensor_cores import tensor_cores
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
-RECORDED = 1e12
+MAX_RECORDED_WORK = 1e12
 """Largest work, in multiplications for the matrices JᵀJ of all points, for which a GPU computes these matrices and
 captures a step as a CUDA graph. Above it, conjugate gradients are used. Measured on an H200: with 2.6e11 (60 points, b
 = 450, m = 1000) a step takes 5 ms, a third of it to launch its kernels. With 1.2e13 (60 points, b = 1200, m = 4000) it
@@ -122,7 +122,7 @@ class Residuals:
 
     def is_small(self, t: Float[Tensor, "k u"]) -> bool:
         """Return whether a GPU takes longer to launch the kernels of all points at once than to run them."""
-        return t.is_cuda and len(t) <= self._points_at_once(t) and self.multiplications(*t.shape) <= RECORDED
+        return t.is_cuda and len(t) <= self._points_at_once(t) and self.multiplications(*t.shape) <= MAX_RECORDED_WORK
 
     def multiplications(self, points: int, unknowns: int) -> float:
         """Return the number of multiplications for the matrices JᵀJ of some points."""

@@ -64,9 +64,9 @@ class Progress:
     total_starts: int
     """Largest number of random starts of this search."""
     score: float | None
-    """λ of the best selection so far; None until b independent directions are found."""
+    """λ of the best selection so far; None until b independent directions are found. ``Equations`` has no selection."""
     rounds: int = 0
-    """Number of rounds, or chunks of starts, so far."""
+    """Number of passes of the search so far. They are not rounds of federated learning."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Stats:
     stopped: str = ""
     """Why the search ended, in words that continue a sentence: no capital letter and no full stop."""
     rounds: int = 0
-    """Number of rounds, or chunks of starts."""
+    """Number of passes of the search. They are not rounds of federated learning."""
     interrupted: bool = False
     """Whether Ctrl-C ended the search. The result contains what had been found by then."""
 
@@ -103,15 +103,18 @@ class Inversion:
     """
 
     inputs: Float[Tensor, "k n"]
-    """Recovered inputs, certified inputs first. k is b, or fewer if the inputs were recovered one by one."""
+    """Computed inputs, certified inputs first. Only inputs with ``certified`` are proved. If the batch was not
+    recovered as a whole, other rows may be arbitrary vectors. k is b, or fewer if the inputs were recovered one by
+    one."""
     certified: Bool[Tensor, "k"]
     """Which inputs are certified as exact. A certificate needs no ground truth (see ``evidence``). A certified input is
     one training sample, or the weighted mean of several samples that activate the same neurons with proportional
     gradients: the gradient of this layer does not distinguish the two. ``spearpp.audit`` can distinguish them if the
     model and the loss are known."""
     score: float
-    """λ, the sparsity matching coefficient of the paper: the share of entries of D that are zero exactly where the
-    neuron is inactive for the recovered input."""
+    """For searches of sparse directions λ, the sparsity matching coefficient of the paper: the share of entries of D
+    that are zero exactly where the neuron is inactive for the recovered input. For ``Equations``, the share of the
+    batch that was found."""
     batch_size: int
     """b, the number of samples that the gradient shows. Repeated samples count once. Samples that activate no neuron
     are not visible and do not count."""

@@ -13,7 +13,7 @@ import torch
 
 from spearpp.inversion.pool import Pool
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.tolerance import INDEPENDENT
+from spearpp.inversion.tolerance import MIN_INDEPENDENT_DISTANCE
 from spearpp.linalg.chunks import chunk_size, small_chunk_size
 from spearpp.linalg.nullspace import complement, gather_weighted, independent, smallest_eigenvector
 from spearpp.linalg.time_limit import check_time
@@ -60,7 +60,7 @@ def init_filt(pool: Pool, order: Int[Tensor, "candidates"] | None = None) -> Int
     ``order`` has the indices of the candidates in the order in which they are considered; None is the sparsest first.
     """
     order = pool.sparsest_first() if order is None else order
-    return order[independent(pool.directions[order], INDEPENDENT)]
+    return order[independent(pool.directions[order], MIN_INDEPENDENT_DISTANCE)]
 
 
 def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Float[Tensor, "k"]:
@@ -71,8 +71,8 @@ def fix_scale(problem: Problem, inverse: Float[Tensor, "k b"], zeros: Bool[Tenso
     """
     if problem.seen.has_bias:
         return (inverse @ problem.factors.right[:, -1:])[:, 0]
-    fires = inverse @ problem.preactivations.T > 0
-    agreeing_if_positive = (fires != zeros).sum(1)
+    active = inverse @ problem.preactivations.T > 0
+    agreeing_if_positive = (active != zeros).sum(1)
     return torch.where(2 * agreeing_if_positive >= zeros.shape[1], 1.0, -1.0).to(inverse)
 
 
@@ -221,7 +221,7 @@ def select(
     return again if merit(again) > merit(fresh) else fresh
 
 
-def polish(problem: Problem, chosen: Selection) -> Selection:
+def refit_to_patterns(problem: Problem, chosen: Selection) -> Selection:
     """Solve every direction again, using only zeros that the activation pattern of its input confirms.
 
     With noise, a small gradient can look like a zero and turn the direction. All b directions together give the inputs,
@@ -230,7 +230,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
     """
     if not chosen.full or problem.batch_size == 1:
         return chosen
-    live, rows = problem.factors.live, problem.certain_rows
+    live, rows = problem.factors.live, problem.rows_per_noise
     size = chunk_size(rows.device, 8 * rows.numel())
     for _ in range(2):  # New directions give new inputs, which may confirm other zeros.
         signed = chosen.points * fix_scale(problem, chosen.points, chosen.zeros).sign()[:, None]
@@ -242,7 +242,7 @@ def polish(problem: Problem, chosen: Selection) -> Selection:
         directions = chosen.directions.clone()
         chunks = (gather_weighted(rows, chunk.to(rows)) for chunk in confirmed[usable].split(size))
         directions[usable] = torch.cat([smallest_eigenvector(chunk.mT @ chunk) for chunk in chunks])
-        if int(torch.linalg.matrix_rank(directions.cpu(), rtol=INDEPENDENT)) < len(directions):
+        if int(torch.linalg.matrix_rank(directions.cpu(), rtol=MIN_INDEPENDENT_DISTANCE)) < len(directions):
             return chosen
         zeros = problem.zeros(directions)
         chosen = Selection.of(problem, directions, zeros)

@@ -8,10 +8,10 @@ from spearpp.inversion.problem import Problem
 from spearpp.linalg.nullspace import complement
 from spearpp.types import Bool, Float, Int, Tensor
 
-ILL_CONDITIONED = 1e6
+MAX_CONDITION = 1e6
 """Largest condition number of the matrix of products q_i·p_j of unit vectors, which is near the identity for right
 pairs. Design choice: beyond it, points that are solved from these products would keep fewer than ten digits."""
-CONFLICTS = 0.01
+MAX_CONFLICTS = 0.01
 """Largest share of neurons in which the activation pattern of p and the zeros of L q may differ. Design choice: a weak
 sample in the same row of the gradient moves p slightly, which changes the sign of few pre-activations."""
 
@@ -37,7 +37,7 @@ class Pairs:
         points, directions = torch.cat([self.points, points]), torch.cat([self.directions, directions])
         products = points @ directions.T
         solved, failed = torch.linalg.solve_ex(products, points)
-        if bool(failed) or not bool(torch.linalg.cond(products) <= ILL_CONDITIONED):
+        if bool(failed) or not bool(torch.linalg.cond(products) <= MAX_CONDITION):
             return self
         return Pairs(solved, directions)
 
@@ -58,13 +58,13 @@ def no_pairs(problem: Problem) -> Pairs:
 
 
 def pattern_agrees(problem: Problem, points: Float[Tensor, "k b"], zeros: Bool[Tensor, "k m"]) -> Bool[Tensor, "k"]:
-    """Return for which inputs L q is zero exactly where the neuron is inactive, up to ``CONFLICTS`` of the neurons.
+    """Return for which inputs L q is zero exactly where the neuron is inactive, up to ``MAX_CONFLICTS`` of the neurons.
 
     Only neurons with a gradient are compared.
     """
     live = problem.factors.live
-    silent = points @ problem.preactivations.T <= 0
-    return ((zeros != silent) & live).sum(1) <= CONFLICTS * live.sum()
+    inactive = points @ problem.preactivations.T <= 0
+    return ((zeros != inactive) & live).sum(1) <= MAX_CONFLICTS * live.sum()
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,8 @@ rounding. Differential privacy and local training add noise of their own. For a 
   (``Tolerance.kernel``). The kernel has one dimension if the second smallest singular value is larger than that;
 - **two directions are the same** if the sine of their angle is at most 1e-6, or at most the angle by which noise can
   turn a direction: 4 σ ‖Σ⁻¹q‖ √(b/τ), where τ is the smallest share of zeros in L q (``Tolerance.angle``);
-- **directions are independent** if each has a distance of at least ``INDEPENDENT`` from the span of the others;
+- **directions are independent** if each has a distance of at least ``MIN_INDEPENDENT_DISTANCE`` from the span of the
+  others;
 - **a pre-activation has no clear sign** if |z_k| ≤ c (σ ‖p‖ + ε ‖x̂‖) ‖ŵ_k‖: noise in x̂ = Rᵀp, and the rounding ε of
   the client's own arithmetic, could change the sign (``Tolerance.preactivation``).
 """
@@ -29,11 +30,11 @@ from spearpp.types import Bool, Float, Tensor
 BOUND_EXCEEDED = 1e-3
 """Probability that Gaussian noise exceeds its bound in any of the m·b entries of D. Design choice: one batch in a
 thousand has such an entry, and a batch is recovered despite one missed zero."""
-HEAVY_TAILS = 3.0
+MAX_WIDENING = 3.0
 """Factor by which the bound for zero is widened where it is negligible. Measured: rounding noise reached 10.9 standard
 deviations and the smallest gradient of an active neuron was 404, so 3 c = 15 lies between the two
 (``docs/lab/notebook.md``, "What counts as zero")."""
-NEGLIGIBLE = 1e-2
+MAX_WIDENED_BOUND = 1e-2
 """Largest widened bound, relative to the root mean square of L q. Design choice: if the entries of
 active neurons are Gaussian, less than one percent of them lie below this bound."""
 SEARCH_RESOLUTION = 1e-3
@@ -43,7 +44,7 @@ float32 and stop early. Measured: about one direction in ten has an active neuro
 SAME_DIRECTION = 1e-6
 """Sine of the angle below which two directions are the same without noise. Design choice: well above 1.5e-8, the
 error of a sine that is computed from a float64 product, and far below the angle between different samples."""
-INDEPENDENT = 1e-7
+MIN_INDEPENDENT_DISTANCE = 1e-7
 """Smallest distance of a unit direction from the span of others. Design choice: a few times 1.5e-8, the
 square root of the float64 precision, which is the error of a direction that is solved from a Gram matrix."""
 STATED_SIGMAS = 4.0
@@ -87,12 +88,13 @@ class Tolerance:
     def entry(self, directions: Float[Tensor, "k b"]) -> Float[Tensor, "k m"]:
         """Return the largest |ℓ_k·q| that noise explains if the true entry is zero.
 
-        The bound is c σ_k ‖Σ⁻¹q‖. It is widened by up to ``HEAVY_TAILS`` as long as it stays below ``NEGLIGIBLE`` times
-        the root mean square of L q. L has orthonormal columns, so the entries of L q have root mean square 1/√m.
+        The bound is c σ_k ‖Σ⁻¹q‖. It is widened by up to ``MAX_WIDENING`` as long as it stays below
+        ``MAX_WIDENED_BOUND`` times the root mean square of L q. L has orthonormal columns, so the entries of L q have
+        root mean square 1/√m.
         """
         gaussian = self.sigmas * self.amplification(directions)[:, None] * self.row_noise
-        negligible = NEGLIGIBLE / max(1, len(self.row_noise)) ** 0.5
-        return torch.maximum(gaussian, (HEAVY_TAILS * gaussian).clamp_max(negligible))
+        negligible = MAX_WIDENED_BOUND / max(1, len(self.row_noise)) ** 0.5
+        return torch.maximum(gaussian, (MAX_WIDENING * gaussian).clamp_max(negligible))
 
     def zeros(self, values: Float[Tensor, "k m"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
         """Return which entries of L q are zero up to noise, one row for each direction."""

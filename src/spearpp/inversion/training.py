@@ -28,16 +28,17 @@ from torch.nn import functional
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
-PASSES = 5
+CONSISTENCY_PASSES = 5
 """Number of passes through an epoch that make its visits consistent with each other. Derived: S passes are exact for S
 mini-batches. Without a known order, each further pass changes the visits by a twentieth of the previous change."""
-CHAINS = 96
+MARKOV_CHAINS = 96
 """Number of Markov chains that run at the same time. Design choice: they take hardly longer than a few."""
-SWEEPS = 80
+DRAWS_PER_SAMPLE = 80
 """Number of draws for each sample in each epoch. Measured: with 60, single samples had their mini-batches of two epochs
 exchanged."""
-HOTTEST, COLDEST = 3.0, 0.05
-"""First and last temperature. Design choice: from the change of a wrong step of a single pair to far below it."""
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 3.0, 0.05
+"""First and last temperature of the Markov chains. Design choice: from the change of a wrong step of a single pair to
+far below it."""
 MAX_BATCHES = 12
 """Largest number of mini-batches in an epoch. Design choice: beyond it, single positions are below the error of the
 mixing."""
@@ -66,7 +67,7 @@ class LocalTraining:
     activations: list[Callable[[Tensor], Tensor]]
     """What follows each layer but the last one."""
     labels: Int[Tensor, "b"]
-    passes: int = PASSES
+    passes: int = CONSISTENCY_PASSES
 
     def run(
         self, points: Float[Tensor, "b r"], sizes: Float[Tensor, "e b"], mixing: Float[Tensor, "e b b"]
@@ -209,13 +210,13 @@ def likely_orders(
     """
     b = len(mixing)
     before = (epochs * mixing).float().cpu()
-    batches = torch.randint(count, (CHAINS, epochs, b), generator=generator)
+    batches = torch.randint(count, (MARKOV_CHAINS, epochs, b), generator=generator)
     numbers = torch.arange(count)[None, :, None]
     others = 1 - torch.eye(b)
     counts = (batches[:, :, :, None] > batches[:, :, None, :]).sum(1).float()
-    for sweep in range(SWEEPS):
+    for sweep in range(DRAWS_PER_SAMPLE):
         check_time()
-        temperature = HOTTEST * (COLDEST / HOTTEST) ** (sweep / (SWEEPS - 1))
+        temperature = FIRST_TEMPERATURE * (LAST_TEMPERATURE / FIRST_TEMPERATURE) ** (sweep / (DRAWS_PER_SAMPLE - 1))
         for place in torch.randperm(epochs * b, generator=generator).tolist():
             epoch, sample = divmod(place, b)
             own, epoch_batches = batches[:, epoch, sample, None], batches[:, epoch]

@@ -5,27 +5,27 @@ from dataclasses import dataclass
 
 import torch
 
-from spearpp.linalg.recording import CHECKED, repeat
+from spearpp.linalg.recording import STEPS_PER_CHECK, repeat
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Float, Int, Tensor
 
-SHRINK, GROW = 0.3, 5.0
-"""Factors of the damping after a step that lowers the residual, and after one that does not. Design choice."""
-HOPELESS = 1e6
+DAMPING_AFTER_SUCCESS, DAMPING_AFTER_FAILURE = 0.3, 5.0
+"""Factors of the damping after a step that lowers the residual, and after a step that does not. Design choice."""
+MAX_DAMPING = 1e6
 """Damping, relative to the mean diagonal of JᵀJ, at which a point is given up: no shorter step lowers its residual."""
-LEAST_PROGRESS = 1e-3
+MIN_PROGRESS = 1e-3
 """Smallest relative change of the squared residual by a step that is not the end. Design choice: at this rate, halving
 the residual would take 1,400 steps. A step that raises the residual by less has reached a minimum up to rounding."""
-SIGNIFICANT = 10
+MIN_FINISHED = 10
 """Smallest number of finished points from which their rate is estimated. Design choice: a third of it is random."""
 
-ACCURACY = 0.1
+MAX_CG_RESIDUAL = 0.1
 """Relative residual of the equations of a step at which conjugate gradients stop. Measured: with 0.3 they take 0.8 to
 1.8 times as many iterations in total (``docs/lab/notebook.md``, "Speed of the equations")."""
-UNFINISHED = 0.2
+MAX_UNFINISHED_SHARE = 0.2
 """Share of points that conjugate gradients do not wait for. Measured: 0 takes 1.3 to 1.5 times as many
 iterations."""
-ITERATIONS = 60
+MAX_CG_ITERATIONS = 60
 """Largest number of iterations of conjugate gradients in a step. Design choice: far more than usual."""
 
 Equations = Callable[[Float[Tensor, "k u"], Int[Tensor, "k"]], tuple[Tensor, Tensor, Tensor]]
@@ -54,7 +54,7 @@ class Options:
     close: float = 0.0
     """Norm of the residual at which a point is done once a step does not lower it."""
     patience: int = 15
-    """Number of steps after which a point is done if a step changes its residual by less than ``LEAST_PROGRESS``."""
+    """Number of steps after which a point is done if a step changes its residual by less than ``MIN_PROGRESS``."""
     replaceable: bool = False
     """Whether the points are random starts, so that others can take their place. The descent then ends when points
     finish more slowly than on average so far: other starts are then worth more."""
@@ -143,7 +143,7 @@ class _Pace:
         """Return whether fewer points have finished for the work since the last call than on average."""
         new, spent = finished - self.finished, work - self.work
         self.finished, self.work = finished, work
-        return finished >= SIGNIFICANT and new * work < finished * spent
+        return finished >= MIN_FINISHED and new * work < finished * spent
 
 
 class _State:
@@ -162,7 +162,7 @@ class _State:
         while self.steps < self.options.steps:
             self.active = self.active[self.error[self.active] > self.options.tolerance**2]
             work = self.total + len(self.points)  # the first derivatives count as a step
-            slow = self.options.replaceable and self.steps % CHECKED == 0 and pace.slows(self.finished, work)
+            slow = self.options.replaceable and self.steps % STEPS_PER_CHECK == 0 and pace.slows(self.finished, work)
             if slow or not len(self.active):
                 return
             check_time()
@@ -176,14 +176,14 @@ class _State:
         """
         active, before = self.active, self.error[self.active]
         better = value < before
-        self.strength[active] *= torch.where(better, SHRINK, GROW)
+        self.strength[active] *= torch.where(better, DAMPING_AFTER_SUCCESS, DAMPING_AFTER_FAILURE)
         accepted = active[better]
         self.points[accepted], self.error[accepted] = moved[better], value[better]
         done = (self.error[active] <= self.options.tolerance**2) | (~better & (before <= self.options.close**2))
         self.finished += int(done.sum())
-        done |= self.strength[active] > HOPELESS
+        done |= self.strength[active] > MAX_DAMPING
         if self.steps > self.options.patience:
-            done |= (value - before).abs() < LEAST_PROGRESS * before
+            done |= (value - before).abs() < MIN_PROGRESS * before
         self.active = active[~done]
         return active[better & ~done]
 
@@ -195,7 +195,7 @@ def _conjugate_gradients(
     tiny = torch.finfo(slope.dtype).tiny
     found, rest, direction = torch.zeros_like(slope), slope.clone(), slope.clone()
     size = rest.square().sum(1)
-    goal = ACCURACY**2 * size
+    goal = MAX_CG_RESIDUAL**2 * size
 
     def iterate() -> None:
         image = torch.addcmul(product(direction), strength[:, None], direction)
@@ -207,9 +207,9 @@ def _conjugate_gradients(
         size.copy_(now)
 
     def done() -> bool:
-        return float((size <= goal).double().mean()) >= 1 - UNFINISHED
+        return float((size <= goal).double().mean()) >= 1 - MAX_UNFINISHED_SHARE
 
-    repeat(iterate, ITERATIONS, slope.device, done)
+    repeat(iterate, MAX_CG_ITERATIONS, slope.device, done)
     return found
 
 
@@ -220,7 +220,7 @@ def _recorded(normal_equations: Equations, points: Float[Tensor, "k u"], options
     """
     points, everyone = points.clone(), torch.arange(len(points), device=points.device)
     error = points.new_full((len(points),), torch.inf)
-    strength, slope = torch.full_like(error, options.damping / SHRINK), torch.zeros_like(points)
+    strength, slope = torch.full_like(error, options.damping / DAMPING_AFTER_SUCCESS), torch.zeros_like(points)
     count, finished = torch.full_like(error, -1), torch.zeros_like(everyone, dtype=torch.bool)
     identity = torch.eye(points.shape[1], dtype=points.dtype, device=points.device)
     hessian, tiny = identity.repeat(len(points), 1, 1), torch.finfo(points.dtype).tiny
@@ -235,7 +235,7 @@ def _recorded(normal_equations: Equations, points: Float[Tensor, "k u"], options
         value, product, gradient = normal_equations(moved, everyone)
         better = (failed == 0) & (value < error)
         count.add_((~finished).to(count))
-        strength.mul_(torch.where(better, SHRINK, GROW))
+        strength.mul_(torch.where(better, DAMPING_AFTER_SUCCESS, DAMPING_AFTER_FAILURE))
         points.copy_(torch.where(better[:, None], moved, points))
         hessian.copy_(torch.where(better[:, None, None], product, hessian))
         slope.copy_(torch.where(better[:, None], gradient, slope))
@@ -245,9 +245,9 @@ def _recorded(normal_equations: Equations, points: Float[Tensor, "k u"], options
     def done() -> bool:
         nonlocal checks
         checks += 1
-        ended, left = torch.stack([finished.sum(), (~finished & (strength <= HOPELESS)).sum()]).tolist()
+        ended, left = torch.stack([finished.sum(), (~finished & (strength <= MAX_DAMPING)).sum()]).tolist()
         # The recording takes about as long as a step.
-        return not left or (options.replaceable and pace.slows(ended, 1 + CHECKED * checks))
+        return not left or (options.replaceable and pace.slows(ended, 1 + STEPS_PER_CHECK * checks))
 
     repeat(step, options.steps + 1, points.device, done)
     return points, error, int(count.sum())

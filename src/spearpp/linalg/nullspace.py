@@ -14,10 +14,10 @@ from spearpp.types import Bool, Float, Int, Tensor
 _ITERATIONS = 8
 """Inverse iterations for each eigenvector. Measured: fewer iterations for the second eigenvector lost one certificate
 in 1,100 (docs/lab/notebook.md)."""
-MIN_BY_GRAM = 1e-4
+MIN_GRAM_DISTANCE = 1e-4
 """Smallest distance between a unit vector and a subspace that a Gram matrix yields to eight digits. Derived: a Gram
 matrix holds the square of the distance, 1e-8, and float64 has 16 digits."""
-ORTHOGONAL = 1e-10
+MAX_ORTHOGONAL_NORM = 1e-10
 """Largest norm of BᵀC for a complement C that counts as orthogonal to B. Design choice: far below the rounding of
 float32, and far above that of float64."""
 _GATHER_SHARE = 0.75
@@ -272,7 +272,7 @@ def distance_to_span(vectors: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """
     factor, failed = torch.linalg.cholesky_ex(vectors @ vectors.T)
     distances = factor.diagonal()
-    if not len(distances) or (not bool(failed) and bool(distances.min() > MIN_BY_GRAM)):
+    if not len(distances) or (not bool(failed) and bool(distances.min() > MIN_GRAM_DISTANCE)):
         return distances
     return torch.linalg.qr(vectors.T)[1].diagonal().abs()
 
@@ -310,6 +310,6 @@ def complement_of_basis(basis: Float[Tensor, "d b"]) -> Float[Tensor, "d _"]:
     top.diagonal().add_(1)
     reflected = -top @ torch.linalg.solve_ex(top[:b].T, top[b:].T)[0]
     reflected[b:].diagonal().add_(1)
-    if bool(torch.linalg.matrix_norm(basis.T @ reflected) <= ORTHOGONAL):
+    if bool(torch.linalg.matrix_norm(basis.T @ reflected) <= MAX_ORTHOGONAL_NORM):
         return reflected
     return complement(basis.T)

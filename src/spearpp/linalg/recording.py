@@ -8,7 +8,7 @@ import torch
 
 from spearpp.linalg.time_limit import check_time
 
-CHECKED = 2
+STEPS_PER_CHECK = 2
 """Number of steps between two checks whether to stop. Measured on an H200: with 4 the equations take 1.1 to 1.3 times
 as long (``docs/lab/notebook.md``, "When a round ends")."""
 _THREAD = threading.local()
@@ -23,11 +23,11 @@ def repeat(
         step: works in place on the same tensors every time, and does not wait for the device.
         times: number of calls.
         device: device of the tensors.
-        done: asked before every ``CHECKED``-th call whether to stop.
+        done: asked before every ``STEPS_PER_CHECK``-th call whether to stop.
     """
     if device.type != "cuda" or times < 3:
         for count in range(times):
-            if count % CHECKED == 0 and done():
+            if count % STEPS_PER_CHECK == 0 and done():
                 return
             check_time()
             step()
@@ -37,7 +37,7 @@ def repeat(
         _make_room(device)
         graph = _record(step)
         for count in range(times - 1):
-            if count % CHECKED == 0:
+            if count % STEPS_PER_CHECK == 0:
                 if done():
                     break
                 check_time()

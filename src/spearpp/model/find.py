@@ -82,8 +82,7 @@ def _by_equations(model: nn.Module, layer: Layer, nodes: list[fx.Node]) -> Layer
         return as_output(layer)
     if not linear_names(model, later):
         return replace(layer, reason=f"{layer.reason}; {why}") if "Dropout" in why else layer
-    reason = layer.reason.replace(", not to ReLU", "").replace(": no ReLU follows", "")
-    reason = f"{reason}: the equations of the network are solved"
+    reason = f"{_destination(model, nodes[0])[0]}: the equations of the network are solved"
     if any(is_batch_norm(module_of(model, node)) for node in later):
         reason += ", which hold if BatchNorm is in evaluation mode"
     return replace(layer, qualifies=True, equations=True, reason=reason)
@@ -110,17 +109,22 @@ def _relu_after(model: nn.Module, linear: fx.Node, width: int) -> tuple[fx.Node 
         if acts_as is Behaviour.NEARLY_RELU:
             reason = f"its output goes to {name}, which equals ReLU for small values: a certificate decides"
             return node, reason, True
+    return None, "".join(_destination(model, linear)), False
+
+
+def _destination(model: nn.Module, linear: fx.Node) -> tuple[str, str]:
+    """Return in words what the output of a Linear layer goes to, and the words to add if the layer needs a ReLU."""
     node = linear
     while len(readers(node)) == 1 and is_reshape(model, readers(node)[0]):
         node = readers(node)[0]
     users = readers(node)
     if not users:
-        return None, "its output is not used", False
+        return "its output is not used", ""
     if len(users) > 1:
-        return None, "its output goes to several operations, not only to a ReLU", False
+        return "its output goes to several operations, not only to a ReLU", ""
     if users[0].op == "output":
-        return None, "its output is the model's output: no ReLU follows", False
-    return None, f"its output goes to {label(model, users[0])}, not to ReLU", False
+        return "its output is the model's output", ": no ReLU follows"
+    return f"its output goes to {label(model, users[0])}", ", not to ReLU"
 
 
 def _next_linear(model: nn.Module, relu: fx.Node, width: int) -> tuple[str | None, bool]:

@@ -25,7 +25,7 @@ from spearpp.model.operations import (
     label,
     module_of,
 )
-from spearpp.model.rest import PROBES, SAME, TracedPart, device_of
+from spearpp.model.rest import PROBE_SAMPLES, TOLERANCE, TracedPart, device_of
 from spearpp.model.smoothing import max_pooling_of, smoothed, smoothed_max_pool
 from spearpp.types import Float, Tensor
 
@@ -37,7 +37,7 @@ MAX_SIDE = 256
 """Largest side length that is tried. Design choice."""
 UNKNOWN_SHAPE = "the shape of the model's input is unknown; pass it (input_shape=, --shape)"
 """Reason why nothing follows from features if the shape is not given and cannot be guessed."""
-RUNS = 6
+TRAINING_RUNS = 6
 """How often the model runs in training mode to find out whether the front end is random. Design choice: an augmentation
 that is applied with probability 1/2 is missed with a probability of 1/64, and the equations then have no solution for
 the pictures that were augmented."""
@@ -150,7 +150,7 @@ class FrontEnd(TracedPart):
     def _check(self, model: nn.Module, name: str) -> None:
         """Raise an error unless ψ computes each sample alone, and as the model does in training mode."""
         generator = torch.Generator().manual_seed(0)
-        probe = torch.rand(PROBES, self.unknowns, generator=generator, dtype=torch.float64)
+        probe = torch.rand(PROBE_SAMPLES, self.unknowns, generator=generator, dtype=torch.float64)
         probe = probe.to(device_of(self._models[torch.float64]))
         try:
             together = self(probe)
@@ -159,12 +159,14 @@ class FrontEnd(TracedPart):
         except Exception as error:  # the operations are user code and may raise anything
             shape = "x".join(map(str, self.shape))
             raise OptionError(f"the model does not accept inputs of shape {shape} before the layer: {error}") from error
-        if together.shape != (PROBES, self.features):
+        if together.shape != (PROBE_SAMPLES, self.features):
             shape = "x".join(map(str, self.shape))
             raise OptionError(f"an input of shape {shape} does not give one row of {self.features} features")
-        if not torch.allclose(together, alone, SAME, SAME):
+        if not torch.allclose(together, alone, TOLERANCE, TOLERANCE):
             raise OptionError("the operations before the layer mix the samples of a batch")
-        if not all(each.shape == together.shape and torch.allclose(each, together, SAME, SAME) for each in seen):
+        if not all(
+            each.shape == together.shape and torch.allclose(each, together, TOLERANCE, TOLERANCE) for each in seen
+        ):
             raise OptionError("the operations before the layer are random, or differ between training and evaluation")
 
 
@@ -213,7 +215,7 @@ def _seen_by_layer(model: nn.Module, name: str, inputs: Tensor) -> list[Tensor]:
     devices = [inputs.device] if inputs.is_cuda else []
     try:
         with torch.random.fork_rng(devices):
-            for _ in range(RUNS):
+            for _ in range(TRAINING_RUNS):
                 model(inputs)
     finally:
         handle.remove()

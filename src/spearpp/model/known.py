@@ -44,8 +44,10 @@ NOT_LINEAR = {
     *("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "clamp_min", *NAMES),
 }
 """Functions and methods of a front end that are not linear."""
-JOINING, REDUCING = ("cat", "concat", "stack"), ("amax", "sum", "mean")
-"""Functions that put values side by side, and those that may combine what was side by side."""
+JOINING = ("cat", "concat", "stack")
+"""Functions that put values side by side."""
+REDUCING = ("amax", "sum", "mean")
+"""Functions that may combine values that were side by side."""
 CONSTANT = {*SHAPE_METHODS, "shape", "ndim", "dtype", "device"}
 """Methods and attributes of a tensor that do not depend on its values."""
 

@@ -43,10 +43,11 @@ class Layer:
     features: int
     """Number of inputs of the layer."""
     qualifies: bool
-    """Whether the layer can be inverted: a ReLU follows it, or the equations of the network can be solved; and the
-    update holds a gradient for it."""
+    """Whether the structure of the model allows an inversion: a ReLU follows the layer, or the equations of the network
+    can be solved; and the update holds a gradient for it. The audit may leave out such a layer, for example because it
+    needs too much memory (``LayerAudit.feasible``)."""
     reason: str
-    """Why the layer qualifies, or why it does not."""
+    """Why the layer qualifies, or why it does not. A colon separates what the output goes to from the rest."""
     sees: Sees | str = Sees.FEATURES
     """What the inputs of the layer are. A plain string, as stored reports hold it, is converted to ``Sees``."""
     next: str | None = None
@@ -64,6 +65,11 @@ class Layer:
     """Whether Dropout follows the ReLU. Active neurons may then have a zero gradient."""
 
     @property
+    def destination(self) -> str:
+        """What the output of the layer goes to, in words: the part of ``reason`` before the colon."""
+        return self.reason.partition(":")[0]
+
+    @property
     def noun(self) -> str:
         """What one input of the layer stands for, in the plural: "tokens" or "samples"."""
         return "tokens" if self.tokens else "samples"
@@ -76,7 +82,7 @@ def as_output(layer: Layer) -> Layer:
     """Return an output layer, qualified if it has enough outputs: softmax(z) - e_y has two dimensions or more."""
     if layer.neurons < MIN_OUTPUTS:
         return layer
-    reason = f"{layer.reason.partition(':')[0]}: the equations of cross-entropy are solved"
+    reason = f"{layer.destination}: the equations of cross-entropy are solved"
     return replace(layer, qualifies=True, equations=True, output=True, reason=reason)
 
 

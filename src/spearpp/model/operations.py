@@ -21,10 +21,10 @@ RESHAPING = {
 """Methods and functions that keep the values of a tensor."""
 RESHAPING_MODULES = (nn.Flatten, nn.Identity, nn.Unflatten)
 DROPOUT = (nn.Dropout, nn.AlphaDropout)
-PROBES = (1e-3, 0.1, 0.5, 1.0, 3.0, 40.0, 1000.0)
+PROBED_VALUES = (1e-3, 0.1, 0.5, 1.0, 3.0, 40.0, 1000.0)
 """Absolute values at which an activation is evaluated, with both signs. A design choice: the values cover the range of
 pre-activations in a network, with points below and above the values 1 and 6 at which Hardtanh and ReLU6 saturate."""
-SMALL = 1.0
+MAX_SMALL_VALUE = 1.0
 """Largest absolute value at which an activation must equal ReLU to count as "ReLU for small values". A design choice:
 pre-activations of a freshly initialised network are about this large. Hardtanh(0, 1) equals ReLU up to 1 and ReLU6 up
 to 6, so both are tried. A certificate decides whether the assumption holds."""
@@ -126,7 +126,7 @@ def activations(model: nn.Module, linear: fx.Node, width: int) -> list[tuple[fx.
 
 
 def behaviour(function: Callable[[Tensor], Tensor]) -> Behaviour:
-    """Classify a function by its values at ``PROBES``.
+    """Classify a function by its values at ``PROBED_VALUES``.
 
     >>> behaviour(lambda z: z * (z > 0)).value
     'ReLU'
@@ -179,7 +179,7 @@ def _probes(width: int) -> Iterator[Tensor]:
 
     The shapes are (2 · probes, width) and (1, 2 · probes, width).
     """
-    values = torch.tensor([sign * size for size in PROBES for sign in (1.0, -1.0)])
+    values = torch.tensor([sign * size for size in PROBED_VALUES for sign in (1.0, -1.0)])
     rows = values[:, None].expand(-1, width).contiguous()
     yield rows
     yield rows[None]
@@ -197,7 +197,7 @@ def _classify(probe: Tensor, value: Tensor) -> Behaviour:
     def close(found: Tensor, expected: Tensor) -> bool:
         return torch.allclose(found, expected, rtol=1e-5, atol=1e-7)  # about 100 times the rounding of float32
 
-    relu, small = scale * probe.clamp_min(0), probe.abs() <= SMALL
+    relu, small = scale * probe.clamp_min(0), probe.abs() <= MAX_SMALL_VALUE
     if close(value, relu):
         return Behaviour.RELU
     nearly = close(value[small], relu[small]) and close(value[probe < 0], relu[probe < 0])

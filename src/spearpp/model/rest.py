@@ -30,10 +30,10 @@ from spearpp.model.smoothing import activation_of, smoothed
 from spearpp.types import Float, Tensor
 from spearpp.update.names import plain
 
-PROBES = 3
+PROBE_SAMPLES = 3
 """Number of random samples that test whether each sample is computed on its own. Design choice: two would
 show it, and a third costs nothing."""
-SAME = 1e-9
+TOLERANCE = 1e-9
 """Largest difference, relative and absolute, between two float64 results that count as equal. Design choice: 1e7 times
 the rounding error."""
 
@@ -211,7 +211,7 @@ class Rest(TracedPart):
         """
         if not self._nodes:
             return True
-        probe = torch.randn(PROBES, neurons, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        probe = torch.randn(PROBE_SAMPLES, neurons, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         try:
             together, *alone = (self._run(rows, {}, None) for rows in (probe, *probe.split(1)))
             last = "output" if self._nodes[-1].op == "output" else self._nodes[-1].name
@@ -223,7 +223,7 @@ class Rest(TracedPart):
         except Exception:  # the operations are user code and may raise anything
             return False
         self.outputs = pairs[-1][0].shape[1] if last == "output" and pairs[-1][0].ndim == 2 else 0
-        return all(a.ndim == 2 and torch.allclose(a, b, SAME, SAME) for a, b in pairs)
+        return all(a.ndim == 2 and torch.allclose(a, b, TOLERANCE, TOLERANCE) for a, b in pairs)
 
     def _differentiate(self, probe: Float[Tensor, "k m"], last: str) -> None:
         """Compute a second derivative as the equations of the network need it. Some operations do not allow this."""

@@ -23,8 +23,8 @@ class Proposals:
     fields belong to searches that find more than a direction: ``matches`` and ``pairs`` to the gated search,
     ``solutions`` to ``Equations``.
 
-    A *round* of a search is one such pass: starts, descent, candidates. It has nothing to do with a round of federated
-    learning.
+    A *round* of a search, in names and docstrings of searches, is one such pass: starts, descent, candidates. It has
+    nothing to do with a round of federated learning, which ``Problem.rounds`` and ``over_rounds`` count.
     """
 
     directions: Float[Tensor, "k b"]

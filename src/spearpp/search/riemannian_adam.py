@@ -13,7 +13,7 @@ from spearpp.search.descent import Descent, Step
 from spearpp.search.losses import L1, LogCosh, SparsityLoss
 from spearpp.types import Float, Tensor
 
-ROUGH = 2.0**-BITS
+MIN_TENSOR_CORE_RATE = 2.0**-BITS
 """Smallest learning rate for which products on tensor cores are accurate enough. Derived: tensor cores round factors to
 11 bits, and a step must be longer than this rounding error. Measured: with 11 bits until the rate falls below this
 value, as many starts end at a true direction as in float32 (docs/lab/notebook.md, section "Speed of a step")."""
@@ -73,7 +73,8 @@ class RiemannianAdam(Descent):
         steps, rate = [], changes[0]
         for done in range(self.steps):
             rate = changes.get(done, rate)
-            steps.append((rate < ROUGH, (rate / (1 - first ** (done + 1)), 1 / (1 - second ** (done + 1)))))
+            numbers = rate / (1 - first ** (done + 1)), 1 / (1 - second ** (done + 1))
+            steps.append((rate < MIN_TENSOR_CORE_RATE, numbers))
         for fine, stage in groupby(steps, key=lambda step: step[0]):
             yield like.new_tensor([numbers for _, numbers in stage]), fine
 

@@ -41,7 +41,7 @@ class Suggested(Search):
         coordinates = inputs @ factors.right.T / factors.singular_values
         none = factors.left.new_zeros(0, problem.batch_size)
         if problem.network is not None:
-            preactivations, labels = coordinates @ problem.of_coordinates.T, self.labels.to(none.device)
+            preactivations, labels = coordinates @ problem.coordinates_to_preactivations.T, self.labels.to(none.device)
             directions, known = directions_of(problem, problem.network, preactivations, labels)
             yield Proposals(none, 0, 0, solutions=Solutions(coordinates[known], labels[known], directions[known]))
         elif len(inputs) == problem.batch_size:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Named = Mapping[str, Tensor]
 else:
     Named = Mapping  # a run-time type checker would inspect a value of the mapping, and so read it from its file
-NUMBERS = 2**20
+NUMBERS_PER_BLOCK = 2**20
 """Largest number of elements per block, unless a single row has more elements. A design choice: a block takes 4 MiB in
 float32, which is small beside any layer and large enough to read efficiently."""
 
@@ -130,7 +130,7 @@ def row_blocks(shape: torch.Size) -> Iterator[tuple[int, int]]:
     [(0, 2), (2, 4), (4, 5)]
     """
     rows = shape[0] if shape else 1
-    step = max(1, NUMBERS // max(1, shape[1:].numel()))
+    step = max(1, NUMBERS_PER_BLOCK // max(1, shape[1:].numel()))
     return ((start, min(start + step, rows)) for start in range(0, rows, step))
 
 

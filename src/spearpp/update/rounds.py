@@ -14,10 +14,10 @@ from spearpp.update.source import read_file
 
 MANIFEST = "rounds.json"
 """Name of the file that lists the rounds of a folder."""
-MOST_ROUNDS = 1000
+MAX_ROUNDS = 1000
 """Largest number of rounds of a folder. Design choice: far more than an audit can use."""
-MOST_BYTES = 2**20
-"""Largest size of a manifest: 1 MiB. Design choice: enough for ``MOST_ROUNDS`` rounds."""
+MAX_MANIFEST_BYTES = 2**20
+"""Largest size of a manifest: 1 MiB. Design choice: enough for ``MAX_ROUNDS`` rounds."""
 
 
 Load = Callable[[], ClientUpdate]
@@ -50,8 +50,8 @@ def load_rounds(
     found = list(_listed(path, kind, lr, steps) if (path / MANIFEST).exists() else _paired(path, kind, lr, steps))
     if not found:
         raise DataError(f"{folder} contains no rounds: expected updates, or pairs of files named before and after")
-    if len(found) > MOST_ROUNDS:
-        raise DataError(f"{folder} contains {len(found)} rounds, more than the {MOST_ROUNDS} allowed")
+    if len(found) > MAX_ROUNDS:
+        raise DataError(f"{folder} contains {len(found)} rounds, more than the {MAX_ROUNDS} allowed")
     return [load() for load in found]
 
 
@@ -81,7 +81,7 @@ def _listed(folder: Path, kind: Kind, lr: float | None, steps: int | None) -> It
     """Yield the rounds of a manifest."""
     file = folder / MANIFEST
     try:
-        content = json.loads(read_file(file, MOST_BYTES))
+        content = json.loads(read_file(file, MAX_MANIFEST_BYTES))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):

@@ -20,7 +20,7 @@ from spearpp.auditing.replay import as_sent
 from spearpp.auditing.result import AuditResult, LayerAudit
 from spearpp.auditing.task import Budget, Task
 from spearpp.errors import OptionError, SpearError
-from spearpp.inversion.evidence import WHOLE_NETWORK
+from spearpp.inversion.evidence import Scope
 from spearpp.inversion.invert import invert
 from spearpp.inversion.network import SIGMAS
 from spearpp.inversion.result import Inversion
@@ -102,7 +102,7 @@ def join_rounds(layer: Layer, rounds: Mapping[int, ClientUpdate], task: Task) ->
         return not_joined(found.stats.stopped, found.batch_size)
     present = contributions(found, len(updates))
     audited = _judge(layer, found, present, updates, task)
-    by_network = found.evidence is not None and found.evidence.layers == WHOLE_NETWORK
+    by_network = found.evidence is not None and found.evidence.scope is Scope.NETWORK
     known_from = _known_from(layer, found, audited, present, updates, following if by_network else None)
     takes_part = [{used[column] for column in torch.nonzero(row)[:, 0].tolist()} for row in present]
     first_known = [used[count - 1] for count in known_from]

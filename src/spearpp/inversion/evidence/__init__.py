@@ -9,6 +9,7 @@ inputs give for the other inputs. If the model is known, replaying an input alon
 
 import math
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import torch
 
@@ -18,17 +19,27 @@ EXACT = 1e-3
 """The definition of an exact input: the largest stated error, relative to the norm of the input. A design choice: an
 error of a thousandth of the norm cannot be seen in an ordinary picture. (Half a grey level is 2e-3 of the range of a
 picture, but the norm of a dark picture is smaller.) All other modules import this value."""
-WHOLE_NETWORK = 3
-"""Value of ``Evidence.layers`` if the equations come from all layers of a network. It marks this kind of evidence and
-does not count layers."""
-ABOVE_NOISE = 10.0
-"""An equation counts only if wrong solutions violate it by at least this many times the noise. For one layer, the
-equations of an input are its zero rows, and the image of every vector other than its direction must be this much larger
-than the noise. A design choice: ten times the bound that noise exceeds with probability 1e-3."""
-UNLUCKY = 1e-6
-"""Accepted probability that a sample of the batch has more active neurons without a gradient than allowed. Design
-choice: such a sample only loses its certificate. No certificate becomes wrong, so this probability may be larger than
+MIN_VIOLATION = 10.0
+"""Equations determine an input only if they leave a residual of at least this many times the noise for every vector
+that is not its direction (one layer) or its point (several layers). A design choice: ten times the bound that noise
+exceeds with probability 1e-3."""
+CHANCE_OF_LOST_CERTIFICATE = 1e-6
+"""Accepted probability that a sample of the batch loses its certificate, because noise hides the gradients of more of
+its active neurons than allowed. Design choice: no certificate becomes wrong, so this probability may be larger than
 ``tolerance.RARE``."""
+
+
+class Scope(StrEnum):
+    """Which gradients the equations of an input come from."""
+
+    ONE_LAYER = "one layer"
+    """The gradient of the layer. No input is exact unless the equations hold for every input of the batch, because each
+    input is computed from all directions."""
+    TWO_LAYERS = "two layers"
+    """The gradients of the layer and of the next layer, which determine each input on its own."""
+    NETWORK = "the whole network"
+    """The gradients of the layer and of all later layers, which determine each input on its own."""
+
 
 COLUMNS = ("holds", "determined", "error", "share")
 """The tensors that every kind of evidence has."""
@@ -49,10 +60,8 @@ class Evidence:
     share: Float[Tensor, "k"]
     """How much of the gradient this input explains: ‖d_i‖ ‖x̂_i‖ over the sum of these products for one layer, and over
     the norm of the gradient for several layers."""
-    layers: int
-    """The kind of the evidence: 1 or 2 if the equations come from one or two layers, and ``WHOLE_NETWORK`` if they come
-    from all layers. With one layer, no input is exact unless the equations hold for every input of the batch, because
-    each input is computed from all directions. Several layers determine each input on its own."""
+    scope: Scope
+    """Which gradients the equations come from."""
     details: dict[str, Tensor] = field(default_factory=dict)
     """The numbers behind ``holds`` and ``determined``, by name, one row for each input."""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -66,7 +75,7 @@ class Evidence:
     @property
     def exact(self) -> Bool[Tensor, "k"]:
         """Which inputs are exact (``Inversion.certified``): consistent, with a stated error of at most ``EXACT``."""
-        together = torch.ones_like(self.holds[:1]) if self.layers > 1 else self.holds.all()[None]
+        together = self.holds.all()[None] if self.scope is Scope.ONE_LAYER else torch.ones_like(self.holds[:1])
         return self.consistent & (self.error <= EXACT) & together
 
     @property
@@ -100,10 +109,10 @@ def pattern_distances(patterns: Bool[Tensor, "k m"]) -> Float[Tensor, "k k"]:
 
 
 def most_by_chance(mean: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
-    """Return the smallest count that a Poisson variable with this mean exceeds with probability at most ``UNLUCKY``."""
+    """Return the smallest count that a Poisson variable exceeds with at most ``CHANCE_OF_LOST_CERTIFICATE``."""
     counts = torch.arange(int(mean.max() + 6 * mean.max().sqrt()) + 8, device=mean.device)
     exceeds = torch.special.gammainc((counts + 1).to(mean), mean[:, None])  # P(N > count)
-    return (exceeds > UNLUCKY).sum(1)
+    return (exceeds > CHANCE_OF_LOST_CERTIFICATE).sum(1)
 
 
 def chance_in_bits(
@@ -131,13 +140,13 @@ def chance_in_bits(
 def chance_of_zeros(
     zeros: Int[Tensor, "b"], relative: Float[Tensor, "b m"], live: Bool[Tensor, "m"], batch_size: int
 ) -> Float[Tensor, "b"]:
-    """Return a bound on the probability that a wrong vertex has as many zeros by chance.
+    """Return a bound on the probability that a wrong direction has as many zeros by chance.
 
     It is Chernoff's bound exp(-n KL(x ‖ π)) on the probability that n x or more of n entries fall below the noise.
 
-    A wrong vertex has b-1 zeros by construction. Its n = m - (b-1) other entries are modelled as Gaussian with the root
-    mean square of L q. Each is below its bound, ``relative`` to the root mean square, with probability
-    π = erf(relative/√2) on average.
+    Every vertex, a vector q for which b-1 independent rows of L give zero, has b-1 zeros by construction. Its n = m -
+    (b-1) other entries are modelled as Gaussian with the root mean square of L q. Each is below its bound, ``relative``
+    to the root mean square, with probability π = erf(relative/√2) on average.
     """
     free = batch_size - 1
     if free == 0:  # the only direction cannot be found by chance

@@ -26,12 +26,12 @@ from spearpp.linalg import sphere
 from spearpp.linalg.least_squares import Options, levenberg_marquardt
 from spearpp.types import Float, Tensor, replace_rows, select_rows
 
-PASSES = 4
+MAX_PASSES = 4
 """Largest number of times that newly certified samples are used for the others. Design choice: one or two help."""
-AFFORDABLE = 2e12
+MAX_MULTIPLICATIONS = 2e12
 """Budget for the matrices JᵀJ of the samples that are solved again, in multiplications for one step. Design choice:
 about 20 seconds of a CPU core."""
-STEPS = 12
+MAX_STEPS = 12
 """Largest number of steps with the equations of the network and of the other samples. Design choice: two are usual."""
 
 
@@ -44,7 +44,7 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
     """
     evidence, spread = judge_points(problem, network, found)
     own = next((span for span in network.usable_spans if span.signals and span.layer == 0), None)
-    for _ in range(PASSES):
+    for _ in range(MAX_PASSES):
         known = evidence.exact
         rows = torch.nonzero((evidence.details["excess"] <= SIGMAS) & ~known)[:, 0]
         if own is None or not len(rows) or not bool(known.any()):
@@ -65,8 +65,8 @@ def certify_together(problem: Problem, network: Network, found: Solutions) -> tu
 
 def _affordable(problem: Problem, network: Network) -> int:
     """Return how many samples the budget allows to solve again."""
-    equations = Residuals(network, network.usable_spans, problem.of_coordinates, torch.float64)
-    return max(1, int(AFFORDABLE / equations.multiplications(1, problem.batch_size)))
+    equations = Residuals(network, network.usable_spans, problem.coordinates_to_preactivations, torch.float64)
+    return max(1, int(MAX_MULTIPLICATIONS / equations.multiplications(1, problem.batch_size)))
 
 
 def _orthogonal(
@@ -78,7 +78,7 @@ def _orthogonal(
     points: Float[Tensor, "k b"],
 ) -> Float[Tensor, "k j b"]:
     """Return the rows of the equations rows · p = 0 that known samples give for points, divided by their noise."""
-    factors, preactivations = problem.factors, problem.of_coordinates
+    factors, preactivations = problem.factors, problem.coordinates_to_preactivations
     moved_by = preactivations @ problem.input_space[1]
     z = known.coordinates @ preactivations.T
     at = linearised(network, z, known.labels, [own])
@@ -99,7 +99,7 @@ def _orthogonal(
 
 def _solve(problem: Problem, network: Network, start: Solutions, others: Float[Tensor, "k j b"]) -> Solutions:
     """Minimise the residuals of the network and of the other samples together, from the given points."""
-    levels = network.levels(start.coordinates @ problem.of_coordinates.T, start.labels)[1]
+    levels = network.levels(start.coordinates @ problem.coordinates_to_preactivations.T, start.labels)[1]
     equations, weights = weighted_equations(problem, network, network.usable_spans, levels)
     origin, basis = problem.input_space
     linear = others @ basis
@@ -116,7 +116,7 @@ def _solve(problem: Problem, network: Network, start: Solutions, others: Float[T
         return error + rest.square().sum(1), product, slope + (linear[which].mT @ rest[:, :, None])[:, :, 0]
 
     t = (start.coordinates - origin) @ basis
-    t, _, _ = levenberg_marquardt(squared, normal, t, Options(STEPS, damping=1e-9, patience=0))
+    t, _, _ = levenberg_marquardt(squared, normal, t, Options(MAX_STEPS, damping=1e-9, patience=0))
     points = origin + t @ basis.T
-    signals = network.replay(points @ problem.of_coordinates.T, start.labels)[1][0]
+    signals = network.replay(points @ problem.coordinates_to_preactivations.T, start.labels)[1][0]
     return Solutions(points, start.labels, sphere.retract(signals @ problem.factors.left))

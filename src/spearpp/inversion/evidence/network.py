@@ -1,10 +1,12 @@
 """Evidence from the equations of the whole network, for each input on its own.
 
-At a sample every vector lies in its space up to noise, and the noise of each gradient is known
+For a true sample, each input of a layer that the network computes lies in the row space of the gradient of this layer,
+and each signal in the column space. The input or signal is a *vector*, and the row or column space is its *space*.
+Noise moves a vector out of its space: the *level* is the share of the vector outside its space that noise explains
 (``spearpp.inversion.network``). For every input:
 
-- **holds**: the share of every vector outside its space is at most ``SIGMAS`` times what noise explains. A wrong point
-  would have to satisfy all equations beyond the unknowns by chance: the probability that s equations hold to within a
+- **holds**: the share of every vector outside its space is at most ``SIGMAS`` times its level. A wrong point would
+  have to satisfy all equations beyond the unknowns by chance: the probability that s equations hold to within a
   relative residual r is of the order of r^s (``effective_equations`` counts s). No other sample may share the signal of
   the input by chance (``_same_signal``);
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
@@ -28,16 +30,16 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, WHOLE_NETWORK, Evidence
+from spearpp.inversion.evidence import EXACT, MIN_VIOLATION, Evidence, Scope
 from spearpp.inversion.evidence.spread import Spread, nearly_linear, row_deviation, spread_of
-from spearpp.inversion.network import ROUNDING, SIGMAS, Network
+from spearpp.inversion.network import CLIENT_ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Solutions
 from spearpp.inversion.tolerance import RARE
 from spearpp.linalg.spectrum import rank_above
 from spearpp.types import Bool, Float, Tensor, select_rows
 
-PROBES = 3
+POINTS_PER_SAMPLE = 3
 """Number of random points for each sample of the batch, from which the number of effective equations is computed.
 Derived: there must be more points than unknowns, because the points of one span show at most as many equations as there
 are points."""
@@ -55,9 +57,9 @@ def judge_points(
     Returns:
         The evidence, and how far noise moves the coordinates of each input.
     """
-    z = found.coordinates @ problem.of_coordinates.T
-    shares, levels = network.levels(z, found.labels)
-    ratios, sizes = shares / levels, [span.equations for span in network.usable_spans]
+    z = found.coordinates @ problem.coordinates_to_preactivations.T
+    outside, levels = network.levels(z, found.labels)
+    ratios, sizes = outside / levels, [span.equations for span in network.usable_spans]
     excess = ratios.amax(0)
     if others is not None:
         residuals = (others @ found.coordinates[:, :, None])[:, :, 0]
@@ -75,7 +77,7 @@ def judge_points(
     error = ((noise + unexplained + spread.offset) / length).nan_to_num(nan=torch.inf)
     effective = effective_equations(problem, network, found)
     surplus = effective - (problem.batch_size - problem.seen.has_bias)
-    chance = (surplus * shares.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
+    chance = (surplus * outside.amax(0).clamp_min(torch.finfo(z.dtype).tiny).log10()).clamp(max=0)
     chance = torch.maximum(chance, _same_signal(problem, found.directions))
     share = factors.shares(found.directions, found.coordinates)
     determined = torch.isfinite(spread.total) & ~_mirrored(problem, network, z)
@@ -87,8 +89,8 @@ def judge_points(
         determined=determined,
         error=error,
         share=share,
-        layers=WHOLE_NETWORK,
-        details={"outside": shares.amax(0), "excess": excess, "chance": 10**chance},
+        scope=Scope.NETWORK,
+        details={"outside": outside.amax(0), "excess": excess, "chance": 10**chance},
         numbers={
             "equations": float(effective),
             "forward": float(sum(span.equations for span in network.usable_spans if not span.signals)),
@@ -129,17 +131,19 @@ def effective_equations(problem: Problem, network: Network, found: Solutions) ->
     origin, basis = problem.input_space
     t = (found.coordinates - origin) @ basis
     generator = torch.Generator().manual_seed(0)
-    draw = torch.randn(PROBES * problem.batch_size + PROBES, t.shape[1], generator=generator, dtype=torch.float64)
+    draw = torch.randn(
+        POINTS_PER_SAMPLE * problem.batch_size + POINTS_PER_SAMPLE, t.shape[1], generator=generator, dtype=torch.float64
+    )
     points = origin + float(t.square().mean().sqrt()) * draw.to(t) @ basis.T
     labels = torch.randint(max(1, network.label_count), (len(points),), generator=generator).to(found.labels)
-    z = points @ problem.of_coordinates.T
+    z = points @ problem.coordinates_to_preactivations.T
     every, _, levels = network.vectors_with_levels(z, labels)
     ranks: dict[tuple[int, bool], int] = {}
     later = max(1, len(network.rests[0].layers))
     for span, vectors, level in zip(network.usable_spans, every, levels.median(1).values, strict=True):
         units = vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_min(1e-300)
         # For one point, the level is the norm of the noise of all equations of the span.
-        threshold = ABOVE_NOISE * float(level) * (len(points) / span.equations) ** 0.5
+        threshold = MIN_VIOLATION * float(level) * (len(points) / span.equations) ** 0.5
         key = (0 if span.layer == 0 else 1 + (span.layer - 1) % later, span.signals)
         ranks[key] = max(ranks.get(key, 0), rank_above(torch.nan_to_num(units @ span.complement), threshold))
     return sum(ranks.values())
@@ -153,7 +157,7 @@ def _same_signal(problem: Problem, directions: Float[Tensor, "k b"]) -> Float[Te
     largest entry sets the scale and does not count. In a saturated network, a few neurons carry the whole signal.
     """
     signals = directions @ problem.factors.left.T
-    rounding = ROUNDING * problem.seen.gradient_epsilon / len(problem.factors.left) ** 0.5
+    rounding = CLIENT_ROUNDING * problem.seen.gradient_epsilon / len(problem.factors.left) ** 0.5
     noise = problem.tolerance.amplification(directions)[:, None] * problem.factors.row_noise
     digits = (signals.abs() / (SIGMAS * torch.hypot(noise, torch.full_like(noise, rounding)))).clamp_min(1).log10()
     return digits.amax(1) - digits.sum(1)
@@ -165,6 +169,6 @@ def _mirrored(problem: Problem, network: Network, z: Float[Tensor, "k m"]) -> Bo
     if problem.seen.has_bias:
         return found
     for label in range(max(1, network.label_count)):
-        shares, levels = network.levels(-z, torch.full_like(z[:, 0], label, dtype=torch.long))
-        found |= (shares <= SIGMAS * levels).all(0)
+        outside, levels = network.levels(-z, torch.full_like(z[:, 0], label, dtype=torch.long))
+        found |= (outside <= SIGMAS * levels).all(0)
     return found

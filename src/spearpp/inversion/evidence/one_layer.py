@@ -28,7 +28,7 @@ import math
 
 import torch
 
-from spearpp.inversion.evidence import ABOVE_NOISE, EXACT, Evidence
+from spearpp.inversion.evidence import EXACT, MIN_VIOLATION, Evidence, Scope
 from spearpp.inversion.evidence.patterns import Comparison, compare
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.selection import Selection
@@ -38,10 +38,10 @@ from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import gather_weighted, leverage, smallest_eigenvector
 from spearpp.types import Bool, Float, Tensor
 
-RESIDUAL = 3.0
+MAX_RESIDUAL = 3.0
 """The rebuilt gradient may differ from the observed gradient by at most this many times the noise. A design choice: for
 noise alone, the difference is 1 times the noise."""
-DECISIVE = 1e-3
+DECISIVE_MARGIN = 1e-3
 """A zero row is decisive if its leverage h is at least 1 minus this number: the row alone then separates a direction
 from others with the same zeros. A row of random directions has a leverage of about b/m."""
 MAX_FAMILY = 8
@@ -68,7 +68,7 @@ def certify_whole(problem: Problem, chosen: Selection) -> Evidence | None:
 
 def _holds(problem: Problem, compared: Comparison) -> Bool[Tensor, "k"]:
     """Return which patterns agree beyond chance. A gradient of rank one has one input, whatever follows the layer."""
-    rebuilt = torch.isfinite(compared.error) & (compared.residual <= RESIDUAL * compared.noise)
+    rebuilt = torch.isfinite(compared.error) & (compared.residual <= MAX_RESIDUAL * compared.noise)
     if problem.batch_size == 1:
         return rebuilt
     agree = (compared.hidden <= compared.allowed) & _beyond_chance(problem, compared)
@@ -96,7 +96,7 @@ def _evidence(problem: Problem, chosen: Selection, compared: Comparison) -> Evid
         determined=determined,
         error=torch.where(torch.isfinite(change), torch.maximum(compared.error, change), compared.error),
         share=compared.share,
-        layers=1,
+        scope=Scope.ONE_LAYER,
         details={**{name: getattr(compared, name) for name in columns}, "entangled": change},
         numbers={name: float(getattr(compared, name)) for name in ("residual", "noise", "heavier", "drift")},
     )
@@ -153,7 +153,7 @@ def _entangled(
         own = zeros[j, :, None] * left
         if drifted:
             reach = leverage(own[None], directions[None, j])[0]
-            decisive = (reach >= 1 - DECISIVE) | (reach == reach.max())
+            decisive = (reach >= 1 - DECISIVE_MARGIN) | (reach == reach.max())
             own = torch.where(decisive[:, None], 0.0, own)
         _, values, vectors = torch.linalg.svd(own, full_matrices=False)
         family = vectors[values <= _noise(problem, directions[j].expand_as(vectors), vectors)]
@@ -169,4 +169,4 @@ def _entangled(
 def _noise(problem: Problem, directions: Float[Tensor, "k b"], others: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """Return the largest image that noise explains, for the other vectors or for the directions if theirs is larger."""
     m = len(problem.factors.left)
-    return ABOVE_NOISE * torch.maximum(problem.tolerance.kernel(m, directions), problem.tolerance.kernel(m, others))
+    return MIN_VIOLATION * torch.maximum(problem.tolerance.kernel(m, directions), problem.tolerance.kernel(m, others))

@@ -26,18 +26,18 @@ from spearpp.inversion.selection import fix_scale
 from spearpp.inversion.tolerance import STATED_SIGMAS
 from spearpp.types import Bool, Float, Int, Tensor
 
-CLEAR = 0.1
+MAX_CLEAR_BOUND = 0.1
 """An entry of D is clear of noise if the noise bound is at most this share of the column's root mean square. A design
 choice: a tenth of the typical entry."""
-HEAVIER = 4.0
+MAX_HEAVIER_NOISE = 4.0
 """Largest ratio of an entry to its noise bound at an inactive neuron that still counts as noise. Measured: 2.7 was the
 largest ratio on networks that fit their data (``docs/lab/notebook.md``)."""
-OFF = 3.0
-"""A neuron may have been switched off by a drift of up to OFF times the largest drift that switched a neuron on.
+MAX_OFF_DRIFT = 3.0
+"""A neuron may have been switched off by a drift of up to this many times the largest drift that switched a neuron on.
 
 A design choice: neurons that were switched off are seen only in the steps before, so they may have moved further. A
 larger value only leaves more neurons uncounted, which asks for more evidence from the others."""
-RANK = 1e-4
+MIN_SINGULAR_RATIO = 1e-4
 """Smallest singular value, relative to the largest, that counts for the rank of the rows of absent rounds. A design
 choice: far above the noise of float32 gradients. A rank that is too small asks for more evidence than necessary."""
 
@@ -158,7 +158,7 @@ def _both_sides(problem: Problem, directions: Tensor, inverse: Tensor, zeros: Te
     bound = tolerance.entry(directions)
     level = live.sum().clamp_min(1).to(z).rsqrt()
     within = values.abs() <= bound
-    clear = live & (bound <= CLEAR * level)
+    clear = live & (bound <= MAX_CLEAR_BOUND * level)
     free = torch.full_like(within.sum(1), problem.batch_size - 1)
     if problem.rounds > 1 and not problem.dropout:
         absent = (within | ~live).reshape(len(within), problem.rounds, -1).all(2)  # the whole column is zero there
@@ -184,7 +184,7 @@ def _find_conflicts(sides: _Sides) -> tuple[Bool[Tensor, "b m"], Float[Tensor, "
     """Step 2: return the inactive neurons with a gradient that noise does not explain, and ω."""
     inactive = sides.clear & (sides.z.abs() > sides.slack) & ~sides.active
     excess = torch.where(inactive, sides.values.abs() / sides.bound, 1.0)
-    noise = (excess <= HEAVIER) & (sides.values.abs() <= CLEAR * sides.level)
+    noise = (excess <= MAX_HEAVIER_NOISE) & (sides.values.abs() <= MAX_CLEAR_BOUND * sides.level)
     heavier = torch.where(noise, excess, 1.0).clamp_min(1).max()
     return (excess > 1) & ~noise, heavier
 
@@ -201,7 +201,7 @@ def _estimate_drift(
     # Local steps that switched neurons on switched others off, before the only step that their sample took part in.
     # One such neuron of an input may be a small gradient by chance.
     without_gradient = sides.clear & (sides.z.abs() > sides.slack) & sides.active & sides.zeros
-    off = torch.where(without_gradient & (needed <= OFF * drift), needed, 0.0)
+    off = torch.where(without_gradient & (needed <= MAX_OFF_DRIFT * drift), needed, 0.0)
     if off.shape[1] > 1:
         drift = torch.maximum(drift, off.topk(2, dim=1).values[:, 1].max())
     return drift
@@ -223,9 +223,9 @@ def _count_agreements(
         hidden = torch.zeros_like(hidden)
     if problem.one_step:  # no drift explains a conflict of a single gradient
         agreeing = torch.where(conflicts.any(1), 0, agreeing)
-    dead = ~live & (sides.z.abs() > slack) & (problem.rounds == 1)  # over rounds they are the same neurons
-    dead_agreeing = ((dead & (sides.z < 0)).sum(1) - (dead & (sides.z > 0)).sum(1)).clamp_min(0)
-    return agreeing + dead_agreeing, hidden, most_by_chance(expected)
+    without_gradient = ~live & (sides.z.abs() > slack) & (problem.rounds == 1)  # over rounds they are the same neurons
+    more = ((without_gradient & (sides.z < 0)).sum(1) - (without_gradient & (sides.z > 0)).sum(1)).clamp_min(0)
+    return agreeing + more, hidden, most_by_chance(expected)
 
 
 def _rebuild(
@@ -268,7 +268,8 @@ def _ranks_of_rounds(left: Float[Tensor, "m b"], absent: Bool[Tensor, "k T"]) ->
     parts = left.reshape(absent.shape[1], -1, left.shape[1])
     patterns, which = absent.unique(dim=0, return_inverse=True)
     ranks = [
-        int(torch.linalg.matrix_rank(parts[each].flatten(0, 1), rtol=RANK)) if each.any() else 0 for each in patterns
+        int(torch.linalg.matrix_rank(parts[each].flatten(0, 1), rtol=MIN_SINGULAR_RATIO)) if each.any() else 0
+        for each in patterns
     ]
     return torch.tensor(ranks, device=left.device)[which]
 

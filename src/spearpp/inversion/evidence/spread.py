@@ -27,20 +27,23 @@ from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.spectrum import trace_and_largest, trace_and_largest_of_inverse
 from spearpp.types import Bool, Float, Int, Tensor, join_rows, replace_rows, select_rows
 
-ENOUGH = 1.5
+MIN_EQUATIONS_PER_UNKNOWN = 1.5
 """Number of equations for each unknown that are enough to judge the points of a large batch. Design choice: with 50 %
 more equations than unknowns, several equations restrict every direction of a point."""
-NEARLY_LINEAR, DIRECTIONS = 0.1, 8
-"""The equations of a point that is not exact must be nearly linear within its stated error. The test compares second
-differences of the residuals with first differences, for steps as long as the error along ``DIRECTIONS`` random
-directions. The median of the ratios must not exceed ``NEARLY_LINEAR``, or the stated error if that is larger. Measured
-with input entries of 140 to 285, which saturate most neurons: of 674 points, seven were farther than three times their
-stated error from every sample, with ratios of 0.14 or more. In other networks, 1 of 110 right points exceeds 0.1."""
-SKETCH, SKETCH_SHARE = 64, 4
-"""The noise outside of the row space is represented by at least ``SKETCH`` random vectors, and by at least one for
-every ``SKETCH_SHARE`` samples. Measured with 64 vectors and b = 40 to 450: the root mean square of the norm is right to
-4 %. The largest standard deviation is overestimated by 6 to 48 %, because the largest eigenvalue of a sample covariance
-is larger than that of the covariance. With fewer vectors for each unknown, the overestimate is larger."""
+MAX_NONLINEARITY = 0.1
+"""Largest ratio of second to first differences of the residuals at a point that is not exact, for steps as long as its
+stated error; or the stated error, if that is larger. Measured with input entries of 140 to 285, which saturate most
+neurons: of 674 points, seven were farther than three times their stated error from every sample, with ratios of 0.14 or
+more. In other networks, 1 of 110 right points exceeds 0.1."""
+TESTED_DIRECTIONS = 8
+"""Number of random directions of these steps, whose median ratio counts. Measured together with the largest ratio."""
+MIN_SKETCH_VECTORS = 64
+"""Smallest number of random vectors that represent the noise outside of the row space. Measured with 64 vectors and b =
+40 to 450: the root mean square of the norm is right to 4 %. The largest standard deviation is overestimated by 6 to 48
+%, because the largest eigenvalue of a sample covariance is larger than that of the covariance. With fewer vectors for
+each unknown, the overestimate is larger."""
+SAMPLES_PER_SKETCH_VECTOR = 4
+"""Largest number of samples for each of these random vectors. Measured together with their smallest number."""
 LARGE_BATCH = 400
 """Batch size above which the matrices of all points are not kept, and points are judged by some of the equations if
 these are enough. Design choice: above this size, the matrices of all equations take a large part of the time of an
@@ -119,7 +122,7 @@ def _first_inputs(problem: Problem, network: Network) -> tuple[Span, ...]:
     """Return the first forward equations that are clearly more than the unknowns, or all equations."""
     inputs = [span for span in network.usable_spans if not span.signals]
     for count in range(1, len(inputs) + 1):
-        if sum(span.equations for span in inputs[:count]) >= ENOUGH * problem.batch_size:
+        if sum(span.equations for span in inputs[:count]) >= MIN_EQUATIONS_PER_UNKNOWN * problem.batch_size:
             return tuple(inputs[:count])
     return network.usable_spans
 
@@ -178,7 +181,7 @@ def moved_from_outside(problem: Problem) -> Float[Tensor, "m j"]:
     The products of these vectors with themselves add up to Ŵ (I - V Vᵀ) Ŵᵀ, or to an estimate of it.
     """
     weight = problem.seen.weight.to(problem.factors.left)
-    columns, count = weight.shape[1], max(SKETCH, problem.batch_size // SKETCH_SHARE)
+    columns, count = weight.shape[1], max(MIN_SKETCH_VECTORS, problem.batch_size // SAMPLES_PER_SKETCH_VECTOR)
     if columns > count:
         noise = torch.randn(
             columns, count, generator=torch.Generator().manual_seed(0)
@@ -221,7 +224,7 @@ def weighted_equations(
     the norm of the noise of all its equations. The noise of one equation is the level over the square root of their
     number.
     """
-    equations = Residuals(network, spans, problem.of_coordinates, torch.float64)
+    equations = Residuals(network, spans, problem.coordinates_to_preactivations, torch.float64)
     equations.place(*problem.input_space)
     levels = levels[[network.usable_spans.index(span) for span in spans]]
     sizes = torch.tensor([span.equations for span in spans], device=levels.device)
@@ -250,8 +253,8 @@ def nearly_linear(
     t, generator = (found.coordinates - origin) @ basis, torch.Generator().manual_seed(0)
     size = (error * torch.linalg.vector_norm(found.coordinates, dim=1))[:, None]
     here, ratios = equations(t, found.labels, weights), []
-    for _ in range(DIRECTIONS):
+    for _ in range(TESTED_DIRECTIONS):
         step = size * sphere.retract(torch.randn(t.shape, generator=generator, dtype=t.dtype)).to(t)
         ahead, behind = (equations(t + sign * step, found.labels, weights) for sign in (1, -1))
         ratios.append(sphere.norm(ahead + behind - 2 * here) / sphere.norm(ahead - behind))
-    return torch.stack(ratios).median(0).values <= error.clamp_min(NEARLY_LINEAR)
+    return torch.stack(ratios).median(0).values <= error.clamp_min(MAX_NONLINEARITY)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import torch
 
-from spearpp.inversion.evidence import ABOVE_NOISE, Evidence, pattern_distances
+from spearpp.inversion.evidence import MIN_VIOLATION, Evidence, Scope, pattern_distances
 from spearpp.inversion.matches import (
     SIGMAS,
-    SPREAD,
+    WORST_DIRECTION_FACTOR,
     Matches,
     SolvedInputs,
     backward_noise,
@@ -33,15 +33,18 @@ from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.time_limit import check_time
 from spearpp.types import Bool, Float, Int, Tensor
 
-INEXACT = 1e-4
+MAX_SHARE_OUTSIDE = 1e-4
 """Share outside a span that is accepted where noise is negligible, because vectors are solved to finite precision. A
 design choice: far below the share that a wrong input leaves outside."""
-TWINS = 2
+MAX_TWIN_DISTANCE = 2
 """Two patterns count as one if they differ in at most this many neurons. All mixtures of two samples with one pattern
 satisfy the same equations."""
-NARROW, NEAREST = 64, 3
-"""A layer with up to NARROW neurons must determine an input without the NEAREST neurons closest to zero: patterns of
-narrow layers may differ in two or three neurons only."""
+MAX_NARROW_NEURONS = 64
+"""Largest number of neurons of a layer that must determine an input without ``LEFT_OUT_NEURONS`` of them. Design
+choice: patterns of wider layers differ in more neurons."""
+LEFT_OUT_NEURONS = 3
+"""Number of neurons, those with pre-activations closest to zero, without which a narrow layer must determine an input.
+Design choice: patterns of narrow layers may differ in two or three neurons only."""
 
 
 def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, solved: SolvedInputs) -> Evidence:
@@ -74,14 +77,14 @@ def certify_two_layers(problem: Problem, next_layer: NextLayer, seen: Matches, s
         error = torch.where(inputs[:, -1] > 0, error, torch.inf)
     columns = (seen.directions / (seen.directions * solved.points).sum(1, keepdim=True)) @ left.T
     whole = torch.linalg.norm(problem.factors.row_norms)
-    fits_forward = forward <= (SIGMAS * noise).clamp_min(INEXACT)
-    fits_backward = backward <= (SIGMAS * back_noise).clamp_min(INEXACT)
+    fits_forward = forward <= (SIGMAS * noise).clamp_min(MAX_SHARE_OUTSIDE)
+    fits_backward = backward <= (SIGMAS * back_noise).clamp_min(MAX_SHARE_OUTSIDE)
     return Evidence(
         holds=fits_forward & fits_backward & torch.isfinite(error) & (chance <= RARE),
-        determined=(gap >= ABOVE_NOISE * torch.maximum(forward, noise)) & (twin > TWINS),
+        determined=(gap >= MIN_VIOLATION * torch.maximum(forward, noise)) & (twin > MAX_TWIN_DISTANCE),
         error=error,
         share=torch.linalg.vector_norm(columns, dim=1) * torch.linalg.vector_norm(inputs, dim=1) / whole,
-        layers=2,
+        scope=Scope.TWO_LAYERS,
         details={
             "forward": forward,
             "forward_noise": noise,
@@ -101,10 +104,10 @@ def _deviation(
     """Return the standard deviation of each input x that noise implies, relative to its norm.
 
     An error v of p moves x̂ = Rᵀp by Rᵀv, and the last entry r·p of x̂, by which x is scaled, by r·v. So x moves by
-    (Rᵀv - x̂ r·v / r·p) / r·p, which can be many times larger than Rᵀv beside x̂: the last entry is small if x is large.
-    The result is the larger of two estimates. The first takes v from the covariance of all equations of p, and adds the
-    noise of R. The second takes v along the direction that is determined worst, ``SPREAD`` times. ``inputs`` has x̂ for
-    the unit vectors p.
+    (Rᵀv - x̂ r·v / r·p) / r·p, which can be many times larger than Rᵀv beside x̂: the last entry is small if x is
+    large. The result is the larger of two estimates. The first takes v from the covariance of all equations of p, and
+    adds the noise of R. The second takes v along the direction that is determined worst, ``WORST_DIRECTION_FACTOR``
+    times. ``inputs`` has x̂ for the unit vectors p.
     """
     sizes, features = problem.factors.singular_values, inputs.shape[1] - problem.seen.has_bias
     tiny = torch.finfo(inputs.dtype).tiny
@@ -117,7 +120,7 @@ def _deviation(
     scale = (last * solved.points).sum(1)
     scale = torch.where(scale == 0, tiny, scale)
     moved = solved.loose * sizes - coordinates * ((solved.loose * last).sum(1) / scale)[:, None]
-    worst = SPREAD * solved.turned * torch.linalg.vector_norm(moved, dim=1) / size
+    worst = WORST_DIRECTION_FACTOR * solved.turned * torch.linalg.vector_norm(moved, dim=1) / size
     span, triangle = torch.linalg.qr(problem.preactivations)
     images = torch.linalg.solve_triangular(triangle, torch.diag(sizes), upper=True, left=False)
     scaling = torch.linalg.solve_triangular(triangle.T, last.T, upper=False).T / scale[:, None]
@@ -166,7 +169,7 @@ def _gap_without_nearest(problem: Problem, next_layer: NextLayer, z: Float[Tenso
     equations of these neurons, and its pre-activations there are close to zero. Without these neurons the mixture is
     one solution of many.
     """
-    if problem.factors.live_neurons > NARROW or not len(z):
+    if problem.factors.live_neurons > MAX_NARROW_NEURONS or not len(z):
         return torch.full_like(z[:, 0], torch.inf)
     span = torch.linalg.qr(problem.preactivations)[0]
     outside_span = (
@@ -174,7 +177,7 @@ def _gap_without_nearest(problem: Problem, next_layer: NextLayer, z: Float[Tenso
     )
     equations = outside_span @ ((z > 0)[:, :, None] * span)
     live = torch.where(problem.factors.live, z.abs(), torch.inf)
-    nearest = outside_span[live.argsort(dim=1)[:, :NEAREST]].mT
+    nearest = outside_span[live.argsort(dim=1)[:, :LEFT_OUT_NEURONS]].mT
     basis = torch.linalg.qr(nearest)[0]
     rest = torch.linalg.svdvals(equations - basis @ (basis.mT @ equations))
     size = torch.linalg.vector_norm(z.clamp_min(0), dim=1) / torch.linalg.vector_norm(z, dim=1)

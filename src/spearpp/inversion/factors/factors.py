@@ -8,10 +8,10 @@ import torch
 from spearpp.linalg.chunks import chunk_size
 from spearpp.types import Bool, Float, Int, Tensor
 
-PRIOR = 8.0
+PRIOR_WEIGHT = 8.0
 """Weight of the mean noise of all rows in the estimate for one row, in degrees of freedom. Design choice: it matters
 only for rows whose own residual has few degrees of freedom."""
-ARITHMETIC = 8.0
+DECOMPOSITION_NOISE = 8.0
 """Noise of the decomposition itself, in units of ε s_1 / √r with the machine epsilon ε of float64 and r = min(rows,
 columns). Measured on 316 gradients in float64: entries that are zero in exact arithmetic reached 5.1 times the bound
 for zero that one such unit gives."""
@@ -100,8 +100,8 @@ def row_noise(
     """Return σ_k, the standard deviation of the noise in each row of Ĝ that is not zero.
 
     The residual of row k has (columns - b) (1 - ‖ℓ_k‖²) degrees of freedom. Its mean square is combined with the mean
-    square of all rows, which counts as ``PRIOR`` degrees of freedom. The result is never below the rounding of the
-    dtype in which the gradient was passed: rounding is uniform within half a spacing, so its standard deviation is
+    square of all rows, which counts as ``PRIOR_WEIGHT`` degrees of freedom. The result is never below the rounding of
+    the dtype in which the gradient was passed: rounding is uniform within half a spacing, so its standard deviation is
     ε/√12 relative to the entry. The result is also never below the float64 error of the decomposition.
 
     Args:
@@ -116,7 +116,7 @@ def row_noise(
     b = left.shape[1]
     mean_square = squares.sum() / ((rows - b) * (columns - b)).clamp_min(1)
     freedom = (columns - b) * (1 - left.square().sum(1)).clamp_min(0)
-    measured = ((squares + PRIOR * mean_square) / (freedom + PRIOR)).sqrt()
+    measured = ((squares + PRIOR_WEIGHT * mean_square) / (freedom + PRIOR_WEIGHT)).sqrt()
     rounding = epsilon / 12**0.5 * norms / columns.clamp_min(1).sqrt()
     unit = torch.finfo(torch.float64).eps * singular_values[:1] / torch.minimum(rows, columns).clamp_min(1).sqrt()
-    return torch.maximum(torch.maximum(measured, rounding), ARITHMETIC * unit)
+    return torch.maximum(torch.maximum(measured, rounding), DECOMPOSITION_NOISE * unit)

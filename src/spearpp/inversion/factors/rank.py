@@ -27,7 +27,7 @@ ABOVE_NOISE = 1.25
 MIN_TAIL = 50
 """Smallest number of singular values whose distribution can be compared with that of noise. Design choice: nine deciles
 of fewer values are too uncertain."""
-NEGLIGIBLE = 0.01
+MIN_SINGULAR_VALUE = 0.01
 """Singular values below this multiple of ε s_1 are raised to it. Design choice: values far below rounding, as of exact
 copies of a column, would otherwise form gaps. The limit is never below the rounding of float64, ε₆₄ s_1, because a
 decomposition cannot resolve smaller values."""
@@ -64,7 +64,7 @@ def numerical_rank(spectrum: Float[Tensor, "r"], shape: tuple[int, int], epsilon
     if r == 0:
         return 0
     s = spectrum.double().cpu()  # Many small operations on a few hundred numbers are faster on the CPU.
-    s = s.clamp_min(max(NEGLIGIBLE * epsilon, torch.finfo(torch.float64).eps) * float(s[0]))
+    s = s.clamp_min(max(MIN_SINGULAR_VALUE * epsilon, torch.finfo(torch.float64).eps) * float(s[0]))
     k = torch.arange(r, dtype=s.dtype)
     p, q = shape[0] - k, shape[1] - k
     tail, flatness, gap = _tail_statistics(s, shape, epsilon)

@@ -15,14 +15,14 @@ from spearpp.types import Float, Tensor
 FIRST_SKETCH = 128
 """Number of columns of the first sketch of a large matrix. Design choice: it holds batches of up to 112
 samples. Matrices with fewer than 256 rows or columns are decomposed without a sketch, which takes little time."""
-COARSE = 1e-10
+MIN_GRAM_EPSILON = 1e-10
 """Smallest machine epsilon of a dtype for which Gram matrices are used. Derived: the rounding of such a dtype (float32
 and coarser) exceeds the error that squaring a matrix causes in float64."""
-STEEP = 1e-6
+MIN_GRAM_RATIO = 1e-6
 """Smallest ratio s_b / s_1 for which Gram matrices are used. Derived: a Gram matrix turns u_b by at most
 ε₆₄ (s_1 / s_b)² = 2e-4, and the rounding of a float32 gradient turns u_b by ε₃₂ s_1 / s_b = 0.1. Measured with GELU,
 b = 450 and m = 1000: s_b / s_1 is 3e-5 at the third layer, where the two angles are 5e-8 and 5e-4."""
-MARGIN = 16
+SKETCH_MARGIN = 16
 """Number of columns that a sketch must have beyond the rank. Design choice: Halko, Martinsson and Tropp (2011)
 recommend 5 to 10 for a randomised range finder."""
 
@@ -59,7 +59,7 @@ def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int
         epsilon: machine epsilon of the dtype in which the gradient was passed.
         batch_size: b, if it is known.
     """
-    if epsilon < COARSE or min(core.shape) < 2:
+    if epsilon < MIN_GRAM_EPSILON or min(core.shape) < 2:
         return None
 
     def improve(basis: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def by_gram(core: Float[Tensor, "rows columns"], epsilon: float, batch_size: int
 
     found = _sketched(core, epsilon, batch_size, improve, by_eigenvectors) or ranked(core, by_eigenvectors, epsilon)
     b = max(found.rank or 0, batch_size or 0)
-    exact_enough = 0 < b < len(found.vt) and bool(found.s[b - 1] >= STEEP * found.s[0])
+    exact_enough = 0 < b < len(found.vt) and bool(found.s[b - 1] >= MIN_GRAM_RATIO * found.s[0])
     return found if exact_enough else None
 
 
@@ -111,7 +111,7 @@ def _sketched(
     rows, columns = core.shape
     small = min(rows, columns)
     rounding = (ROUNDING * epsilon) ** 2 / 12 * torch.linalg.matrix_norm(core).square()
-    k = FIRST_SKETCH if batch_size is None else max(FIRST_SKETCH, 2 ** (batch_size + MARGIN).bit_length())
+    k = FIRST_SKETCH if batch_size is None else max(FIRST_SKETCH, 2 ** (batch_size + SKETCH_MARGIN).bit_length())
     while k <= small // 2:
         generator = torch.Generator(core.device).manual_seed(0)
         probes = torch.randn(columns, k, generator=generator, dtype=core.dtype, device=core.device)
@@ -121,7 +121,7 @@ def _sketched(
         outside = squared_residuals(core, basis, inside).sum()
         s = torch.cat([s, (outside / (small - k)).sqrt().expand(small - k)])
         rank = numerical_rank(s, (rows, columns), epsilon)
-        if rank is not None and rank + MARGIN <= k:
+        if rank is not None and rank + SKETCH_MARGIN <= k:
             return Leading(basis @ u, s, vt, rank) if bool(outside <= rounding) else None
         k *= 2
     return None

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-NARROWEST = 16
+MIN_TENSOR_CORE_COLUMNS = 16
 """Smallest number of columns that ``tl.dot`` multiplies on tensor cores."""
 
 
 def padded(columns: int) -> int:
     """Return the power of two to which ``columns`` columns are padded."""
-    return max(NARROWEST, 1 << (columns - 1).bit_length())
+    return max(MIN_TENSOR_CORE_COLUMNS, 1 << (columns - 1).bit_length())
 
 
 def load(name: str, device: int, run: Callable[[Any], None]) -> ModuleType | None:

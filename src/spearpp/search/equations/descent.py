@@ -4,21 +4,21 @@ from typing import NamedTuple
 
 import torch
 
-from spearpp.inversion.residuals import RECORDED, Residuals
+from spearpp.inversion.residuals import MAX_RECORDED_WORK, Residuals
 from spearpp.linalg import sphere
 from spearpp.linalg.least_squares import Options, levenberg_marquardt, truncated_newton
 from spearpp.types import Float, Int, Tensor
 
-WIDE = 80
+MIN_UNKNOWNS_FOR_PRODUCTS = 80
 """Number of unknowns from which on conjugate gradients are considered. Measured on a CPU: a search with 99 unknowns and
 1000 neurons takes two thirds of the time, one with 89 unknowns and 200 neurons the same time."""
-SAMPLED = 8
+PRECONDITIONER_POINTS = 8
 """Number of points whose mean JᵀJ preconditions all others. Measured: with 40 points
 the condition number is 0.8 times as large."""
-WELL_CONDITIONED = 100.0
+MAX_CONDITION = 100.0
 """Largest condition number of JᵀJ, after preconditioning, for conjugate gradients. Measured: with 80 a start takes 120
 products in all, and with 770 most starts are not done after 300."""
-POWERS = 10
+POWER_ITERATIONS = 10
 """Number of power iterations for the largest eigenvalue. Design choice: a limit needs one digit."""
 
 
@@ -55,7 +55,8 @@ def descend(
     def squared(points: Tensor, which: Tensor) -> Tensor:
         return equations.squared(points, *chosen(which))
 
-    dense = t.shape[1] < WIDE or (t.is_cuda and equations.multiplications(*t.shape) <= RECORDED)
+    recorded = t.is_cuda and equations.multiplications(*t.shape) <= MAX_RECORDED_WORK
+    dense = recorded or t.shape[1] < MIN_UNKNOWNS_FOR_PRODUCTS
     factor = None if dense else _preconditioner(equations, t, labels, weights)
     if factor is None:
         t = t if dense else t[:most]
@@ -89,7 +90,7 @@ def _preconditioner(
 
     In the coordinates Lᵀt this mean is the identity. One point stands for all when JᵀJ is compared with the mean.
     """
-    few = slice(SAMPLED)
+    few = slice(PRECONDITIONER_POINTS)
     products = equations.normal_equations(t[few], labels[few], None if weights is None else weights[few])[1]
     factor, failed = torch.linalg.cholesky_ex(products.mean(0))
     half = torch.linalg.solve_triangular(factor, products[0], upper=False)
@@ -97,8 +98,8 @@ def _preconditioner(
     if int(failed) or not bool(torch.isfinite(alike).all()):
         return None
     vector = torch.ones_like(alike[0])
-    for _ in range(POWERS):
+    for _ in range(POWER_ITERATIONS):
         vector = sphere.retract(alike @ vector)
     # Every eigenvalue is above this bound if the matrix minus the bound is positive definite.
-    bound = torch.linalg.vector_norm(alike @ vector) / WELL_CONDITIONED
+    bound = torch.linalg.vector_norm(alike @ vector) / MAX_CONDITION
     return None if int(torch.linalg.cholesky_ex(alike - bound * torch.eye(len(alike)).to(alike))[1]) else factor

@@ -13,9 +13,9 @@ from spearpp.inversion.problem import Problem
 from spearpp.linalg import sphere
 from spearpp.types import Bool, Float, Int, Tensor
 
-COMMON = 1e-3
+MAX_COMMON_SINE = 1e-3
 """Largest sine of the angle between the two spaces along the direction that they share."""
-APART = 1e-2
+MIN_SECOND_SINE = 1e-2
 """Smallest sine of the second angle: with a smaller one the direction is not determined."""
 
 
@@ -37,7 +37,8 @@ def directions_of(
         common = torch.linalg.qr(_sent_back(network, z, following.basis))[0].T @ left
         _, cosines, right = torch.linalg.svd(common)
         sines = (1 - cosines.clamp(max=1).square()).sqrt()
-        found[row], known[row] = right[0], (sines[0] <= COMMON) & (len(sines) < 2 or bool(sines[1] >= APART))
+        found[row], known[row] = right[0], sines[0] <= MAX_COMMON_SINE
+        known[row] &= len(sines) < 2 or bool(sines[1] >= MIN_SECOND_SINE)
     return found, known
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from spearpp.inversion.network import DOUBTFUL, SIGMAS, Network
+from spearpp.inversion.network import MIN_DOUBTFUL_RATIO, SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.residuals import Residuals
 from spearpp.inversion.solutions import Solutions, no_solutions
@@ -15,19 +15,19 @@ from spearpp.types import Bool, Float, Int, Tensor, join_rows, select_rows
 FINISH_STEPS = 12
 """Largest number of steps in float64 with all equations. Two are usual. Design choice: far more than usual,
 because only points that passed every test reach these steps."""
-NEARBY = 8
+NEARBY_DESCENTS = 8
 """Number of descents that look for a lower residual close to a doubtful point. Measured: of 32 such descents from a
 local minimum 20 found one."""
-AFFORDABLE = 1e11
+MAX_MULTIPLICATIONS = 1e11
 """Largest number of multiplications for the matrices JᵀJ of one step of these descents. Design choice: about a second
 on one CPU core."""
-INFORMATIVE = 0.1
+MAX_INFORMATIVE_LEVEL = 0.1
 """Equations count for a point if their level is at most this number. Design choice: at a level of 1, every point
 satisfies the equations."""
-REPEATED = 0.5
+MIN_REPEATED_SHARE = 0.5
 """Smallest share (p_i·q_j)(p_j·q_i) / (p_i·q_i)(p_j·q_j) of two solutions for the same sample. Derived: the share is 0
 for two different samples and 1 for the same sample. Measured with noise (b = 20): up to 0.03 and 1.00."""
-SAME = 1e-2
+SAME_POINT_DISTANCE = 1e-2
 """Largest relative distance of two points that count as one. Design choice: samples that are closer are judged as one
 by the evidence."""
 
@@ -37,7 +37,7 @@ class Finish:
 
     def __init__(self, problem: Problem, network: Network) -> None:
         self._problem, self._network, self._spans = problem, network, network.usable_spans
-        self._every = Residuals(network, self._spans, problem.of_coordinates, torch.float64)
+        self._every = Residuals(network, self._spans, problem.coordinates_to_preactivations, torch.float64)
         self._every.place(*problem.input_space)
 
     def new_samples(self, points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None, found: Solutions) -> Solutions:
@@ -50,16 +50,16 @@ class Finish:
         chosen = _first_alike(points, labels).unique()
         points = points[chosen]
         labels = self._best_labels(points) if labels is None else labels[chosen]
-        (origin, basis), a = self._problem.input_space, self._problem.of_coordinates
+        (origin, basis), a = self._problem.input_space, self._problem.coordinates_to_preactivations
         weights = (1 / self._network.vectors_with_levels(points @ a.T, labels)[2]).T
         t = (points - origin) @ basis
         ends = descend(self._every, t, labels, weights, Options(FINISH_STEPS, damping=1e-6, patience=0))
         points = origin + ends.points @ basis.T
         shares, levels = self._network.levels(points @ a.T, labels, tolerated=SIGMAS)
         excess = (shares / levels).amax(0)
-        doubtful = torch.nonzero((excess > DOUBTFUL) & (excess <= SIGMAS))[:, 0]
-        work = self._every.multiplications(NEARBY * len(doubtful), basis.shape[1])
-        if len(doubtful) and work <= AFFORDABLE:
+        doubtful = torch.nonzero((excess > MIN_DOUBTFUL_RATIO) & (excess <= SIGMAS))[:, 0]
+        work = self._every.multiplications(NEARBY_DESCENTS * len(doubtful), basis.shape[1])
+        if len(doubtful) and work <= MAX_MULTIPLICATIONS:
             lowest = self._lowest_nearby(ends.points[doubtful], labels[doubtful], weights[doubtful])
             points[doubtful] = origin + lowest @ basis.T
             shares, levels = self._network.levels(points @ a.T, labels, tolerated=SIGMAS)
@@ -80,8 +80,8 @@ class Finish:
         Two similar samples have local minima beside them, from which a descent does not find the samples.
         """
         generator = torch.Generator().manual_seed(0)
-        shifts = torch.randn(NEARBY, 1, t.shape[1], generator=generator, dtype=torch.float64).to(t)
-        sizes = torch.logspace(-3, -2, NEARBY, dtype=t.dtype, device=t.device)[:, None, None]
+        shifts = torch.randn(NEARBY_DESCENTS, 1, t.shape[1], generator=generator, dtype=torch.float64).to(t)
+        sizes = torch.logspace(-3, -2, NEARBY_DESCENTS, dtype=t.dtype, device=t.device)[:, None, None]
         norms = torch.linalg.vector_norm(t, dim=1, keepdim=True)
         tried = torch.cat([t[None], t + sizes * norms * sphere.retract(shifts)])
         labels, weights = labels.repeat(len(tried)), weights.repeat(len(tried), 1)
@@ -96,7 +96,7 @@ class Finish:
         Far from all samples the softmax is saturated: the signals vanish, and noise explains any residual.
         """
         sizes = torch.tensor([span.equations for span in self._spans], device=levels.device)
-        informed = ((levels <= INFORMATIVE) * sizes[:, None]).sum(0)
+        informed = ((levels <= MAX_INFORMATIVE_LEVEL) * sizes[:, None]).sum(0)
         return informed >= self._problem.batch_size - self._problem.seen.has_bias
 
     def _best_labels(self, points: Float[Tensor, "k b"]) -> Int[Tensor, "k"]:
@@ -105,7 +105,8 @@ class Finish:
         labels = torch.arange(count, device=points.device).repeat_interleave(len(points))
         if not signals:
             return labels[: len(points)]
-        vectors = self._network.vectors((points @ self._problem.of_coordinates.T).repeat(count, 1), labels, signals)
+        z = points @ self._problem.coordinates_to_preactivations.T
+        vectors = self._network.vectors(z.repeat(count, 1), labels, signals)
         shares = torch.stack([span.share_outside(each) for span, each in zip(signals, vectors, strict=True)])
         return shares.square().sum(0).unflatten(0, (count, -1)).argmin(0)
 
@@ -119,7 +120,7 @@ def repeated(found: Solutions, new: Solutions, singular_values: Float[Tensor, "b
     every = join_rows(found, new)
     products = every.coordinates @ (every.directions / singular_values).T
     own = products.diagonal()
-    return (products * products.T / (own[:, None] * own) >= REPEATED).tril(-1).any(1)[len(found) :]
+    return (products * products.T / (own[:, None] * own) >= MIN_REPEATED_SHARE).tril(-1).any(1)[len(found) :]
 
 
 def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) -> Int[Tensor, "k"]:
@@ -127,7 +128,7 @@ def _first_alike(points: Float[Tensor, "k b"], labels: Int[Tensor, "k"] | None) 
     if not len(points):
         return torch.zeros(0, dtype=torch.long, device=points.device)
     distances = torch.cdist(points, points)
-    alike = distances <= SAME * torch.linalg.vector_norm(points, dim=1, keepdim=True)
+    alike = distances <= SAME_POINT_DISTANCE * torch.linalg.vector_norm(points, dim=1, keepdim=True)
     if labels is not None:
         alike &= labels[:, None] == labels
     alike.fill_diagonal_(True)

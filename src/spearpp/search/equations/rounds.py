@@ -1,4 +1,4 @@
-"""The rounds of the search that solves the equations of a network.
+"""The search that solves the equations of a network. A round is one pass of this search.
 
 Every round draws random starting points, solves some of the equations in float32, finishes the solutions with all
 equations in float64, and keeps those that satisfy every equation up to its noise. Samples that have been found restrict
@@ -30,17 +30,17 @@ from spearpp.linalg.nullspace import complement
 from spearpp.model.loss import Loss
 from spearpp.search.equations.descent import descend
 from spearpp.search.equations.finish import Finish
-from spearpp.search.equations.starts import STARTS, Starts, adapted
+from spearpp.search.equations.starts import STARTS_PER_ROUND, Starts, adapted
 from spearpp.types import Float, Int, Tensor, join_rows
 
-WORKS = 0.25
+MIN_SUCCESS = 0.25
 """A strategy is used again, without trying the others, if its last round found at least this share of new samples: new
 samples over starts, or over missing samples if these are fewer. Design choice: other strategies can then hardly be
 better."""
-EMPTY_ROUNDS = 6
+MAX_EMPTY_ROUNDS = 6
 """Number of successive rounds without a new sample that end the search. Rounds count only after every strategy had its
 first round. Design choice: starts are random, so a few empty rounds say little."""
-STEPS = 40
+MAX_STEPS = 40
 """Largest number of steps of a start. Measured: in smooth networks, a start reaches a sample in 5 to 10 steps."""
 PATIENCE = 15
 """Number of steps after which a start ends if a step hardly changes its residual. Design choice: more than the 5 to 10
@@ -48,21 +48,23 @@ steps to a sample in smooth networks."""
 SMOOTH_STEPS = 6
 """Number of steps for each width of the smoothed activations. Design choice: the next width starts close to the
 solution of the last one, so few steps are enough."""
-WIDEST = (0.12, 0.7)
+FIRST_WIDTHS = (0.12, 0.7)
 """First widths of smoothed activations that are tried, relative to the standard deviation of their arguments. Measured:
 with 0.7 every start ends at a sample, but often at the same one; on raw pixels, 0.12 finds a batch of 60 in a fifth of
 the time."""
-NARROWEST, SHARPER = 0.02, 0.5
-"""Last width of the smoothed activations, and the factor between two widths. Measured: a factor of 0.6 with 15 steps
-finds the same samples at three times the cost."""
-CONVERGED = 1e-3
+LAST_WIDTH = 0.02
+"""Smallest width of the smoothed activations, before the exact activations. Measured together with the factor."""
+WIDTH_FACTOR = 0.5
+"""Factor between two widths. Measured: a factor of 0.6 with 15 steps finds the same samples at three times
+the cost."""
+MAX_RESIDUAL = 1e-3
 """Largest norm of the residual of a candidate. Design choice: above the error that found directions cause, and far
 below the residual of local minima, which is 1e-2 or more."""
-FINE_ENOUGH = 3e-6
+FLOAT32_RESIDUAL = 3e-6
 """Norm of the residual at which a start ends, because float32 cannot resolve smaller residuals."""
-BELOW_NOISE = 0.1
+RESIDUAL_BELOW_NOISE = 0.1
 """Norm of the residual, in units of the noise of the equations, at which a start ends."""
-LEAST_WEIGHT = 0.3
+MIN_LABEL_WEIGHT = 0.3
 """Smallest weight of a label when labels of starts are drawn, in samples. Design choice: the counts of missing labels
 are estimates, so a label that seems to be complete is still tried."""
 
@@ -74,16 +76,16 @@ class _Strategy:
     residuals: Residuals
     widest: float
     """First width of the smoothed activations; 0 for the exact activations only."""
-    new: float | None = None
-    """Number of new samples of the last round, over the smallest of three numbers: its starts, ``STARTS``, and the
-    missing samples. None before the first round."""
+    success: float | None = None
+    """Number of new samples of the last round, over the number that it could have found: its starts, at most
+    ``STARTS_PER_ROUND``, or the missing samples if these are fewer. None before the first round."""
     spread: float = 1.0
     """Typical norm of the next starts, relative to that of a sample. It stays 1 for smoothed activations, because
     nearly all of their starts reach a solution."""
     matrices: bool = True
     """Whether the last round computed the matrices JᵀJ."""
-    rate: float = 0.0
-    """New samples for each step of the last round."""
+    new_per_step: float = 0.0
+    """Number of new samples of the last round, over its steps."""
 
 
 def run_rounds(
@@ -100,18 +102,18 @@ def run_rounds(
     Yields:
         The new samples of a round, its starts, and its steps summed over the starts.
     """
-    search = Rounds(problem, network, generator)
+    search = _EquationSearch(problem, network, generator)
     if not search.strategies:  # there are fewer equations than unknowns
         yield search.found, 0, 0
     elif inputs is not None and len(inputs):
         yield search.solve_from(inputs)
-    while search.strategies and len(search.found) < problem.batch_size and search.empty < EMPTY_ROUNDS:
+    while search.strategies and len(search.found) < problem.batch_size and search.empty < MAX_EMPTY_ROUNDS:
         yield search.round()
         if time.monotonic() >= deadline:
             return
 
 
-class Rounds:
+class _EquationSearch:
     """The state of a search: the samples found so far, and the success of each strategy."""
 
     def __init__(self, problem: Problem, network: Network, generator: torch.Generator) -> None:
@@ -121,15 +123,18 @@ class Rounds:
         forward = [span for span in self.spans if not span.signals]
         backward = [span for span in self.spans if span.signals]
         every = list(self.spans)
-        sets = [(backward, 0.0), (forward, 0.0), *((forward, width) for width in WIDEST), (every, WIDEST[-1])]
+        smoothed = [(forward, width) for width in FIRST_WIDTHS]
+        sets = [(backward, 0.0), (forward, 0.0), *smoothed, (every, FIRST_WIDTHS[-1])]
         if not forward or not backward:
-            sets = [(every, width) for width in (0.0, *WIDEST)]
+            sets = [(every, width) for width in (0.0, *FIRST_WIDTHS)]
         made: dict[tuple[Span, ...], Residuals] = {}
         self.strategies = []
         for spans, widest in sets:
             if sum(span.equations for span in spans) >= problem.batch_size:
                 key = tuple(spans)
-                made[key] = made.get(key) or Residuals(network, spans, problem.of_coordinates, torch.float32)
+                made[key] = made.get(key) or Residuals(
+                    network, spans, problem.coordinates_to_preactivations, torch.float32
+                )
                 self.strategies.append(_Strategy(made[key], widest))
         self._finish = Finish(problem, network)
         self.starts = Starts(problem, generator)
@@ -148,28 +153,29 @@ class Rounds:
         # The points of all missing samples are orthogonal to the directions found.
         remaining = complement(sphere.retract(self.found.directions / self.problem.factors.singular_values))
         ends: tuple[Tensor, Tensor | None]
-        if remaining.shape[1] == 1 and self.problem.one is not None:
-            ends, starts, steps = (affine(remaining, self.problem.one)[0][None], None), 1, 0  # only one point is left
+        if remaining.shape[1] == 1 and self.problem.bias_functional is not None:  # only one point is left
+            ends, starts, steps = (affine(remaining, self.problem.bias_functional)[0][None], None), 1, 0
         else:
             ends, starts, steps = self._solve(strategy, remaining)
         new = self._finish.new_samples(*ends, self.found)
         missing, reached = self.problem.batch_size - len(self.found), len(ends[0])
-        strategy.new, strategy.rate = len(new) / min(starts, missing, STARTS), len(new) / max(1, steps)
+        strategy.success = len(new) / min(starts, missing, STARTS_PER_ROUND)
+        strategy.new_per_step = len(new) / max(1, steps)
         if steps and not strategy.widest:
             strategy.spread = adapted(strategy.spread, reached / starts, len(new) / max(1, min(reached, missing)))
         if len(new):
             self.empty, self.found = 0, join_rows(self.found, new)
-        elif all(each.new is not None for each in self.strategies):
+        elif all(each.success is not None for each in self.strategies):
             self.empty += 1
         return new, starts, steps
 
     def _choose(self) -> _Strategy:
         """Return the strategy for the next round."""
         for strategy in self.strategies:
-            if strategy.new is None or strategy.new >= WORKS:
+            if strategy.success is None or strategy.success >= MIN_SUCCESS:
                 return strategy
-        best = max(self.strategies, key=lambda strategy: strategy.rate)
-        return best if best.rate > 0 else self.strategies[self.empty % len(self.strategies)]
+        best = max(self.strategies, key=lambda strategy: strategy.new_per_step)
+        return best if best.new_per_step > 0 else self.strategies[self.empty % len(self.strategies)]
 
     def _solve(
         self, strategy: _Strategy, remaining: Float[Tensor, "b k"]
@@ -181,22 +187,22 @@ class Rounds:
             labels; the number of starts; and the number of steps.
         """
         equations = strategy.residuals
-        origin, basis = affine(remaining, self.problem.one)
+        origin, basis = affine(remaining, self.problem.bias_functional)
         equations.place(origin, basis, self._without_found(equations.spans) if not strategy.widest else ())
         unknowns = basis.shape[1]
-        starts = self.starts.number(equations, unknowns, first=strategy.new is None, matrices=strategy.matrices)
+        starts = self.starts.number(equations, unknowns, first=strategy.success is None, matrices=strategy.matrices)
         t = self.starts.draw(starts, basis, self.found, self.empty, strategy.spread).to(equations.dtype)
         labelled = any(span.signals for span in equations.spans)
         labels = self._draw_labels(starts) if labelled else torch.zeros_like(t[:, 0], dtype=torch.long)
         widths = _widths(self.network, equations.preactivations(t), strategy.widest)
         noise = math.hypot(*(span.typical_level for span in equations.spans))
-        close, steps = max(CONVERGED, SIGMAS * noise), 0
+        close, steps = max(MAX_RESIDUAL, SIGMAS * noise), 0
         for each in [*widths, None]:
             equations.widths = each
             options = Options(
-                steps=STEPS if each is None else SMOOTH_STEPS,
+                steps=MAX_STEPS if each is None else SMOOTH_STEPS,
                 damping=1e-2 if each is None else 1e-3,
-                tolerance=max(FINE_ENOUGH, BELOW_NOISE * noise),
+                tolerance=max(FLOAT32_RESIDUAL, RESIDUAL_BELOW_NOISE * noise),
                 close=close,
                 patience=PATIENCE,
                 replaceable=True,
@@ -231,19 +237,19 @@ class Rounds:
             if len(self.found):
                 signals = signals - self._replay(self.found)[1][-1].sum(0)[-classes:]
             missing = self.problem.batch_size - len(self.found)
-            weights = (missing / classes - signals.cpu()).clamp_min(LEAST_WEIGHT)
+            weights = (missing / classes - signals.cpu()).clamp_min(MIN_LABEL_WEIGHT)
         drawn = torch.multinomial(weights.to(self.generator.device), count, True, generator=self.generator)
         return drawn.to(self.problem.factors.left.device)
 
     def _replay(self, found: Solutions) -> tuple[list[Tensor], list[Tensor]]:
-        return self.network.replay(found.coordinates @ self.problem.of_coordinates.T, found.labels)
+        return self.network.replay(found.coordinates @ self.problem.coordinates_to_preactivations.T, found.labels)
 
 
 def _widths(network: Network, preactivations: Float[Tensor, "k m"], width: float) -> list[dict[str, float]]:
     """Return the widths of the smoothed activations, from wide to narrow. ``width`` is relative to their arguments."""
     scales = network.scales(preactivations) if width else {}
     widths = []
-    while width >= NARROWEST:
+    while width >= LAST_WIDTH:
         widths.append({name: width * scale for name, scale in scales.items()})
-        width *= SHARPER
+        width *= WIDTH_FACTOR
     return widths

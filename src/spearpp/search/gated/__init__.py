@@ -1,4 +1,5 @@
-"""The gated search, the default of ``spearpp.invert``.
+"""The gated search, the default of ``spearpp.invert``. ``docs/method.md#the-gated-search-default-for-relu`` explains it
+in words, and ``docs/method.md#symbols`` its letters.
 
 The paper searches for directions q without the weights of the layer, and uses the weights only to filter candidates.
 But the weights determine where L q must be zero: at the neurons that are inactive for the input x̂ = Rᵀp. This search
@@ -9,7 +10,8 @@ keeps those that fit (``accept``), and removes what was found from the problem (
 
 Before these rounds, the search uses cheaper sources:
 
-- if the gradient of the next layer is informative, the equations of the next layer (``two_layers``);
+- if the gradient of the next layer is informative, the equations of the next layer, by relaxed reflections between two
+  sets (``two_layers``);
 - otherwise, inputs that single rows of the gradient reveal (``peel_samples``), and then the weights of a next layer
   with few outputs (``backward``, or ``over_rounds`` for several rounds of one client).
 """
@@ -44,12 +46,13 @@ SMALL_FOR_GPU = 8192
 Measured on an H200 (``docs/lab/notebook.md``)."""
 EFFORTS = (Effort(50, 4, 1e-4), Effort(150, 4, 1e-4), Effort(150, 12, 1e-5), Effort(300, 20, 1e-5))
 """Efforts from the cheapest to the most careful. After a round that finds little, the next effort is used."""
-HASTY = Effort(50, 2, 1e-4)
+CHEAP_EFFORT = Effort(50, 2, 1e-4)
 """Cheaper first effort for large batches in wide layers. Measured: on such layers two conjugate-gradient iterations
 found as many samples as four (``docs/lab/notebook.md``)."""
-HASTY_SAMPLES, HASTY_NEURONS = 16, 8
-"""Smallest number of samples, and of neurons for each sample, for which ``HASTY`` comes first. Measured together with
-it."""
+CHEAP_MIN_SAMPLES = 16
+"""Smallest number of samples for which ``CHEAP_EFFORT`` comes first. Measured together with it."""
+CHEAP_MIN_NEURONS = 8
+"""Smallest number of neurons for each sample for which ``CHEAP_EFFORT`` comes first. Measured together with it."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,15 @@ class Gated(Search):
 
     starts: int = 16_384
     """Largest number of starts, summed over all rounds of the search. If several rounds of a client are inverted
-    together, the starts of reflections that find new directions are cheap and are not counted (``over_rounds``)."""
+    together, the starts of the reflections (``over_rounds``) that find new directions are cheap and are not counted."""
     seconds: float | None = None
     """Wall-clock budget in seconds; None for no limit. With a limit, results depend on the speed of the machine."""
     round_starts: int | None = None
     """Smallest number of starts in a round. A round has more starts if more samples are missing. None: 128 on a CPU,
     256 or 512 on a GPU."""
     efforts: tuple[Effort, ...] | None = None
-    """How carefully rounds descend, from the cheapest to the most careful. None: ``EFFORTS``, and ``HASTY`` before them
-    for large batches in wide layers."""
+    """How carefully rounds descend, from the cheapest to the most careful. None: ``EFFORTS``, and ``CHEAP_EFFORT``
+    before them for large batches in wide layers."""
     rate: float = 0.1
     """Learning rate of the first step of the descent. It then decreases by a cosine schedule."""
     sparsity: float | None = 0.1
@@ -117,7 +120,7 @@ class Gated(Search):
         if self.efforts is not None:
             return self.efforts
         b, neurons = problem.batch_size, problem.factors.live_neurons
-        return (HASTY, *EFFORTS) if b >= HASTY_SAMPLES and neurons >= HASTY_NEURONS * b else EFFORTS
+        return (CHEAP_EFFORT, *EFFORTS) if b >= CHEAP_MIN_SAMPLES and neurons >= CHEAP_MIN_NEURONS * b else EFFORTS
 
     def propose(self, problem: Problem, generator: torch.Generator, deadline: float = math.inf) -> Iterator[Proposals]:
         """Propose the new directions of each round, from three sources one after the other.

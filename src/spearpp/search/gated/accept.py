@@ -9,35 +9,35 @@ from spearpp.inversion.tolerance import SAME_DIRECTION
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import independent
-from spearpp.search.gated.refine import silent_neurons
+from spearpp.search.gated.refine import inactive_neurons
 from spearpp.types import Bool, Float, Tensor
 
-AGREEMENT = 0.65
-"""Minimum share of the neurons that are silent for p on which L q must be zero. Measured: 90 % rejected 101 of 254 true
-directions, and 65 % rejected none. Wrong end points had at most 11 % (docs/lab/notebook.md, section "What made it
+MIN_AGREEMENT = 0.65
+"""Minimum share of the neurons that are inactive for p on which L q must be zero. Measured: 90 % rejected 101 of 254
+true directions, and 65 % rejected none. Wrong end points had at most 11 % (docs/lab/notebook.md, section "What made it
 work"). A mixture of two inputs has about half."""
-UNEXPLAINED = 0.1
+MAX_UNEXPLAINED_SHARE = 0.1
 """Largest share of a column of D that the weights of the next layer may leave unexplained. Design choice: noise and
 local steps leave little unexplained, and a mixture of inputs leaves most of its norm."""
-SAME = 1 - 1e-12
+SAME_COSINE = 1 - 1e-12
 """Cosine above which two exact directions are equal, because many end points are refined to the same direction. Design
 choice: an angle of 1.4e-6, far above the rounding of float64."""
 SOLVED_COSINE = 0.9999
 """Cosine above which two directions or inputs that have been solved for their zeros are the same. Design choice."""
-EXCESS = 0.3
-"""Minimum number of zeros, on a scale where 0 stands for the b-1 zeros of any vertex and 1 for all silent neurons.
-Design choice: well below 1, because p is only near the input, so some neurons may be silent for p but not for the
+MIN_EXCESS = 0.3
+"""Minimum number of zeros, on a scale where 0 stands for the b-1 zeros of any vertex and 1 for all inactive neurons.
+Design choice: well below 1, because p is only near the input, so some neurons may be inactive for p but not for the
 input."""
 
 
 def acceptable(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
-    """Return whether each unit direction q has enough zeros for an input, at the neurons that are silent for its p."""
+    """Return whether each unit direction q has enough zeros for an input, at neurons that are inactive for its p."""
     zeros = problem.zeros(directions) & problem.factors.live
-    silent = silent_neurons(problem, points)
-    expected = silent.sum(1)
+    inactive = inactive_neurons(problem, points)
+    expected = inactive.sum(1)
     free = problem.batch_size - 1
-    enough = zeros.sum(1) >= free + EXCESS * (expected - free)
-    agree = (zeros & silent).sum(1) >= AGREEMENT * expected
+    enough = zeros.sum(1) >= free + MIN_EXCESS * (expected - free)
+    agree = (zeros & inactive).sum(1) >= MIN_AGREEMENT * expected
     accepted = enough & agree & (expected > free) & (zeros.sum(1) >= problem.tolerance.least_zeros)
     return accepted if problem.outputs is None else accepted & sent_back(problem, problem.outputs, directions)
 
@@ -56,7 +56,7 @@ def sent_back(problem: Problem, outputs: FewOutputs, directions: Float[Tensor, "
     normal.diagonal(dim1=1, dim2=2).add_(1e-12)
     signals = torch.linalg.solve(normal, rows.mT @ values[:, :, None])
     residual = torch.linalg.vector_norm(kept * values - (rows @ signals)[:, :, 0], dim=1)
-    return residual <= UNEXPLAINED * torch.linalg.vector_norm(kept * values, dim=1)
+    return residual <= MAX_UNEXPLAINED_SHARE * torch.linalg.vector_norm(kept * values, dim=1)
 
 
 def new_directions(
@@ -69,7 +69,7 @@ def new_directions(
     """
     zeros = problem.zeros(directions).sum(1)
     ordered = directions[zeros.argsort(descending=True, stable=True)]
-    ordered = ordered[sphere.first_of_each(ordered, SAME)]
+    ordered = ordered[sphere.first_of_each(ordered, SAME_COSINE)]
     return ordered[independent(ordered, problem.tolerance.angle(ordered), found)]
 
 

@@ -24,9 +24,9 @@ REFLECTIONS = 600
 """Reflections per start. Design choice."""
 ALPHA = 2.0
 """α: weight of d relative to e in the metric. Design choice."""
-POLISHES = 3
+SOLVES = 3
 """How often each column is solved for its mask, and its mask updated. Design choice."""
-RESIDUAL = 1e-4
+MAX_SHARE_OUTSIDE = 1e-4
 """Largest share of S ∘ (B t) outside span(L) of an accepted column, unless noise allows more. Design choice."""
 MIN_NEW = 0.02
 """Share of the starts of a round that must yield new directions for another round to follow. Design choice."""
@@ -81,9 +81,9 @@ class BackwardRounds:
             projected_d, projected_e = (d @ rows) @ rows.T, signals.project(e)
             reflected_d, reflected_e = 2 * projected_d - d, 2 * projected_e - e
             both = (reflected_e + ALPHA * reflected_d) / (1 + ALPHA**2)
-            fires = (reflected_e - both).square() + (reflected_d - ALPHA * both).square() < reflected_d.square()
-            d.add_(torch.where(fires, ALPHA * both, 0.0) - projected_d)
-            e.add_(torch.where(fires, both, reflected_e) - projected_e)
+            active = (reflected_e - both).square() + (reflected_d - ALPHA * both).square() < reflected_d.square()
+            d.add_(torch.where(active, ALPHA * both, 0.0) - projected_d)
+            e.add_(torch.where(active, both, reflected_e) - projected_e)
             norm = (d.square().sum(1, keepdim=True) + e.square().sum(1, keepdim=True)).sqrt_()
             d.div_(norm)
             e.div_(norm)
@@ -96,7 +96,7 @@ class BackwardRounds:
         rows, live, problem = self.rows, self.problem.factors.live, self.problem
         masks = masks & live
         q, share = rows.new_zeros(0, rows.shape[1]), rows.new_zeros(0)
-        for _ in range(POLISHES):
+        for _ in range(SOLVES):
             block, norms = min_masked_residual(masks, self.outputs.span, rows)
             e = block[:, :, 0] @ self.outputs.span.T
             q = (e * masks) @ rows
@@ -104,4 +104,4 @@ class BackwardRounds:
             masks = ((q @ rows.T).abs() > 0.5 * e.abs()) & live
         q = sphere.retract(q) @ self.basis.T
         noise = problem.tolerance.noise * problem.tolerance.amplification(q) * len(rows) ** 0.5
-        return q[share <= (SIGMAS * noise).clamp_min(RESIDUAL)]
+        return q[share <= (SIGMAS * noise).clamp_min(MAX_SHARE_OUTSIDE)]

@@ -21,9 +21,9 @@ BETAS = 0.9, 0.999
 """β₁ and β₂ of Adam: the usual defaults."""
 EPSILON = 1e-12
 """ε of Adam. Design choice: it only prevents a division by zero."""
-ROUGH = 1e-4
-"""Smallest ε of the objective for which products may use tensor cores, which round factors to ten bits. Design choice:
-this rounding has a relative error of 5e-4, whose square is far below this ε."""
+MIN_TENSOR_CORE_RIDGE = 1e-4
+"""Smallest ``ridge`` of the objective for which products may use tensor cores, which round factors to ten bits. Design
+choice: this rounding has a relative error of 5e-4, whose square is far below this number."""
 WARM_UP = 2
 """Number of evaluations before the first step, until conjugate gradients have a good solution. Design
 choice: each evaluation continues the last solution, so two evaluations do twice the iterations."""
@@ -32,7 +32,7 @@ DEDUPLICATION_TIMES = 0.3, 0.6
 as before and 8 to 49 % fewer evaluations (docs/lab/notebook.md, section "Speed")."""
 DUPLICATE_COSINE = 0.95
 """Cosine of two directions above which their starts count as duplicates. Measured together with the times above."""
-SHRINK_SHARE = 0.8
+MAX_KEPT_SHARE = 0.8
 """Largest share of remaining starts for which new, smaller tensors pay off. Design choice."""
 
 
@@ -44,8 +44,8 @@ class Effort:
     """Steps per start."""
     iterations: int
     """Conjugate-gradient iterations per step."""
-    epsilon: float
-    """ε of the objective."""
+    ridge: float
+    """The small number that makes the matrix of the objective invertible."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Ends:
     """End points of a descent."""
 
     points: Float[Tensor, "ends d"]
-    """c."""
+    """v, with p = N v."""
     directions: Float[Tensor, "ends b"]
     """q."""
     steps: int
@@ -63,7 +63,7 @@ class Ends:
 def descend(gates: Gates, points: Float[Tensor, "starts d"], effort: Effort, rate: float) -> Ends:
     """Descend by Riemannian Adam with a cosine schedule.
 
-    The points, unit vectors c, may be overwritten. On a CPU, duplicate starts share one end point.
+    The points, unit vectors v, may be overwritten. On a CPU, duplicate starts share one end point.
     """
     directions = _in_one_kernel(gates, points, effort, rate)
     if directions is not None:
@@ -79,7 +79,8 @@ def _in_one_kernel(gates: Gates, points: Tensor, effort: Effort, rate: float) ->
         return None
     with torch.cuda.device(points.device):
         schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
-        options = {"iterations": effort.iterations, "epsilon": effort.epsilon, "exact": effort.epsilon < ROUGH}
+        exact = effort.ridge < MIN_TENSOR_CORE_RIDGE
+        options = {"iterations": effort.iterations, "ridge": effort.ridge, "exact": exact}
         tensors = (each[None] for each in (gates.rows, gates.gates, gates.basis, points))
         directions = persistent.descend(*tensors, schedule, **options, least=EPSILON)
         return None if directions is None else directions[0]
@@ -92,7 +93,7 @@ def _step_by_step(
     schedule = _schedule(effort.steps, rate, points.dtype).to(points.device, non_blocking=True)
     counter = torch.zeros(1, dtype=torch.long, device=points.device)
     here = torch.cuda.device(points.device) if points.is_cuda else nullcontext()
-    with here, tensor_cores(points.is_cuda and effort.epsilon >= ROUGH):
+    with here, tensor_cores(points.is_cuda and effort.ridge >= MIN_TENSOR_CORE_RIDGE):
         starts, done, start_steps = _Starts(gates, points, effort), 0, 0
         for stop in (*(WARM_UP + int(share * effort.steps) for share in halts), len(schedule)):
             repeat(partial(starts.step, schedule, counter), stop - done, points.device)
@@ -108,7 +109,7 @@ class _Starts:
 
     def __init__(self, gates: Gates, points: Float[Tensor, "starts d"], effort: Effort) -> None:
         self.gates, self.points, self.effort = gates, points, effort
-        self.objective = Objective(gates, points, epsilon=effort.epsilon, iterations=effort.iterations)
+        self.objective = Objective(gates, points, ridge=effort.ridge, iterations=effort.iterations)
         self.momentum, self.second = torch.zeros_like(points), torch.zeros_like(points[:, :1])
 
     def __len__(self) -> int:
@@ -130,7 +131,7 @@ class _Starts:
         order = self.objective.value[:, 0].argsort(stable=True)
         unit = sphere.retract(self.objective.direction[order])
         kept = order[sphere.first_of_each(unit, DUPLICATE_COSINE)].sort().values
-        if len(kept) > SHRINK_SHARE * len(self):
+        if len(kept) > MAX_KEPT_SHARE * len(self):
             return self
         fewer = _Starts(self.gates, self.points[kept], self.effort)
         fewer.objective.solution.copy_(self.objective.solution[kept])

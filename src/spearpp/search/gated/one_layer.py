@@ -21,17 +21,17 @@ from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import acceptable, new_directions
 from spearpp.search.gated.descent import Effort, Ends, descend
 from spearpp.search.gated.objective import Gates
-from spearpp.search.gated.refine import promising, refine, silent_neurons
+from spearpp.search.gated.refine import inactive_neurons, promising, refine
 from spearpp.types import Bool, Float, Tensor, to_device
 
-EMPTY_ROUNDS = 4
+MAX_EMPTY_ROUNDS = 4
 """Number of rounds without a new direction, at the highest effort, after which found directions are dropped. Design
 choice: rounds use random starts, so one empty round says little."""
 DROPPED_SHARES = (0.25, 0.5, 1.0, 1.0)
 """Share of the found directions that is dropped each time, with a higher effort afterwards. Measured: dropping a
 quarter recovered 25 of 25 batches instead of 19 of 20 at b=200, m=1000, and the fourth time recovered the last inputs
 of similar images under FedAvg (docs/lab/notebook.md)."""
-GRADED = 1e-4
+MAX_GRADED_RATIO = 1e-4
 """Ratio of the smallest to the largest singular value below which a spectrum is graded. Measured: similar inputs alone
 have a ratio of 4e-3. If all spectra counted as graded, one batch of twelve was lost (docs/lab/notebook.md, section
 "Networks that have memorised their data")."""
@@ -39,10 +39,10 @@ REACHES = (1e-2, 1e-3, 0.0)
 """Smallest singular value within reach, relative to the largest that remains. Each round without a new direction moves
 to the next value. Measured: 1e-2 found 41 of 52 true directions, 1e-3 found 33 (docs/lab/notebook.md, section "Networks
 that have memorised their data")."""
-SIGN_NOISE = 10.0
+MIN_SIGN_RATIO = 10.0
 """Minimum ratio of the last coordinate of an input to its noise for the coordinate to determine the sign of the input.
 Design choice: ten standard deviations."""
-LEADING = 0.99
+MIN_LEADING_NORM = 0.99
 """Minimum norm of the part of a unit direction that is within reach. Measured: nearly all wrong directions had less,
 and nearly all true ones more (docs/lab/notebook.md, section "Networks that have memorised their data")."""
 MIN_YIELD = 0.1
@@ -87,7 +87,7 @@ class OneLayerRounds:
     @property
     def stuck(self) -> bool:
         """Whether the last rounds found nothing although earlier rounds found something."""
-        return len(self.found) > 0 and self.empty_rounds >= (1 if self._missing == 1 else EMPTY_ROUNDS)
+        return len(self.found) > 0 and self.empty_rounds >= (1 if self._missing == 1 else MAX_EMPTY_ROUNDS)
 
     def drop(self) -> bool:
         """Drop the least sparse quarter, then half, then all of the found directions.
@@ -128,7 +128,7 @@ class OneLayerRounds:
     def reach(self) -> int:
         """Number of leading singular directions that the next round uses."""
         sizes = self.problem.factors.singular_values
-        if sizes[-1] >= GRADED * sizes[0]:
+        if sizes[-1] >= MAX_GRADED_RATIO * sizes[0]:
             return len(sizes)
         strongest = sizes[min(len(self.found), len(sizes) - 1)]
         return int((sizes >= REACHES[self.reach_level] * strongest).sum())
@@ -178,7 +178,7 @@ class OneLayerRounds:
         With a bias, the last coordinate of x̂ = Rᵀp is positive.
         """
         last = points @ self.problem.factors.right[:, -1:]
-        if self.problem.seen.has_bias and bool((last.abs() > SIGN_NOISE * self.problem.tolerance.noise).all()):
+        if self.problem.seen.has_bias and bool((last.abs() > MIN_SIGN_RATIO * self.problem.tolerance.noise).all()):
             return points * last.sign()
         return torch.cat([points, -points])
 
@@ -205,7 +205,7 @@ class OneLayerRounds:
         points = self._with_signs(inverse)
         directions = self.found.repeat(len(points) // len(self.found), 1)
         zeros = self.problem.zeros(directions)
-        differ = ((zeros & self.problem.factors.live) != silent_neurons(self.problem, points)).any(1)
+        differ = ((zeros & self.problem.factors.live) != inactive_neurons(self.problem, points)).any(1)
         refined = refine(self.problem, points[differ], directions[differ])
         return refined[acceptable(self.problem, points[differ], refined)]
 
@@ -227,4 +227,4 @@ class OneLayerRounds:
 
 def within_reach(directions: Float[Tensor, "k b"], reach: int) -> Bool[Tensor, "k"]:
     """Return which unit directions lie within reach, up to a small part."""
-    return torch.linalg.vector_norm(directions[:, :reach], dim=1) >= LEADING
+    return torch.linalg.vector_norm(directions[:, :reach], dim=1) >= MIN_LEADING_NORM

@@ -1,9 +1,10 @@
 """Peeling: recover inputs from rows of the gradient that contain a single sample, one after another.
 
-If a neuron fires for one sample only, its row of G is this sample: ℓ_k = d_ki p_i. The rows that are silent for p = ℓ_k
-then determine a direction q, and L q is zero exactly where p is silent. A pair (p, q) with q·p = 1 can be removed from
-the problem on both sides, L ← L (I - q pᵀ). Other rows then contain one sample less, and some of them a single sample.
-This repeats as in the peeling decoder of erasure codes. The rest is a smaller problem for the other searches.
+If a neuron is active for one sample only, its row of L is a multiple of the point of this sample: ℓ_k = d_ki p_i. With
+p = ℓ_k, the rows of the neurons that are inactive for p determine a direction q, and L q is zero exactly in these rows.
+A pair (p, q) with q·p = 1 can be removed from the problem on both sides, L ← L (I - q pᵀ). Other rows then contain one
+sample less, and some of them a single sample. This repeats as in the peeling decoder of erasure codes. The rest is a
+smaller problem for the other searches.
 """
 
 import math
@@ -14,34 +15,35 @@ import torch
 from spearpp.inversion.matches import SIGMAS
 from spearpp.inversion.pool import refit
 from spearpp.inversion.problem import Problem
-from spearpp.inversion.solutions import ILL_CONDITIONED, Pairs, no_pairs, pattern_agrees
+from spearpp.inversion.solutions import MAX_CONDITION, Pairs, no_pairs, pattern_agrees
 from spearpp.linalg import sphere
 from spearpp.linalg.chunks import chunk_size
 from spearpp.linalg.nullspace import gather_weighted, independent, kernel_vectors
-from spearpp.search.gated.accept import SAME
-from spearpp.search.gated.refine import silent_neurons
+from spearpp.search.gated.accept import SAME_COSINE
+from spearpp.search.gated.refine import inactive_neurons
 from spearpp.types import Float, Tensor
 
-FIRING_RATE = 0.12
-"""Largest share of inputs for which a neuron may fire, if its row is to be tested. Design choice: neurons that fire
-more often almost never have a row with a single sample. The rows themselves, taken as inputs, estimate the share."""
+MAX_ACTIVE_SHARE = 0.12
+"""Largest share of inputs for which a neuron may be active, if its row is to be tested. Design choice: neurons that are
+active more often almost never have a row with a single sample. The rows themselves, taken as inputs, estimate the
+share."""
 SAMPLED_ROWS = 256
-"""Number of rows that estimate how often neurons fire. Design choice: the standard error is then at most 0.03."""
-ZEROS_PER_UNKNOWN, EXTRA_ZEROS = 1.15, 8
-"""Minimum number of silent rows: 1.15 b + 8 for b unknowns. With just b silent rows, any row has a direction. Measured:
-with b silent rows 38 of 245 pairs were wrong, with these values none of 97 (docs/lab/notebook.md, section "The weights
-of an output layer")."""
-DETERMINED = 1e-3
-"""Minimum second singular value of the silent rows. Measured together with ``ZEROS_PER_UNKNOWN``."""
-SINGULAR_RATIO = 0.05
-"""Largest ratio of the first to the second singular value of the silent rows. Design choice: the first is noise."""
+"""Number of rows that estimate how often neurons are active. Design choice: the standard error is then at most 0.03."""
+MIN_ZEROS_PER_UNKNOWN, MIN_EXTRA_ZEROS = 1.15, 8
+"""Numbers c and d of the smallest number c b + d of inactive rows for b unknowns. With just b inactive rows, any row
+has a direction. Measured: with b inactive rows 38 of 245 pairs were wrong, with these values none of 97
+(docs/lab/notebook.md, section "The weights of an output layer")."""
+MIN_SECOND_SINGULAR_VALUE = 1e-3
+"""Minimum second singular value of the inactive rows. Measured together with ``MIN_ZEROS_PER_UNKNOWN``."""
+MAX_SINGULAR_RATIO = 0.05
+"""Largest ratio of the first to the second singular value of the inactive rows. Design choice: the first is noise."""
 
 
 def peel_samples(problem: Problem, deadline: float = math.inf) -> Pairs:
     """Recover all inputs that single rows reveal one after another, until the deadline on ``time.monotonic``'s clock.
 
-    If neurons fire for about half of the samples, no row has a single sample and the result is empty. It is also empty
-    without a bias, because a row does not determine the sign of its input then.
+    If neurons are active for about half of the samples, no row has a single sample and the result is empty. It is also
+    empty without a bias, because a row does not determine the sign of its input then.
     """
     pairs = no_pairs(problem)
     while problem.seen.has_bias and len(pairs) < problem.batch_size and time.monotonic() < deadline:
@@ -66,24 +68,24 @@ def _candidates(problem: Problem, pairs: Pairs) -> Float[Tensor, "k b"]:
     points = sphere.retract(rows[significant])
     points = points * (points @ problem.factors.right[:, -1]).sign()[:, None]
     sample = points[:: max(1, -(-len(points) // SAMPLED_ROWS))]
-    firing_rate = (sample @ problem.preactivations[significant].T > 0).double().mean(0)
-    points = points[firing_rate <= FIRING_RATE]
-    return points[sphere.first_of_each(points, SAME, signed=True)]
+    active_share = (sample @ problem.preactivations[significant].T > 0).double().mean(0)
+    points = points[active_share <= MAX_ACTIVE_SHARE]
+    return points[sphere.first_of_each(points, SAME_COSINE, signed=True)]
 
 
 def _singles(problem: Problem, points: Float[Tensor, "k b"]) -> tuple[Float[Tensor, "s b"], Float[Tensor, "s b"]]:
     """Return the points that are inputs, and their directions with q·p = 1."""
     left = problem.factors.left
     m, b = left.shape
-    silent = silent_neurons(problem, points)
-    enough = silent.sum(1) >= ZEROS_PER_UNKNOWN * b + EXTRA_ZEROS
-    points, silent = points[enough], silent[enough]
-    parts = silent.split(chunk_size(left.device, 16 * m * b))
+    inactive = inactive_neurons(problem, points)
+    enough = inactive.sum(1) >= MIN_ZEROS_PER_UNKNOWN * b + MIN_EXTRA_ZEROS
+    points, inactive = points[enough], inactive[enough]
+    parts = inactive.split(chunk_size(left.device, 16 * m * b))
     kernels = [kernel_vectors(gather_weighted(left, part.to(left))) for part in parts]
     solved, values = (torch.cat(each) for each in zip(*kernels, strict=True))
-    determined = (values[:, 1] >= DETERMINED) & (values[:, 0] <= SINGULAR_RATIO * values[:, 1])
+    determined = (values[:, 1] >= MIN_SECOND_SINGULAR_VALUE) & (values[:, 0] <= MAX_SINGULAR_RATIO * values[:, 1])
     points, directions = points[determined], refit(problem, solved[determined])
     zeros = problem.zeros(directions)
     scale = (points * directions).sum(1, keepdim=True)
-    single = pattern_agrees(problem, points, zeros) & (scale[:, 0].abs() * ILL_CONDITIONED >= 1)
+    single = pattern_agrees(problem, points, zeros) & (scale[:, 0].abs() * MAX_CONDITION >= 1)
     return points[single], directions[single] / scale[single]

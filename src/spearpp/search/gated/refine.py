@@ -14,19 +14,19 @@ DUPLICATE_COSINE = 0.9
 """Cosine above which two end points count as the same direction. Measured: no direction was lost, and different true
 directions had a cosine of at most 0.61 (docs/lab/notebook.md, section "Speed"). If a direction is lost here, later
 rounds can still find it."""
-PROMISING = 0.5
-"""Minimum share of the silent rows on which L q must be small for an end point to be refined. Design choice: near an
+MIN_PROMISING_SHARE = 0.5
+"""Minimum share of the inactive rows on which L q must be small for an end point to be refined. Design choice: near an
 input, most of these rows are small at the end of a descent."""
-SMALL_ENTRY = 0.1
+MAX_SMALL_ENTRY = 0.1
 """Largest size of a small entry of L q, relative to the root mean square of L q. Design choice:
-Gaussian entries are below it with a probability of 8 %, so half of the silent rows are rarely below it by chance."""
-ROWS_PER_UNKNOWN = 3.0
-"""Minimum number of silent rows per unknown for which the smallest rows alone are solved. Measured: with fewer rows,
+Gaussian entries are below it with a probability of 8 %, so half of the inactive rows are rarely below it by chance."""
+MIN_ROWS_PER_UNKNOWN = 3.0
+"""Minimum number of inactive rows per unknown for which the smallest rows alone are solved. Measured: with fewer rows,
 concentration steps accept mixtures of similar samples (docs/lab/notebook.md, section "Speed")."""
 TRIMMED_SHARES = (0.6, 0.8)
-"""Shares of the silent rows that the successive concentration steps solve. Measured: one or three steps found 19 and 20
-inputs instead of 29 (docs/lab/notebook.md, section "Speed"). The shares are a design choice."""
-DETERMINED = 0.1
+"""Shares of the inactive rows that the successive concentration steps solve. Measured: one or three steps found 19 and
+20 inputs instead of 29 (docs/lab/notebook.md, section "Speed"). The shares are a design choice."""
+MIN_SECOND_SINGULAR_VALUE = 0.1
 """Minimum second singular value of the solved rows. Below, the rows allow more than one direction. Measured: below this
 value, mixtures of similar samples were accepted (docs/lab/notebook.md, section "Speed")."""
 _REWEIGHTINGS = 12
@@ -35,8 +35,8 @@ _DELTA_FACTOR = 0.4
 """Factor by which δ shrinks in each reweighting. Design choice: 0.4¹² is 2e-5, so δ ends near the noise."""
 
 
-def silent_neurons(problem: Problem, points: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
-    """Return which neurons with a gradient are silent (not activated) for x̂ = Rᵀp."""
+def inactive_neurons(problem: Problem, points: Float[Tensor, "k b"]) -> Bool[Tensor, "k m"]:
+    """Return which neurons with a gradient are inactive for x̂ = Rᵀp."""
     return (points @ problem.preactivations.T <= 0) & problem.factors.live
 
 
@@ -44,26 +44,26 @@ def promising(problem: Problem, points: Float[Tensor, "k b"], directions: Float[
     """Return the indices of the promising end points, the most promising first, without duplicates.
 
     An end point is promising if L q is below a tenth of its root mean square on at least half of the rows that are
-    silent for p. It is a duplicate if its direction is nearly parallel to that of a more promising end point.
+    inactive for p. It is a duplicate if its direction is nearly parallel to that of a more promising end point.
     """
     left, unit = problem.factors.left, sphere.retract(directions)
-    small = (unit @ left.T).abs() <= SMALL_ENTRY / len(left) ** 0.5
-    silent = silent_neurons(problem, points)
-    share = (small & silent).sum(1) / silent.sum(1).clamp_min(1)
+    small = (unit @ left.T).abs() <= MAX_SMALL_ENTRY / len(left) ** 0.5
+    inactive = inactive_neurons(problem, points)
+    share = (small & inactive).sum(1) / inactive.sum(1).clamp_min(1)
     share, order = share.sort(descending=True, stable=True)
-    order = order[share >= PROMISING]
+    order = order[share >= MIN_PROMISING_SHARE]
     return order[sphere.first_of_each(unit[order], DUPLICATE_COSINE)]
 
 
 def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Tensor, "k b"]) -> Float[Tensor, "k b"]:
-    """Find the direction whose zeros are among the rows that are silent for p.
+    """Find the direction whose zeros are among the rows that are inactive for p.
 
     p is not exact, so L q is not zero on some of these rows. The function must ignore these rows. It uses one of two
     methods:
 
-    - If there are many silent rows, it solves the smallest of them (``concentrated``). A solution that is zero on half
-      of the silent rows is solved again for all its zeros (``refit``).
-    - If there are few silent rows, or the zeros allow more than one direction, it solves all rows by iteratively
+    - If there are many inactive rows, it solves the smallest of them (``concentrated``). A solution that is zero on
+      half of the inactive rows is solved again for all its zeros (``refit``).
+    - If there are few inactive rows, or the zeros allow more than one direction, it solves all rows by iteratively
       reweighted least squares (``_reweighted``), and then again for the zeros.
 
     A direction for which no method succeeds stays nearly unchanged.
@@ -71,14 +71,14 @@ def refine(problem: Problem, points: Float[Tensor, "k b"], directions: Float[Ten
     m, b = problem.factors.left.shape
     size = chunk_size(points.device, 8 * m * b)
     solved = sphere.retract(directions)
-    silent = silent_neurons(problem, points)
-    ambiguous = silent.sum(1) < ROWS_PER_UNKNOWN * b
+    inactive = inactive_neurons(problem, points)
+    ambiguous = inactive.sum(1) < MIN_ROWS_PER_UNKNOWN * b
     for part in _chunks(~ambiguous, size):
         check_time()
-        silent_here = silent[part]
-        found, determined = concentrated(problem, silent_here, solved[part])
-        zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & silent_here
-        kept = (zeros.sum(1) >= PROMISING * silent_here.sum(1)).nonzero()[:, 0]
+        inactive_here = inactive[part]
+        found, determined = concentrated(problem, inactive_here, solved[part])
+        zeros = problem.tolerance.look_zero(found @ problem.factors.left.T, found) & inactive_here
+        kept = (zeros.sum(1) >= MIN_PROMISING_SHARE * inactive_here.sum(1)).nonzero()[:, 0]
         part, determined, found = part[kept], determined[kept], refit(problem, found[kept])
         unclear = (~determined).nonzero()[:, 0]
         if len(unclear):
@@ -97,9 +97,9 @@ def _chunks(which: Bool[Tensor, "k"], size: int) -> list[Int[Tensor, "part"]]:
 
 
 def concentrated(
-    problem: Problem, silent: Bool[Tensor, "k m"], directions: Float[Tensor, "k b"]
+    problem: Problem, inactive: Bool[Tensor, "k m"], directions: Float[Tensor, "k b"]
 ) -> tuple[Float[Tensor, "k b"], Bool[Tensor, "k"]]:
-    """Minimise Σ (ℓ_k·q)² over the smallest of the ``silent`` rows, and then over more of them.
+    """Minimise Σ (ℓ_k·q)² over the smallest of the ``inactive`` rows, and then over more of them.
 
     These are the concentration steps of least trimmed squares (Rousseeuw and Van Driessen 2006).
 
@@ -109,12 +109,12 @@ def concentrated(
     """
     for share in TRIMMED_SHARES[:-1]:
         check_time()
-        rows = _smallest(problem, silent, directions, share)
+        rows = _smallest(problem, inactive, directions, share)
         directions = smallest_eigenvector(rows.mT @ rows)
-    rows = _smallest(problem, silent, directions, TRIMMED_SHARES[-1])
+    rows = _smallest(problem, inactive, directions, TRIMMED_SHARES[-1])
     first_two = two_smallest_eigenvectors(rows.mT @ rows)
     second = torch.linalg.vector_norm((rows @ first_two[:, :, 1:])[:, :, 0], dim=1)
-    return first_two[:, :, 0], second >= DETERMINED
+    return first_two[:, :, 0], second >= MIN_SECOND_SINGULAR_VALUE
 
 
 def _determined_by_zeros(problem: Problem, directions: Float[Tensor, "k b"]) -> Bool[Tensor, "k"]:
@@ -122,35 +122,35 @@ def _determined_by_zeros(problem: Problem, directions: Float[Tensor, "k b"]) -> 
     left = problem.factors.left
     zeros = problem.zeros(directions) & problem.factors.live
     _, values = kernel_vectors(gather_weighted(left, zeros.to(left)))
-    return values[:, 1] >= DETERMINED
+    return values[:, 1] >= MIN_SECOND_SINGULAR_VALUE
 
 
-def _smallest(problem: Problem, silent: Tensor, directions: Tensor, share: float) -> Float[Tensor, "k r b"]:
-    """Gather the given share of the silent rows with the smallest |ℓ_k·q|. Shorter sets are padded with zeros."""
+def _smallest(problem: Problem, inactive: Tensor, directions: Tensor, share: float) -> Float[Tensor, "k r b"]:
+    """Gather the given share of the inactive rows with the smallest |ℓ_k·q|. Shorter sets are padded with zeros."""
     left = problem.factors.left
-    last = (share * silent.sum(1)).long()
-    values = torch.where(silent, (directions @ left.T).abs(), torch.inf)
+    last = (share * inactive.sum(1)).long()
+    values = torch.where(inactive, (directions @ left.T).abs(), torch.inf)
     places = values.topk(int(last.max()) + 1, dim=1, largest=False).indices
     kept = torch.arange(places.shape[1], device=last.device) <= last[:, None]
     return kept[:, :, None] * left[places]
 
 
 def _reweighted(problem: Problem, points: Tensor, directions: Tensor) -> Tensor:
-    """Minimise Σ |ℓ_k·q| over the rows that are silent for p, by iteratively reweighted least squares.
+    """Minimise Σ |ℓ_k·q| over the rows that are inactive for p, by iteratively reweighted least squares.
 
-    The weights are 1/max(|ℓ_k·q|, δ), where δ shrinks to the noise. Rows that p calls silent by mistake therefore lose
-    their influence.
+    The weights are 1/max(|ℓ_k·q|, δ), where δ shrinks to the noise. Rows that p calls inactive by mistake therefore
+    lose their influence.
     """
     left, tolerance = problem.factors.left, problem.tolerance
-    silent = silent_neurons(problem, points)
-    silent, places = silent.to(left).topk(max(1, int(silent.sum(1).max())), dim=1)
+    inactive = inactive_neurons(problem, points)
+    inactive, places = inactive.to(left).topk(max(1, int(inactive.sum(1).max())), dim=1)
     rows, noise = left[places], tolerance.row_noise[places]
-    delta = (silent * (rows @ directions[:, :, None])[:, :, 0].abs()).amax(1, keepdim=True).clamp_min(1e-290)
+    delta = (inactive * (rows @ directions[:, :, None])[:, :, 0].abs()).amax(1, keepdim=True).clamp_min(1e-290)
     for _ in range(_REWEIGHTINGS):
         check_time()
         values = (rows @ directions[:, :, None])[:, :, 0].abs()
         floor = torch.maximum(delta, noise * tolerance.amplification(directions)[:, None])
-        weight = silent / torch.maximum(values, floor)
+        weight = inactive / torch.maximum(values, floor)
         normal = rows.mT @ (weight[:, :, None] * rows)
         diagonal = normal.diagonal(dim1=1, dim2=2)
         diagonal.add_(1e-14 * diagonal.mean(1, keepdim=True))

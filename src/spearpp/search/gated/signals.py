@@ -17,12 +17,13 @@ PAIR_STARTS = 0.75
 """Share of the starts that begin at the signal of a pair of outputs, one predicted instead of the other. Measured: with
 this share, reflections found 186 of 234 columns at b=256. Random starts find the same columns again and again
 (docs/lab/notebook.md, section "The weights of an output layer")."""
-LOGITS = (0.0, 1.0, 4.0)
+LOGIT_SIZES = (0.0, 1.0, 4.0)
 """Sizes of the random outputs from which starts over several rounds compute softmax(o) - e_y. Design choice: outputs of
 a new network, of a network in training, and of a network that is confident."""
-ABSENT, WEAK = 0.3, 0.1
-"""Share of the rounds in which the signal of a start is weak, and the size of a weak signal. Design choice: samples may
-be absent from rounds."""
+WEAK_SHARE = 0.3
+"""Share of the rounds in which the signal of a start is weak. Design choice: samples may be absent from rounds."""
+WEAK_SIZE = 0.1
+"""Size of a weak signal, relative to the others. Design choice: small, and not zero."""
 RANK_ONE_STEPS = 3
 """Power iterations that approximate the coefficients of all rounds by rank one. Design choice: further reflections
 correct the rest."""
@@ -67,14 +68,14 @@ class SignalsOfRounds:
         """Return signals of random outputs and labels, weak in some of the rounds."""
         count = self.weight.shape[1]
         device = generator.device
-        sizes = torch.tensor(LOGITS, device=device).repeat(size)[:size, None]
+        sizes = torch.tensor(LOGIT_SIZES, device=device).repeat(size)[:size, None]
         logits = sizes * torch.randn(size, count, generator=generator, device=device)
         labels = torch.randint(count, (size,), generator=generator, device=device)
         gradient = logits.softmax(1) - torch.nn.functional.one_hot(labels, count)
         if not self.sums_to_zero:
             gradient = torch.randn(size, count, generator=generator, device=device)
-        weak = torch.rand(size, self.rounds, generator=generator, device=device) < ABSENT
-        strength = torch.where(weak, WEAK, 1.0)
+        weak = torch.rand(size, self.rounds, generator=generator, device=device) < WEAK_SHARE
+        strength = torch.where(weak, WEAK_SIZE, 1.0)
         gradient, strength = gradient.to(self.weight), strength.to(self.weight)
         return sphere.retract(torch.einsum("so,st,tom->stm", gradient, strength, self.weight).flatten(1)).to(dtype)
 

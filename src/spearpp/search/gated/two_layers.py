@@ -8,7 +8,7 @@ constraint alone is easy:
 
 Descent on the distance gets stuck in local minima. The relaxed reflections (difference map, RRR)
 
-    x ← x + β (P_mask(2 P_sub x - x) - P_sub x)
+    x ← x + θ (P_mask(2 P_sub x - x) - P_sub x)
 
 do not stop at a point that is not a solution. Both sets are cones, so x is kept at unit norm. The metric weights y by
 α = m/d, clipped to ``ALPHAS``, where d is the number of dimensions that remain.
@@ -29,10 +29,10 @@ from spearpp.search.base import Proposals
 from spearpp.search.gated.accept import SOLVED_COSINE
 from spearpp.types import Float, Tensor, join_rows, select_rows
 
-PROMISING = 0.15
+MAX_PROMISING_SHARE = 0.15
 """Largest share of relu(z) outside span(V) for which an end point is solved exactly. Design choice: such an end point
 has most of its mask right."""
-POLISHES = 8
+MAX_SOLVES = 8
 """Maximum number of times an end point is solved for its mask, until the mask no longer changes. Design choice."""
 REMAINING_RESIDUAL = 1e-4
 """Smallest allowed residual in subspaces from which earlier inputs were removed, even without noise. Design choice:
@@ -47,26 +47,26 @@ MAX_NOISE = 0.05
 """Relative noise above which the next layer carries no usable information. Design choice."""
 MAX_STARTS = 2048
 """Maximum number of starts of a round. Design choice: it bounds the memory."""
-REFLECTIONS = (1600, 3200)
+MAX_REFLECTIONS = (1600, 3200)
 """Maximum number of reflections: at first, and after a round that found little. Measured: up to b=90, m=200, enough
 starts converge within 1600 (docs/lab/notebook.md, section "Reflections against descent")."""
-EMPTY_ROUNDS = 3
+MAX_EMPTY_ROUNDS = 3
 """Number of successive rounds without a new input after which the search ends. Design choice."""
-ONE_LAYER_SHARE = 0.3
+MAX_ONE_LAYER_SHARE = 0.3
 """Largest ratio of samples to neurons for which the first layer alone may be enough. Measured: the first layer alone
 recovers at most 0.25 m samples (docs/lab/notebook.md, section "The next layer")."""
 END_COSINE = 0.99
 """Cosine above which two end points are the same input, before they are solved exactly. Design choice."""
 MIN_YIELD = 0.05
 """Minimum share of the starts of a round that yield new inputs, without more starts next time. Design choice."""
-BETA = 1.4
-"""β. Measured: more starts succeed than with β = 1 at b=90, m=200 and at b=400, m=1000 (same table of the notebook)."""
+THETA = 1.4
+"""θ. Measured: more starts succeed than with θ = 1 at b=90, m=200 and at b=400, m=1000 (same table of the notebook)."""
 ALPHAS = 2.0, 8.0
 """Smallest and largest α. Measured: with smaller values fewer starts succeed, and with α = 1 none at b=90, m=200 (same
 table). Larger values were not tried."""
-BLOCK = 200
+REFLECTIONS_PER_CHECK = 200
 """Reflections between two checks of how many starts have converged. Design choice: a check makes a GPU wait."""
-CONVERGED = 0.02
+MAX_CONVERGED_SHARE = 0.02
 """Largest share of relu(z) outside span(V) for which a start counts as converged. Design choice: far below the share at
 a random point, and far above rounding in float32."""
 
@@ -105,13 +105,13 @@ class TwoLayerRounds:
         If the first layer alone may be enough, a single round without a new input ends the search. Local training
         changes the inputs of the next layer, so its gradient may only contain the first mini-batch.
         """
-        patience = EMPTY_ROUNDS if self.beyond_one_layer else 1
+        patience = MAX_EMPTY_ROUNDS if self.beyond_one_layer else 1
         return self.missing == 0 or self.empty_rounds >= patience
 
     @property
     def beyond_one_layer(self) -> bool:
         """Whether the first layer alone cannot recover this number of samples."""
-        return self.problem.batch_size > ONE_LAYER_SHARE * self.problem.factors.live_neurons
+        return self.problem.batch_size > MAX_ONE_LAYER_SHARE * self.problem.factors.live_neurons
 
     @property
     def size(self) -> int:
@@ -132,8 +132,8 @@ class TwoLayerRounds:
         else:
             starts = sphere.uniform(size, dimension, generator, dtype=self.dtype, device=spaces.to_p.device)
             bases = spaces.preactivations.to(self.dtype), spaces.activations.to(self.dtype)
-            ends, steps = reflect(*bases, starts, REFLECTIONS[self.more_reflections])
-        new = self._accept(spaces, self._polish(spaces, ends.double()))
+            ends, steps = reflect(*bases, starts, MAX_REFLECTIONS[self.more_reflections])
+        new = self._accept(spaces, self._solve_for_masks(spaces, ends.double()))
         self.found = join_rows(self.found, new)
         self._adapt(len(new), size)
         return Proposals(new.directions, starts=size, steps=steps * size, matches=new)
@@ -147,15 +147,15 @@ class TwoLayerRounds:
             preactivations=basis, activations=self.next_layer.activations @ c, to_p=p @ torch.linalg.inv(triangle)
         )
 
-    def _polish(self, spaces: _Spaces, ends: Float[Tensor, "k d"]) -> Float[Tensor, "kept d"]:
+    def _solve_for_masks(self, spaces: _Spaces, ends: Float[Tensor, "k d"]) -> Float[Tensor, "kept d"]:
         """Solve each end point for its own mask, in float64. Keep the solutions that fit, each once."""
         residual = outside(ends @ spaces.preactivations.T, spaces.activations)
         order = residual.argsort(stable=True)
-        x = ends[order[residual[order] < PROMISING]]
+        x = ends[order[residual[order] < MAX_PROMISING_SHARE]]
         x = x[sphere.first_of_each(x, END_COSINE, signed=True)]
         masks, norms = x @ spaces.preactivations.T > 0, x.new_zeros(len(x), 2)
         changed = torch.arange(len(x), device=x.device)
-        for _ in range(POLISHES):
+        for _ in range(MAX_SOLVES):
             block, norms[changed] = min_masked_residual(masks[changed], spaces.preactivations, spaces.activations)
             x[changed] = block[:, :, 0] * (block[:, :, 0] * x[changed]).sum(1, keepdim=True).sign()
             new_masks = x @ spaces.preactivations.T > 0
@@ -218,7 +218,7 @@ def reflect(
     most: int,
     *,
     alpha: float | None = None,
-    beta: float = BETA,
+    theta: float = THETA,
 ) -> tuple[Float[Tensor, "starts d"], int]:
     """Reflect all starts until half of them have converged, or until the maximum number of reflections.
 
@@ -232,21 +232,21 @@ def reflect(
     def step() -> None:
         projected_z, projected_y = (z @ span) @ span.T, (y @ activations) @ activations.T
         reflected_z, reflected_y = 2 * projected_z - z, 2 * projected_y - y
-        firing = ((reflected_z + alpha * reflected_y) / (1 + alpha**2)).clamp_min(0)
-        silent = reflected_z.clamp_max(0)
-        to_firing = (reflected_z - firing).square() + (reflected_y - alpha * firing).square()
-        fires = to_firing < (reflected_z - silent).square() + reflected_y**2
-        z.add_(beta * (torch.where(fires, firing, silent) - projected_z))
-        y.add_(beta * (torch.where(fires, alpha * firing, 0.0) - projected_y))
+        if_active = ((reflected_z + alpha * reflected_y) / (1 + alpha**2)).clamp_min(0)
+        if_inactive = reflected_z.clamp_max(0)
+        to_active = (reflected_z - if_active).square() + (reflected_y - alpha * if_active).square()
+        active = to_active < (reflected_z - if_inactive).square() + reflected_y**2
+        z.add_(theta * (torch.where(active, if_active, if_inactive) - projected_z))
+        y.add_(theta * (torch.where(active, alpha * if_active, 0.0) - projected_y))
         size = (z.square().sum(1, keepdim=True) + y.square().sum(1, keepdim=True)).sqrt_()
         z.div_(size)
         y.div_(size)
 
     done = 0
     while done < most:
-        repeat(step, BLOCK, z.device)
-        done += BLOCK
+        repeat(step, REFLECTIONS_PER_CHECK, z.device)
+        done += REFLECTIONS_PER_CHECK
         ends = z @ span
-        if bool((outside(ends @ span.T, activations) < CONVERGED).float().mean() >= 0.5):
+        if bool((outside(ends @ span.T, activations) < MAX_CONVERGED_SHARE).float().mean() >= 0.5):
             break
     return sphere.retract(ends), done

@@ -14,10 +14,10 @@ from spearpp.linalg.kernels import load, padded
 from spearpp.linalg.kernels.gated import reference
 from spearpp.types import Tensor
 
-WIDEST = 16_384
+MAX_ROW_ENTRIES = 16_384
 """Largest number of entries of a row that one program of ``fused`` holds in registers. Derived: a program has at most
 16 warps of 32 threads, so this is 32 entries per thread."""
-SMALL = 2**16
+MAX_ENTRIES = 2**16
 """Largest number of entries of ℓ, its columns padded to a power of two, for which one kernel does a whole descent.
 Measured: b=50, m=500 took 3.6 ms in one kernel and 10 ms in single steps. b=100, m=1000 took the same time either way
 (docs/lab/notebook.md, section "Speed")."""
@@ -27,7 +27,9 @@ MAX_COLUMNS = 128
 
 def for_rows(example: Tensor, widest: int) -> ModuleType:
     """Return the module with the kernels for rows of at most ``widest`` entries, on the device of ``example``."""
-    return _load_fused(example.device.index or 0) or reference if example.is_cuda and widest <= WIDEST else reference
+    if not example.is_cuda or widest > MAX_ROW_ENTRIES:
+        return reference
+    return _load_fused(example.device.index or 0) or reference
 
 
 def for_all_steps(points: Tensor, m: int, columns: int) -> ModuleType | None:
@@ -39,7 +41,7 @@ def for_all_steps(points: Tensor, m: int, columns: int) -> ModuleType | None:
         columns: number of columns of the rows or of the gates, whichever is larger.
     """
     width = padded(columns)
-    small = width <= MAX_COLUMNS and m * width <= SMALL and min(points.numel(), m) > 0
+    small = width <= MAX_COLUMNS and m * width <= MAX_ENTRIES and min(points.numel(), m) > 0
     if not (small and points.is_cuda and points.dtype == torch.float32 and points.is_contiguous()):
         return None
     if _load_fused(points.device.index or 0) is None:

@@ -30,14 +30,14 @@ def _rowwise(kernel: Any) -> Any:
 
 @_rowwise
 @no_type_check
-def gate(silence, weight, total, columns, BLOCK: tl.constexpr):
+def gate(inactivity, weight, total, columns, BLOCK: tl.constexpr):
     """Compute ``reference.gate`` for one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
-    inactive = tl.maximum(-tl.load(silence + at, mask=inside, other=0.0), 0.0)
+    inactive = tl.maximum(-tl.load(inactivity + at, mask=inside, other=0.0), 0.0)
     square = inactive * inactive
     sum_of_squares = tl.maximum(tl.sum(square, axis=0), TINY)
-    tl.store(silence + at, inactive, mask=inside)
+    tl.store(inactivity + at, inactive, mask=inside)
     tl.store(weight + at, square * (columns / sum_of_squares), mask=inside)
     tl.store(total + row, sum_of_squares)
 
@@ -86,14 +86,14 @@ def direct(points, solution, value, direction, columns, BLOCK: tl.constexpr):
 
 @_rowwise
 @no_type_check
-def pull(silence, weight, total, image, columns, BLOCK: tl.constexpr):
+def pull(inactivity, weight, total, image, columns, BLOCK: tl.constexpr):
     """Compute ``reference.pull`` for one row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     at, inside = row * columns + column, column < columns
     entry = tl.load(image + at, mask=inside, other=0.0)
     square = entry * entry
     mean = tl.sum(tl.load(weight + at, mask=inside, other=0.0) * square, axis=0) / columns
-    inactive = tl.load(silence + at, mask=inside, other=0.0)
+    inactive = tl.load(inactivity + at, mask=inside, other=0.0)
     tl.store(image + at, inactive * (square - mean) * (-2.0 * columns / tl.load(total + row)), mask=inside)
 
 

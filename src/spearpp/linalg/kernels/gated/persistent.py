@@ -90,7 +90,7 @@ def descend(
     schedule: Float[Tensor, "evaluations 4"],
     *,
     iterations: int,
-    epsilon: float,
+    ridge: float,
     least: float,
     exact: bool,
     cut: Plan | None = None,
@@ -101,10 +101,10 @@ def descend(
         rows: ℓ_k of every update.
         gates: Nᵀa_k of every update.
         basis: N of every update.
-        points: contiguous float32 unit vectors c, updated in place.
+        points: contiguous float32 unit vectors v, updated in place.
         schedule: as in ``reference.move``.
         iterations: conjugate-gradient iterations per evaluation.
-        epsilon: ε of the objective.
+        ridge: the small number that makes the matrix of the objective invertible.
         least: ε of Adam.
         exact: whether products have the accuracy of float32; otherwise they round their factors to ten bits (TF32).
         cut: how to divide the work; None chooses ``plan``.
@@ -129,7 +129,7 @@ def descend(
             _padded(rows, blocks * chosen.block, width), _padded(gates, blocks * chosen.block, width),
             _padded(basis, width, width), points, directions,
             schedule, points.new_empty(max(scratch_entries, 1)), float(m), blocks, b, d, starts, len(schedule),
-            iterations, epsilon, least,
+            iterations, ridge, least,
             PRECISION="tf32x3" if exact else "tf32", STARTS=chosen.starts, BLOCK=chosen.block, WIDTH=width,
             GROUPS=chosen.groups, WHOLE=chosen.whole, AHEAD=chosen.ahead,
             num_warps=chosen.warps, num_stages=chosen.stages,
@@ -153,7 +153,7 @@ def _padded(matrices: Float[Tensor, "updates r c"], rows: int, columns: int) -> 
 @no_type_check
 def _descend(
     rows, gates, basis, points, directions, schedule, scratch, neurons, blocks, b, d, starts, evaluations, iterations,
-    epsilon, least: tl.constexpr, PRECISION: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr,
+    ridge, least: tl.constexpr, PRECISION: tl.constexpr, STARTS: tl.constexpr, BLOCK: tl.constexpr,
     WIDTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     EACH: tl.constexpr = BLOCK // GROUPS
@@ -169,8 +169,8 @@ def _descend(
         all_rows, all_gates = load_block(rows, 0, BLOCK, WIDTH, GROUPS), load_block(gates, 0, BLOCK, WIDTH, GROUPS)
     else:
         program = update * tl.num_programs(1) + tl.program_id(1)
-        silences = scratch + program * blocks * (2 * STARTS * BLOCK)
-        images = silences + blocks * (STARTS * BLOCK)
+        inactivities = scratch + program * blocks * (2 * STARTS * BLOCK)
+        images = inactivities + blocks * (STARTS * BLOCK)
 
     point = tl.load(at_points, mask=(column < d)[None, :], other=0.0)
     momentum = tl.zeros((STARTS, WIDTH), tl.float32)
@@ -179,16 +179,16 @@ def _descend(
     for evaluation in range(evaluations):
         # relu(-a_k·p) of every neuron
         if WHOLE:
-            silence = tl.maximum(-times_rows(point, all_gates, PRECISION, GROUPS), 0.0)
-            total = sum_over_neurons(silence * silence, GROUPS)
+            inactivity = tl.maximum(-times_rows(point, all_gates, PRECISION, GROUPS), 0.0)
+            total = sum_over_neurons(inactivity * inactivity, GROUPS)
         else:
             squares = zero_sums(STARTS, EACH, GROUPS)
             tl.debug_barrier()  # wait until all threads have read the scratch memory of the previous step
             for at in range(blocks):
                 block = load_block(gates, at, BLOCK, WIDTH, GROUPS)
-                silence = tl.maximum(-times_rows(point, block, PRECISION, GROUPS), 0.0)
-                tl.store(scratch_pointers(silences, at, STARTS, BLOCK, GROUPS), silence)
-                squares += silence * silence
+                inactivity = tl.maximum(-times_rows(point, block, PRECISION, GROUPS), 0.0)
+                tl.store(scratch_pointers(inactivities, at, STARTS, BLOCK, GROUPS), inactivity)
+                squares += inactivity * inactivity
             total = sum_over_neurons(squares, GROUPS)
             tl.debug_barrier()
         total = tl.maximum(total, TINY)
@@ -203,7 +203,7 @@ def _descend(
             sums = zero_sums(STARTS, WIDTH, GROUPS)
             if WHOLE:
                 image = times_rows(search, all_rows, PRECISION, GROUPS)
-                sums = tl.dot(image * silence * silence, all_rows, sums, input_precision=PRECISION)
+                sums = tl.dot(image * inactivity * inactivity, all_rows, sums, input_precision=PRECISION)
             else:
                 if AHEAD:
                     following = load_block(rows, 0, BLOCK, WIDTH, GROUPS)
@@ -213,10 +213,10 @@ def _descend(
                         following = load_block(rows, tl.minimum(at + 1, blocks - 1), BLOCK, WIDTH, GROUPS)
                     else:
                         block = load_block(rows, at, BLOCK, WIDTH, GROUPS)
-                    silence = tl.load(scratch_pointers(silences, at, STARTS, BLOCK, GROUPS))
+                    inactivity = tl.load(scratch_pointers(inactivities, at, STARTS, BLOCK, GROUPS))
                     image = times_rows(search, block, PRECISION, GROUPS)
-                    sums = tl.dot(image * silence * silence, block, sums, input_precision=PRECISION)
-            applied = epsilon * search + scale[:, None] * add_groups(sums, GROUPS)
+                    sums = tl.dot(image * inactivity * inactivity, block, sums, input_precision=PRECISION)
+            applied = ridge * search + scale[:, None] * add_groups(sums, GROUPS)
             step = tl.where(iteration == 0, 1.0, size / tl.maximum(tl.sum(search * applied, axis=1), TINY))
             solution += step[:, None] * search
             residual -= step[:, None] * applied
@@ -232,23 +232,23 @@ def _descend(
         if WHOLE:
             image = times_rows(direction, all_rows, PRECISION, GROUPS)
             square = image * image
-            mean = per_start(sum_over_neurons(silence * silence * square, GROUPS) / total, GROUPS)
-            sums = tl.dot(silence * (square - mean) * factor, all_gates, sums, input_precision=PRECISION)
+            mean = per_start(sum_over_neurons(inactivity * inactivity * square, GROUPS) / total, GROUPS)
+            sums = tl.dot(inactivity * (square - mean) * factor, all_gates, sums, input_precision=PRECISION)
         else:
             squares = zero_sums(STARTS, EACH, GROUPS)
             for at in range(blocks):
                 image = times_rows(direction, load_block(rows, at, BLOCK, WIDTH, GROUPS), PRECISION, GROUPS)
                 square = image * image
-                silence = tl.load(scratch_pointers(silences, at, STARTS, BLOCK, GROUPS))
+                inactivity = tl.load(scratch_pointers(inactivities, at, STARTS, BLOCK, GROUPS))
                 tl.store(scratch_pointers(images, at, STARTS, BLOCK, GROUPS), square)
-                squares += silence * silence * square
+                squares += inactivity * inactivity * square
             mean = per_start(sum_over_neurons(squares, GROUPS) / total, GROUPS)
             tl.debug_barrier()
             for at in range(blocks):
-                silence = tl.load(scratch_pointers(silences, at, STARTS, BLOCK, GROUPS))
+                inactivity = tl.load(scratch_pointers(inactivities, at, STARTS, BLOCK, GROUPS))
                 square = tl.load(scratch_pointers(images, at, STARTS, BLOCK, GROUPS))
                 block = load_block(gates, at, BLOCK, WIDTH, GROUPS)
-                sums = tl.dot(silence * (square - mean) * factor, block, sums, input_precision=PRECISION)
+                sums = tl.dot(inactivity * (square - mean) * factor, block, sums, input_precision=PRECISION)
 
         # one step of Riemannian Adam; the schedule makes the first steps and the last one zero
         now = schedule + 4 * evaluation

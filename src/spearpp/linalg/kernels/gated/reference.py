@@ -13,17 +13,17 @@ TINY = 1e-30
 
 
 def gate(
-    silence: Float[Tensor, "starts m"], weight: Float[Tensor, "starts m"], total: Float[Tensor, "starts 1"]
+    inactivity: Float[Tensor, "starts m"], weight: Float[Tensor, "starts m"], total: Float[Tensor, "starts 1"]
 ) -> None:
     """Turn pre-activations z into weights of the rows.
 
     Args:
-        silence: z; becomes relu(-z).
+        inactivity: z; becomes relu(-z).
         weight: becomes ρ = relu(-z)², scaled to sum to m.
         total: becomes the sum of relu(-z)².
     """
-    silence.neg_().clamp_min_(0)
-    torch.mul(silence, silence, out=weight)
+    inactivity.neg_().clamp_min_(0)
+    torch.mul(inactivity, inactivity, out=weight)
     torch.sum(weight, 1, keepdim=True, out=total).clamp_min_(TINY)
     weight.mul_(weight.shape[1] / total)
 
@@ -77,7 +77,7 @@ def direct(
 
 
 def pull(
-    silence: Float[Tensor, "starts m"],
+    inactivity: Float[Tensor, "starts m"],
     weight: Float[Tensor, "starts m"],
     total: Float[Tensor, "starts 1"],
     image: Float[Tensor, "starts m"],
@@ -86,7 +86,7 @@ def pull(
     m = image.shape[1]
     image.square_()
     mean = (weight * image).sum(1, keepdim=True).div_(m)
-    image.sub_(mean).mul_(silence).mul_(-2 * m / total)
+    image.sub_(mean).mul_(inactivity).mul_(-2 * m / total)
 
 
 def move(
@@ -103,7 +103,7 @@ def move(
     """Take a step of Riemannian Adam along ∇ log f = through_gates / f - 2 through_basis.
 
     Args:
-        points: unit vectors c.
+        points: unit vectors v.
         through_gates: part of the gradient that depends on the gates.
         through_basis: part of the gradient that depends on the basis.
         value: f.

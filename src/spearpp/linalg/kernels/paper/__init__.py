@@ -14,9 +14,9 @@ from spearpp.linalg.kernels import load, padded
 from spearpp.linalg.kernels.paper import reference
 from spearpp.types import Float, Tensor
 
-__all__ = ["WIDEST", "for_descent", "reference"]
+__all__ = ["MAX_BATCH_SIZE", "for_descent", "reference"]
 
-WIDEST = 256
+MAX_BATCH_SIZE = 256
 """Largest b for which one program can hold its starts in registers."""
 
 
@@ -24,11 +24,11 @@ def for_descent(points: Float[Tensor, "starts b"], smooth: bool) -> ModuleType |
     """Return the module ``fused`` if its kernel can run for these points, and None otherwise.
 
     Args:
-        points: the starts. The kernel needs float32 on a CUDA device and at most ``WIDEST`` columns.
+        points: the starts. The kernel needs float32 on a CUDA device and at most ``MAX_BATCH_SIZE`` columns.
         smooth: whether the derivative of the loss is tanh(y/μ); otherwise the derivative is sign(y).
     """
     b = points.shape[1]
-    if not points.is_cuda or points.dtype != torch.float32 or b > WIDEST:
+    if not points.is_cuda or points.dtype != torch.float32 or b > MAX_BATCH_SIZE:
         return None
     return _load_fused(points.device.index or 0, padded(b), smooth)
 
