@@ -81,7 +81,8 @@ WHOLE_NUMBER = 0.1
 0.5, the largest possible distance from a whole number."""
 _MAY_BE_MEAN = "the input may be the mean of several samples"
 _LENGTH_ASSUMED = (
-    "its replay contradicts it: the client uses another loss (state it), or changed weights and biases separately"
+    "its replay does not reproduce its part of the update: the client has another network or loss (state them), or it "
+    "changed the gradients of weights and biases separately"
 )
 _REPLAYED = "the gradient of this input alone matches its part of the update"
 
@@ -177,6 +178,8 @@ class Known:
     """Whether the model says that a ReLU follows the layer."""
     zero_bias: bool = False
     """Whether all biases of the layer are zero. Activation patterns do not depend on the length of an input then."""
+    refuted: bool = False
+    """Whether there is no model, and no common network reproduces the update from an input."""
     repeatable: bool = True
     """Whether the model computes the same for a sample alone as in the client's batch: no Dropout and no BatchNorm."""
 
@@ -276,11 +279,14 @@ def _length_assumed(
     changes this length, and the gradient keeps its rank. Several samples whose activation patterns depend on biases
     show a wrong length themselves. A single sample does not, nor do samples of a layer with biases of zero. Their
     replay must then agree with the update: for any loss if it can show the length, otherwise for the stated loss.
+    Without a model, the replay through one of the common networks must agree if the weights can be those of one.
     """
     found = torch.zeros(len(inversion.inputs), dtype=torch.bool)
     single = inversion.batch_size == 1
     if not known.one_step or not (single or known.zero_bias):
         return found
+    if known.refuted:
+        return ~found
     if signals is not None and known.repeatable:
         differs = signals.mismatch if known.zero_bias else signals.outside
         error = (

@@ -112,9 +112,10 @@ def _judge_alone(
             if network is None and signals is not None and bool(signals.matched.any()):
                 network = candidate
                 break
+        if signals is not None:
+            claimed = _with_claims(each, update, None if network is None else signals, task, refuted=network is None)
         if network is not None and signals is not None:
             replayed[each.layer.name] = signals
-            claimed = _with_claims(each, update, signals, task)
         labels = None if network is None else find_labels(network, update, claimed, signals, task.loss)
         judged.append(replace(claimed, labels=labels))
     return judged, network, replayed
@@ -138,8 +139,10 @@ def judge_in_round(audited: LayerAudit, update: ClientUpdate, task: Task) -> Lay
     return replace(_with_claims(audited, update, signals, task), labels=labels)
 
 
-def _with_claims(audited: LayerAudit, update: ClientUpdate, signals: Signals | None, task: Task) -> LayerAudit:
-    """Return the layer with a claim for each of its inputs.
+def _with_claims(
+    audited: LayerAudit, update: ClientUpdate, signals: Signals | None, task: Task, *, refuted: bool = False
+) -> LayerAudit:
+    """Return the layer with a claim for each of its inputs. ``refuted`` is the field of ``Known``.
 
     Approximate claims about inputs of an output layer are withdrawn. A softmax that is sure of a class gives nearly the
     same signal for different inputs, so the stated error of an input that is not exact is not reliable. Measured: one
@@ -148,7 +151,8 @@ def _with_claims(audited: LayerAudit, update: ClientUpdate, signals: Signals | N
     found, layer = audited.inversion, audited.layer
     if found is None:
         return audited
-    claims = claims_of(found, patterns_of(layer, found.inputs, update), signals, Known.about(layer, update, task))
+    known = replace(Known.about(layer, update, task), refuted=refuted)
+    claims = claims_of(found, patterns_of(layer, found.inputs, update), signals, known)
     if layer.output:
         weak = Claim.fitting("the output layer determines this input only approximately")
         claims = tuple(weak if each.kind is ClaimKind.APPROXIMATE else each for each in claims)

@@ -207,7 +207,7 @@ class Rest(TracedPart):
     def _runs_alone(self, neurons: int) -> bool:
         """Return whether the nodes give the same values for samples in a batch and for each sample alone.
 
-        Unless formulas give the derivatives, ``torch.func`` must be able to compute them.
+        Second derivatives must exist. ``torch.func`` must be able to compute them, unless formulas for chains do.
         """
         if not self._nodes:
             return True
@@ -218,8 +218,7 @@ class Rest(TracedPart):
             names = linear_names(self._models[torch.float64], self._nodes)
             pairs = [(together[0][name], torch.cat([inputs[name] for inputs, _ in alone])) for name in names]
             pairs.append((together[1][last], torch.cat([values[last] for _, values in alone])))
-            if not self._alternates():
-                self._differentiate(probe, last)
+            self._differentiate(probe, last)
         except Exception:  # the operations are user code and may raise anything
             return False
         self.outputs = pairs[-1][0].shape[1] if last == "output" and pairs[-1][0].ndim == 2 else 0
@@ -232,6 +231,13 @@ class Rest(TracedPart):
             inputs, values = self._run(z, {}, None)
             return torch.stack([each.sum() for each in (*inputs.values(), values[last])]).sum()
 
+        if self._alternates():
+            with torch.enable_grad():
+                point = probe.clone().requires_grad_()
+                slope = torch.autograd.grad(total(point), point, create_graph=True)[0]
+                if slope.requires_grad:
+                    torch.autograd.grad(slope.sum(), point, allow_unused=True)
+            return
         vmap(lambda direction: jvp(grad(total), (probe,), (direction,))[1])(probe[None])
 
     def _is_linear(self, node: fx.Node) -> bool:

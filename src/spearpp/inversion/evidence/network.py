@@ -10,8 +10,9 @@ Noise moves a vector out of its space: the *level* is the share of the vector ou
   relative residual r is of the order of r^s (``effective_equations`` counts s). No other sample may share the signal of
   the input by chance (``_same_signal``);
 - **determined**: the Jacobian J of the equations, each divided by its noise, has full rank: no other input close by
-  satisfies the equations. For a layer without bias, the input with the opposite sign must violate them. If the input is
-  not exact, the equations must be nearly linear within its stated error;
+  satisfies the equations. They determine it on both sides of every kink of an activation within its stated error. For a
+  layer without bias, the input with the opposite sign must violate them. If the input is not exact, the equations must
+  be nearly linear within its stated error;
 - **error**: the sum of three distances, relative to the norm of the input:
 
   - *noise*: noise of the equations moves p̄ (``spread``), and noise in the rows of the layer's gradient changes every
@@ -31,7 +32,7 @@ import math
 import torch
 
 from spearpp.inversion.evidence import EXACT, MIN_VIOLATION, Evidence, Scope
-from spearpp.inversion.evidence.spread import Spread, nearly_linear, row_deviation, spread_of
+from spearpp.inversion.evidence.spread import Spread, nearly_linear, row_deviation, spread_of, without_kink
 from spearpp.inversion.network import CLIENT_ROUNDING, SIGMAS, Network
 from spearpp.inversion.problem import Problem
 from spearpp.inversion.solutions import Solutions
@@ -81,6 +82,8 @@ def judge_points(
     chance = torch.maximum(chance, _same_signal(problem, found.directions))
     share = factors.shares(found.directions, found.coordinates)
     determined = torch.isfinite(spread.total) & ~_mirrored(problem, network, z)
+    reach = (error * length).nan_to_num(posinf=0.0)
+    determined &= without_kink(problem, network, found, levels, reach, spread.weakest, others)
     rows = torch.nonzero(determined & (error > EXACT))[:, 0]
     if len(rows):
         determined[rows] = nearly_linear(problem, network, select_rows(found, rows), levels[:, rows], error[rows])

@@ -44,6 +44,13 @@ MIN_SKETCH_VECTORS = 64
 each unknown, the overestimate is larger."""
 SAMPLES_PER_SKETCH_VECTOR = 4
 """Largest number of samples for each of these random vectors. Measured together with their smallest number."""
+MAX_KINK = 0.5
+"""Largest ratio of second to first differences along the direction that the equations determine least. Derived: the
+ratio is 1 if the equations determine this direction on one side of a point only, as where a neuron is at the kink of a
+ReLU, and 0.5 if they say a third as much on the other side."""
+POWERS = 4
+"""Number of power iterations for this direction. Design choice: a kink matters if one direction is far weaker than all
+others, and one iteration would nearly do then."""
 LARGE_BATCH = 400
 """Batch size above which the matrices of all points are not kept, and points are judged by some of the equations if
 these are enough. Design choice: above this size, the matrices of all equations take a large part of the time of an
@@ -66,6 +73,8 @@ class Spread:
     same for every draw of the noise."""
     response: Float[Tensor, "k"]
     """Largest distance by which residuals of norm 1 move the point."""
+    weakest: Float[Tensor, "k u"]
+    """Unit vector along which the equations determine the point least, up to a few steps of a power iteration."""
     factors: Float[Tensor, "k u u"] | None = None
     """Cholesky factors of JᵀJ; None for a large batch, because they would need too much memory."""
 
@@ -169,7 +178,10 @@ def _spread_by(
         white = network.without_input_noise(equations.preactivations(at), levels[:, rows])
         usual, most = (each.sqrt() for each in trace_and_largest_of_inverse(products))
         kept = factors if problem.batch_size <= LARGE_BATCH else None
-        spread = Spread(white * usual, white * most, offset, most, kept).with_noise(shifted, shifted)
+        weakest = slope
+        for _ in range(POWERS):
+            weakest = sphere.retract(torch.cholesky_solve(weakest[:, :, None], factors)[:, :, 0])
+        spread = Spread(white * usual, white * most, offset, most, weakest, kept).with_noise(shifted, shifted)
         follows = trace_and_largest(solved[:, :, 2:])
         parts.append(spread.with_noise(*(entry[rows] * each.sqrt().nan_to_num(nan=torch.inf) for each in follows)))
     return join_rows(*parts)
@@ -234,6 +246,31 @@ def weighted_equations(
 def row_deviation(factors: Factors, points: Float[Tensor, "k b"]) -> Float[Tensor, "k"]:
     """Return the standard deviation of an entry of x̂ = V p that noise in the rows of the gradient causes."""
     return torch.linalg.vector_norm((points / factors.singular_values) @ factors.left.T * factors.row_noise, dim=1)
+
+
+def without_kink(
+    problem: Problem,
+    network: Network,
+    found: Solutions,
+    levels: Float[Tensor, "s k"],
+    reach: Float[Tensor, "k"],
+    weakest: Float[Tensor, "k u"],
+    others: Float[Tensor, "k j b"] | None,
+) -> Bool[Tensor, "k"]:
+    """Return at which points the equations determine the weakest direction on both sides.
+
+    If fewer neurons are active for a sample than there are unknowns, the solutions form a line. It ends where another
+    neuron becomes active. A search can stop there, and the derivatives on the active side then seem to determine the
+    point. ``reach`` is the length of the step to both sides, ``others`` are equations like those of ``spread_of``.
+    """
+    equations, weights = weighted_equations(problem, network, network.usable_spans, levels)
+    origin, basis = problem.input_space
+    t, step = (found.coordinates - origin) @ basis, reach[:, None] * weakest
+    here, ahead, behind = (equations(t + sign * step, found.labels, weights) for sign in (0, 1, -1))
+    first = sphere.norm(ahead - behind)
+    if others is not None:
+        first = torch.hypot(first, 2 * sphere.norm((others @ (step @ basis.T)[:, :, None])[:, :, 0]))
+    return sphere.norm(ahead + behind - 2 * here) <= MAX_KINK * first
 
 
 def nearly_linear(
