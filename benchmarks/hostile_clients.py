@@ -1425,3 +1425,33 @@ def eq_pruned_neurons(g: torch.Generator) -> HostileClient:
         for name, each in client.update.gradients.items()
     }
     return solved(replace(client, update=ClientUpdate.from_gradients(model, sent)))
+
+
+@family("tensors that the optimiser scales separately")
+def scaled_tensors(g: torch.Generator) -> HostileClient:
+    n, hidden = shape(g)
+    act = pick([nn.ReLU, nn.GELU], g)
+    model = smooth(n, hidden, 10, g, act=act)
+    if pick([True, False], g):
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter) if parameter.ndim == 1 else None
+    x, y = samples(pick([1, 4], g), n, g)
+    client = one_step(model, x + pick([0.0, 0.5], g), entropy(y))
+    kind, rate = pick(["norm", "bias", "centred"], g), 2 ** uniform(0.5, 2, g)
+    sent = {}
+    for name, each in client.update.gradients.items():
+        change = {"norm": each / torch.linalg.vector_norm(each), "bias": each if each.ndim > 1 else rate * each}
+        change["centred"] = each - each.mean(1, keepdim=True) if each.ndim > 1 else each
+        sent[name] = change[kind]
+    update = ClientUpdate.from_gradients(model, sent)
+    return replace(client, update=update, pass_model=pick([True, False], g), equations=act is nn.GELU)
+
+
+@equations("records of one person, weighted by their number")
+def eq_records(g: torch.Generator, n: int, hidden: list[int]) -> HostileClient:
+    people, records = number(2, 5, g), number(2, 3, g)
+    x, y = samples(people, n, g)
+    x = x.repeat(records, 1) + 10 ** uniform(-5, -2, g) * torch.randn(people * records, n, generator=g)
+    labels = y.repeat(records)
+    model = smooth(n, hidden, 10, g)
+    return one_step(model, x, lambda out: functional.cross_entropy(out, labels, reduction="none").mean() / records)

@@ -1,6 +1,7 @@
 """Claims of an audit: they follow from the replay of each input, its weight and the number of samples."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -185,6 +186,79 @@ class TestOtherLosses:
         result = spearpp.audit(update, model, batch_size=1)
         assert kinds(result) == [ClaimKind.ONE]
         assert distance(result.inputs[0], batch.inputs) < 1e-6
+
+
+def flattened(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the matrix with the same singular vectors and equal singular values, as Muon approximates it."""
+    u, s, v = torch.linalg.svd(gradient, full_matrices=False)
+    return u @ torch.diag((s > 1e-5 * s[0]).to(s)) @ v
+
+
+SEPARATELY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "each tensor has norm 1": lambda each: each / torch.linalg.vector_norm(each),
+    "biases have twice the rate": lambda each: each if each.ndim > 1 else 2 * each,
+    "rows have mean zero": lambda each: each - each.mean(1, keepdim=True) if each.ndim > 1 else each,
+    "matrices are orthogonal": lambda each: flattened(each) if each.ndim > 1 else each,
+}
+"""What some optimisers do to each tensor of a gradient."""
+
+
+class TestLength:
+    """The gradients of weights and biases together give the length of an input."""
+
+    @pytest.mark.parametrize("change", SEPARATELY)
+    @pytest.mark.parametrize("activation", [nn.ReLU, nn.GELU])
+    @pytest.mark.parametrize(("samples", "zero"), [(1, False), (1, True), (4, False), (4, True)])
+    @pytest.mark.parametrize("given_model", [True, False])
+    def test_tensors_that_are_scaled_separately_give_no_wrong_input(
+        self, change: str, activation: type[nn.Module], samples: int, zero: bool, given_model: bool
+    ) -> None:
+        plain, batch = mlp(40, 80, 80, 10), batch_of(samples, features=40)
+        model = nn.Sequential(plain[0], activation(), plain[2], activation(), plain[4])
+        if zero:
+            for each in model.parameters():
+                nn.init.zeros_(each) if each.ndim == 1 else None
+        sent = update_of(model, batch.inputs, batch.labels)
+        changed = {name: SEPARATELY[change](each) for name, each in sent.gradients.items()}
+        update = ClientUpdate.from_gradients(model, changed)
+        result = spearpp.audit(update, model if given_model else None, batch_size=samples, budget=1)
+        if result.layers[0].inversion is None:
+            return
+        for x, claim in zip(result.layers[0].inversion.inputs, result.layers[0].claims, strict=True):
+            assert not claim.recovered or distance(x, batch.inputs) <= max(3 * claim.error, 1e-6)
+
+    @pytest.mark.parametrize("samples", [1, 4])
+    def test_biases_of_zero_hide_nothing(self, samples: int) -> None:
+        model, batch = mlp(40, 80, 80, 10), batch_of(samples, features=40)
+        for each in model.parameters():
+            nn.init.zeros_(each) if each.ndim == 1 else None
+        update = update_of(model, batch.inputs, batch.labels)
+        for told in (model, None):
+            assert kinds(spearpp.audit(update, told, batch_size=samples)) == [ClaimKind.ONE] * samples
+
+    def test_another_loss_does_not_contradict_a_single_sample(self) -> None:
+        """The signal of the sample is a combination of the derivatives of the outputs, whatever the loss is."""
+        plain, batch = mlp(40, 80, 80, 10), batch_of(1, features=40)
+        model = nn.Sequential(plain[0], nn.GELU(), plain[2], nn.GELU(), plain[4])
+        loss = nn.functional.mse_loss(model(batch.inputs), torch.ones(1, 10))
+        result = spearpp.audit(gradient_of(loss, model), model, batch_size=1)
+        assert kinds(result) == [ClaimKind.ONE]
+        assert distance(result.inputs[0], batch.inputs) < 1e-6
+
+
+@pytest.mark.parametrize("records", [2, 3])
+def test_means_of_weighted_records_are_not_called_one_sample(records: int) -> None:
+    """Each person has several nearly equal records, and each record has the weight of one by their number."""
+    generator = torch.Generator().manual_seed(2)
+    people, labels = torch.randn(5, 40, generator=generator), torch.randint(10, (5,), generator=generator)
+    inputs = people.repeat(records, 1)
+    inputs = inputs + 1e-3 * torch.randn(inputs.shape, generator=generator)
+    plain = mlp(40, 80, 80, 10)
+    model = nn.Sequential(plain[0], nn.GELU(), plain[2], nn.GELU(), plain[4])
+    losses = nn.functional.cross_entropy(model(inputs), labels.repeat(records), reduction="none") / records
+    result = spearpp.audit(gradient_of(losses.mean(), model), model, batch_size=5 * records, budget=5)
+    assert result.layers[0].claims
+    assert ClaimKind.ONE not in kinds(result)
 
 
 def test_dropout_does_not_hide_inputs() -> None:

@@ -1,7 +1,8 @@
 """Clients without ReLU about which an audit made a wrong claim. ``benchmarks/hostile_clients.py`` has the families."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,11 @@ from clients import gradient_of
 from conftest import present
 from spearpp import simulate
 from spearpp.auditing import AuditResult, Claim, ClaimKind
+from spearpp.inversion.problem import Problem
+from spearpp.inversion.solutions import Solutions
 from spearpp.model.following import Following
+from spearpp.search import Proposals
+from spearpp.search.equations.directions import directions_of
 
 Loss = Callable[[Tensor], Tensor]
 
@@ -208,6 +213,54 @@ def test_an_operation_without_a_second_derivative_does_not_end_the_audit() -> No
     result = spearpp.audit(simulate.FedSGD()(model, batch), model, budget=5)
     assert "RReLU does not act on each sample alone, or has no second derivative" in result.layers[0].reason
     assert not len(result.layers[0].inputs)
+
+
+def test_a_chain_whose_activation_has_no_second_derivative_does_not_end_the_audit() -> None:
+    x, y = samples(4, 20, 6, 0)
+    result = audited(network(20, [24, 24], 6, nn.Hardsigmoid(), seed=3), x, entropy(y), 4)
+    assert "Hardsigmoid does not act on each sample alone, or has no second derivative" in result.layers[0].reason
+
+
+@dataclass(frozen=True, eq=False)
+class AtKinks(spearpp.search.Equations):
+    """Propose points where a neuron has just become active, for samples whose equations leave a line of solutions."""
+
+    x: Tensor = field(kw_only=True)
+    y: Tensor = field(kw_only=True)
+
+    def propose(self, problem: Problem, generator: torch.Generator, deadline: float) -> Iterator[Proposals]:
+        del generator, deadline
+        network, (origin, basis) = present(problem.network), problem.input_space
+        points = torch.nn.functional.pad(self.x.double(), (0, 1), value=1.0) @ problem.factors.rows.T
+        found, labels = [], []
+        for t, label in zip((points - origin) @ basis, self.y, strict=True):
+            z = problem.coordinates_to_preactivations @ (origin + basis @ t)
+            change = problem.coordinates_to_preactivations @ basis
+            if int((z > 0).sum()) < len(t):
+                along = torch.linalg.svd(change[z > 0])[2][-1]
+                steps = -z[z <= 0] / (change[z <= 0] @ along)
+                step = steps[steps.abs().argmin()]
+                found.append(origin + basis @ (t + (step + 1e-7 * step.sign()) * along))
+                labels.append(label)
+        points, chosen = torch.stack(found), torch.stack(labels)
+        z = points @ problem.coordinates_to_preactivations.T
+        directions, _ = directions_of(problem, network, z, chosen)
+        yield Proposals(points[:0], len(points), 0, solutions=Solutions(points, chosen, directions))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_kink_of_a_neuron_does_not_determine_a_point(seed: int) -> None:
+    """A sample that activates 8 neurons leaves a line of solutions with 9 unknowns.
+
+    Where another neuron becomes active, the Jacobian of the equations has full rank. Such points were certified."""
+    x, y = samples(10, 40, 10, seed)
+    model = network(40, [20, 20], 10, nn.ReLU(), seed=seed)
+    update = gradient_of(entropy(y)(model(x)), model)
+    layers = [update.layer(f"{index}.weight", f"{index}.bias") for index in (0, 2, 4)]
+    following = Following.of_layers("relu", layers[1:])
+    found = spearpp.invert(*layers[0], following=following, batch_size=10, search=AtKinks(x=x, y=y))
+    assert float(torch.cdist(found.inputs.double(), x.double()).amin(1).max()) > 0.01
+    assert not bool(found.certified.any())
 
 
 def largest_ratio(model: nn.Sequential, x: Tensor, y: Tensor, sent: list[Tensor], activation: str) -> float:
