@@ -266,7 +266,8 @@ def without_kink(
     equations, weights = weighted_equations(problem, network, network.usable_spans, levels)
     origin, basis = problem.input_space
     t, step = (found.coordinates - origin) @ basis, reach[:, None] * weakest
-    here, ahead, behind = (equations(t + sign * step, found.labels, weights) for sign in (0, 1, -1))
+    tried = torch.cat([t, t + step, t - step])
+    here, ahead, behind = equations(tried, found.labels.repeat(3), weights.repeat(3, 1)).chunk(3)
     first = sphere.norm(ahead - behind)
     if others is not None:
         first = torch.hypot(first, 2 * sphere.norm((others @ (step @ basis.T)[:, :, None])[:, :, 0]))
