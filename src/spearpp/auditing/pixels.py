@@ -122,7 +122,8 @@ def _from_features(
         name=f"input (from {audited.layer.name})",
         features=front.unknowns,
         sees=Sees.INPUTS_FROM_FEATURES,
-        reason=f"{_counts(pictures.equations)} for {front.unknowns:,} unknowns of an input of shape {_shape(front)}",
+        reason=f"from the features that layer {audited.layer.name} receives ({_counts(pictures.equations)} for the "
+        f"{front.unknowns:,} values of an input of shape {_shape(front)})",
     )
     on_features = replace(inversion, inputs=found.inputs[rows])
     network, signals = FlatInputs(model, front.shape), None

@@ -48,7 +48,7 @@ def summary(context: Context) -> str:
         more = f"; {_uncertified(best, 'more ')}" if best.fitting else ""
         where = f"from layer {best.layer.name}"
         if best.layer.sees == Sees.INPUTS_FROM_FEATURES:
-            where = f"from features of an inner layer: {best.layer.name}, {best.layer.reason}"
+            where = best.layer.reason
         return f"LEAKS: {_recovered(best)} {where}{more}{_looked_up(context, '; ')}"
     if result.verdict is Verdict.LEAKS:
         return f"LEAKS: the vocabulary of this client, but no inputs: {_looked_up(context)}"
