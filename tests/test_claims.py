@@ -245,6 +245,15 @@ class TestLength:
         assert kinds(result) == [ClaimKind.ONE]
         assert distance(result.inputs[0], batch.inputs) < 1e-6
 
+    def test_with_an_unknown_loss_the_model_alone_contradicts_a_wrong_length(self) -> None:
+        plain, batch = mlp(40, 80, 80, 10), batch_of(1, features=40)
+        model = nn.Sequential(plain[0], nn.GELU(), plain[2], nn.GELU(), plain[4])
+        honest = update_of(model, batch.inputs, batch.labels)
+        doubled = {name: SEPARATELY["biases have twice the rate"](each) for name, each in honest.gradients.items()}
+        changed = ClientUpdate.from_gradients(model, doubled)
+        assert kinds(spearpp.audit(honest, model, batch_size=1, loss="unknown")) == [ClaimKind.ONE]
+        assert kinds(spearpp.audit(changed, model, batch_size=1, loss="unknown")) == [ClaimKind.FITS]
+
 
 @pytest.mark.parametrize("records", [2, 3])
 def test_means_of_weighted_records_are_not_called_one_sample(records: int) -> None:

@@ -219,7 +219,7 @@ class TestAudit:
         assert result.replay is not None
         assert result.replay.proves
         assert result.replay.by_parameter["0.weight"] < 1e-2
-        assert "equations for the 144 values of an input of shape 1x12x12)" in result.summary
+        assert "equations for the 144 values of an input of shape 1x12x12" in result.summary
         spearpp.report.write(tmp_path, result)
         again = AuditResult.load(tmp_path)
         assert from_features(again)[0].claims == entry.claims

@@ -288,7 +288,7 @@ def _length_assumed(
     if known.refuted:
         return ~found
     if signals is not None and known.repeatable:
-        differs = signals.mismatch if known.zero_bias else signals.outside
+        differs = signals.mismatch if known.zero_bias and bool(signals.mismatch.isfinite().any()) else signals.outside
         error = (
             torch.zeros_like(differs) if inversion.evidence is None else inversion.evidence.error.cpu()[: len(differs)]
         )

@@ -107,7 +107,7 @@ def _judge_alone(
             judged.append(each)
             continue
         signals, claimed = None, each
-        for candidate in guesses if network is None else [network]:
+        for candidate in (guesses if task.loss is not None else []) if network is None else [network]:
             signals = _signals(candidate, update, each.layer, found, task.loss)
             if network is None and signals is not None and bool(signals.matched.any()):
                 network = candidate

@@ -137,7 +137,7 @@ def _from_features(
     claims = claims_of(on_features, patterns_of(audited.layer, on_features.inputs, update), signals, known)
     implied = torch.maximum(pictures.error.cpu(), pictures.slope.cpu() * errors / pictures.equations.cpu().sqrt())
     claims = tuple(map(_with_error, claims, (SAFETY_FACTOR * implied).tolist(), pictures.equations.tolist()))
-    labels = None if signals is None else signals.labels
+    labels = None if signals is None or task.loss is None else signals.labels
     return LayerAudit(layer, layer.reason + why_missing, inversion, labels, claims), network
 
 

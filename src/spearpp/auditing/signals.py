@@ -166,14 +166,14 @@ def replay_alone(
 
     Returns:
         One row per input, or None if no input can be replayed: none has a direction, the layer has no bias (the size of
-        an input is then unknown), the loss is unknown, the update is a sum of several clients, or the result was read
-        from a folder, which holds no factors.
+        an input is then unknown), the update is a sum of several clients, or the result was read from a folder, which
+        holds no factors. If the loss is unknown, only ``outside`` says something, and no input matches.
 
     Raises:
         OptionError: if the model does not accept the inputs or is not a classifier.
     """
     factors = result.factors
-    if loss is None or update.clients > 1 or factors is None or not len(result.directions) or not result.scale_known:
+    if update.clients > 1 or factors is None or not len(result.directions) or not result.scale_known:
         return None
     network = AfterLayer(model, update, layer)
     wrong = result.inputs[~result.fits][:WRONG_DIRECTIONS].double()
@@ -186,7 +186,11 @@ def replay_alone(
     noise = torch.linalg.vector_norm(factors.row_noise) * spread
     epsilon = max(torch.finfo(each.dtype).eps for each in (update.gradients[layer.weight], result.inputs))
     candidates = _Candidates(inputs, observed_signals(factors, result), noise.clamp_min(ROUNDING * epsilon))
-    best = _fit(network, candidates, wrong, loss)
+    best = _fit(network, candidates, wrong, loss or Loss.CROSS_ENTROPY)
+    if loss is None:
+        return replace(
+            best, labels=torch.full_like(best.labels, -1), mismatch=torch.full_like(best.mismatch, torch.inf)
+        )
     if loss is Loss.CROSS_ENTROPY and not bool(best.matched.any()):
         binary = _fit(network, candidates, wrong, Loss.BCE)
         if bool(binary.matched.any()):
