@@ -78,7 +78,8 @@ class Signals:
     mismatch: Float[Tensor, "k"]
     """‖d - κ d(x)‖ / ‖d‖."""
     outside: Float[Tensor, "k"]
-    """Share of d that is not a combination of the derivatives of the outputs, so that no loss explains it."""
+    """Share of d that is not a combination of the derivatives of the outputs, so that no loss explains it. Computed for
+    a single input only, because it takes long for networks with many outputs; 0 otherwise."""
     noise: Float[Tensor, "k"]
     """The mismatch that noise and rounding explain."""
     contribution: Float[Tensor, "k"]
@@ -200,7 +201,7 @@ def replay_alone(
 
 def _fit(network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n"], loss: Loss) -> Signals:
     """Replay inputs alone with one loss."""
-    parts = []
+    parts, alone = [], len(candidates.noise) == 1
     for rows in torch.arange(len(candidates.noise)).split(network.rows_at_once):
         some = select_rows(candidates, rows)
         outputs, jacobian = network(some.inputs)
@@ -222,7 +223,7 @@ def _fit(network: AfterLayer, candidates: _Candidates, wrong: Float[Tensor, "w n
             Signals(
                 labels=labels,
                 mismatch=torch.where(contribution > 0, mismatch, torch.inf),
-                outside=_share_outside(jacobian, some.observed),
+                outside=_share_outside(jacobian, some.observed) if alone else torch.zeros_like(mismatch),
                 noise=some.noise,
                 contribution=contribution,
                 slope=slope / size[:, None],
