@@ -18,7 +18,7 @@ input represents. The rule is the same for every search:
    clearly differs from all others.
 5. If the replays of other inputs prove the loss, an input whose replay fails is not recovered.
 6. If only the bias gradient shows the length of an input, the input is not recovered if its replay contradicts it
-   (``_length_assumed``).
+   (``_length_contradicted``).
 """
 
 import math
@@ -53,9 +53,9 @@ design choice: a person recognises an image whose error is a tenth of its norm."
 MAX_MISMATCH = 1e-2
 """Largest mismatch of an input that its replay explains. A design choice between two cases that are far apart: the
 mismatch of a right input is at the level of the noise, and the mismatch of a wrong input is 0.5 or more."""
-CONTRADICTS = 10.0
-"""An input is contradicted if its mismatch is this many times what noise and its stated error explain. A design choice:
-ten times cannot be noise, and an input that passes wrongly is no worse than without this rule."""
+MAX_MISMATCH_RATIO = 10.0
+"""A replay contradicts the length of an input if the mismatch is more than this many times what noise and the stated
+error of the input explain. A design choice: noise does not cause ten times its own size."""
 SAFETY_FACTOR = 3.0
 """The stated error is this many times the error that the mismatch and its slope (``Signals.slope``) imply. Measured:
 on contrast copies (an image and the same image with another contrast) the implied error was within a factor of 1.3 of
@@ -80,7 +80,7 @@ WHOLE_NUMBER = 0.1
 """Largest distance from a whole number at which a contribution still counts samples. A design choice: 0.1 is far below
 0.5, the largest possible distance from a whole number."""
 _MAY_BE_MEAN = "the input may be the mean of several samples"
-_LENGTH_ASSUMED = (
+_CONTRADICTED_LENGTH = (
     "its replay does not reproduce its part of the update: the client has another network or loss (state them), or it "
     "changed the gradients of weights and biases separately"
 )
@@ -247,7 +247,7 @@ def claims_of(
                 explained &= consistent
             found = signals.contribution[explained[: len(signals.mismatch)]]
             one = one_sample(found, inversion.batch_size, known)  # rule 2
-    length_assumed = _length_assumed(inversion, patterns, signals, known) & ~explained
+    length_contradicted = _length_contradicted(inversion, patterns, signals, known) & ~explained
     loss_known = int(explained.sum()) >= max(2, int((consistent & ~explained).sum()))
     unproved = "noise, missing samples or too few neurons leave too little evidence to prove the input"
     if known.dropout:
@@ -257,8 +257,8 @@ def claims_of(
     for row, layer in enumerate(layers):
         if bool(explained[row]) and signals is not None:  # rules 1 to 3
             claims.append(_explained(select_rows(signals, torch.tensor([row])), layer, one, known))
-        elif layer.consistent and bool(length_assumed[row]):
-            claims.append(Claim.fitting(_LENGTH_ASSUMED))
+        elif layer.consistent and bool(length_contradicted[row]):
+            claims.append(Claim.fitting(_CONTRADICTED_LENGTH))
         elif layer.consistent and loss_known and known.one_step and not known.dropout:  # rule 5
             claims.append(Claim.fitting(no_single))
         elif layer.consistent:  # rule 4
@@ -270,7 +270,7 @@ def claims_of(
     return tuple(claims)
 
 
-def _length_assumed(
+def _length_contradicted(
     inversion: Inversion, patterns: Bool[Tensor, "k m"], signals: Signals | None, known: Known
 ) -> Bool[Tensor, "k"]:
     """Return which inputs have a length that the network contradicts.
@@ -289,11 +289,10 @@ def _length_assumed(
         return ~found
     if signals is not None and known.repeatable:
         differs = signals.mismatch if known.zero_bias and bool(signals.mismatch.isfinite().any()) else signals.outside
-        error = (
-            torch.zeros_like(differs) if inversion.evidence is None else inversion.evidence.error.cpu()[: len(differs)]
-        )
-        explained = signals.noise + signals.slope[:, 0] * error
-        found[: len(differs)] = differs > (CONTRADICTS * explained).clamp_min(MATCHED_UP_TO)
+        explained = signals.noise
+        if inversion.evidence is not None:
+            explained = explained + signals.slope[:, 0] * inversion.evidence.error.cpu()[: len(differs)]
+        found[: len(differs)] = differs > (MAX_MISMATCH_RATIO * explained).clamp_min(MATCHED_UP_TO)
     if single and known.relu and inversion.factors is not None:
         active = inversion.factors.live.cpu()
         found |= (active & ~patterns.cpu()).sum(1) >= MIN_PATTERN_NEURONS
